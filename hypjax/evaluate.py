@@ -16,7 +16,7 @@ from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
-from hypjax.geometry.learned import first_parameters, learned_numbers, values
+from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
@@ -72,7 +72,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
     evaluator = create_evaluator(config, splits=splits if frozen else None)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
-    learned = {name: values(own["space"]) for name, own in states.items() if "space" in own}
+    learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)

@@ -59,6 +59,16 @@ def values(params: LearnedParameters) -> dict[str, Any]:
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
 
 
+def named_values(params: LearnedParameters) -> dict[str, Any]:
+    """The same for reports: numbers of a vector have names of their own, as "curvatures_0"."""
+    return {
+        f"{name}_{i}" if several else name: each
+        for name, value in values(params).items()
+        for several in [np.ndim(value) > 0]
+        for i, each in enumerate(value if several else [value])
+    }
+
+
 def _value(log: Float[Array, "..."]) -> Any:
     if isinstance(log, jax.core.Tracer):
         return jnp.exp(log)

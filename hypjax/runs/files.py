@@ -212,10 +212,7 @@ def _are_results(results: Mapping[str, Any]) -> bool:
 
 def _are_numbers(learned: Any) -> bool:
     """Whether learned numbers have the form in which results list those of a model."""
-    listed = learned.values() if isinstance(learned, dict) else [None]
-    return all(
-        all(map(is_number, each)) if isinstance(each, list) else is_number(each) for each in listed
-    )
+    return isinstance(learned, dict) and all(map(is_number, learned.values()))
 
 
 def _fill_tables(models: Sequence[Mapping[str, Mapping[str, float]]]) -> bool:

@@ -19,20 +19,14 @@ def print_notes(results: Mapping[str, Any]) -> None:
         print(f"learned: {format_learned(learned)}")
 
 
-def format_learned(learned: Mapping[str, Mapping[str, float | Sequence[float]]]) -> str:
+def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     """Returns the learned numbers by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
     names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
     return "; ".join(
         f"{name} = "
-        + ", ".join(f"{_rounded(numbers[name])} {state}" for state, numbers in learned.items())
+        + ", ".join(f"{numbers[name]:.4g} {state}" for state, numbers in learned.items())
         for name in names
     )
-
-
-def _rounded(number: float | Sequence[float]) -> str:
-    if isinstance(number, Sequence):
-        return f"({', '.join(map(_rounded, number))})"
-    return f"{number:.4g}"
 
 
 def format_recalls(recalls: Recalls) -> str:

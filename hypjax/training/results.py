@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Task
-from hypjax.geometry.learned import values
+from hypjax.geometry.learned import named_values
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
@@ -51,7 +51,8 @@ def collect_results(
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
     learned = {}  # Numbers by the state of the model.
     if "space" in model:
-        learned = {"untrained": measured.untrained["learned"], "final": values(model["space"])}
+        last = named_values(model["space"])
+        learned = {"untrained": {name: measured.untrained[name] for name in last}, "final": last}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
@@ -65,7 +66,7 @@ def collect_results(
         if "best" in results:
             results["best_step"] = checkpoints.best_step
             if learned:
-                learned["best"] = values(model["space"])
+                learned["best"] = named_values(model["space"])
         results["validation"] = held_out
     if learned:
         results["learned"] = learned

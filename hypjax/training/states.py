@@ -13,7 +13,7 @@ from hypjax import parallel
 from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.data.parts import Task
 from hypjax.errors import UserError, nearest
-from hypjax.geometry.learned import values
+from hypjax.geometry.learned import named_values
 from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -98,7 +98,7 @@ def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Me
         if splits.validation:
             scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
         if "space" in params:
-            scores["learned"] = values(params["space"])
+            scores |= named_values(params["space"])
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 

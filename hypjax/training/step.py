@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import LearnedParameters, projected, values
+from hypjax.geometry.learned import named_values, projected
 from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
@@ -220,7 +220,7 @@ def _updated(
         "skipped": skipped,
     }
     if learned is not None:
-        metrics |= _learned_metrics(state.params["model"]["space"])
+        metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["space"]))
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
@@ -231,15 +231,6 @@ def _within(bounds: Mapping[str, tuple[float, float]], trained: PyTree) -> PyTre
     if "space" not in model:
         return trained
     return {**trained, "model": {**model, "space": projected(model["space"], bounds)}}
-
-
-def _learned_metrics(params: LearnedParameters) -> Metrics:
-    """The learned numbers by name; those of a vector are numbered, as in "curvatures_0"."""
-    return {
-        f"{name}_{i}" if jnp.ndim(value) else name: each
-        for name, value in values(params).items()
-        for i, each in enumerate(jnp.atleast_1d(value))
-    }
 
 
 def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

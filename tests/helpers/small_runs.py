@@ -116,8 +116,8 @@ def run(path, workdir, *overrides):
 
 
 def step_metrics(run):
-    """Returns the logged loss and gradient norm of each step of a run, and c if it is learned."""
+    """Returns the logged loss and gradient norm of each step, and what is learned of c and τ."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = ("loss", "gradient_norm", "c")
+    names = ("loss", "gradient_norm", "c", "temperature")
     steps = [line for line in lines if "loss" in line]
     return {line["step"]: [line[name] for name in names if name in line] for line in steps}

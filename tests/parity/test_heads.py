@@ -38,6 +38,7 @@ class Head(NamedTuple):
     losses: np.ndarray
     norms: np.ndarray  # Of the gradient at each step, before clipping.
     curvatures: np.ndarray  # That of the ball at each step.
+    temperatures: np.ndarray
     kernel: np.ndarray
     bias: np.ndarray
     recall: float  # Recall@1 of the test classes, which are not trained on.
@@ -55,7 +56,7 @@ def configured(path, variant, *overrides):
 def trained_by_hypjax(config, folder):
     results = train.train_and_evaluate(config, folder)
     metrics = small_runs.step_metrics(folder)
-    rows = np.array([[*metrics[step], C][:3] for step in sorted(metrics)])
+    rows = np.array([(*metrics[step], C, TEMPERATURE)[:4] for step in sorted(metrics)])
     head = restore_best(folder)[2]["head"]
     recall = results["final"]["head"]["recall@1"]
     return Head(*rows.T, np.array(head["kernel"]), np.array(head["bias"]), recall)
@@ -68,24 +69,25 @@ def trained_by_torch(config, space, rate=RATE, learned=False):
     features = torch.tensor(splits.train.given_vectors())
     head = torch.nn.Linear(*start["kernel"].shape)
     head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
-    log_c = torch.tensor(C).log().requires_grad_(learned)
+    log_c, log_t = (torch.tensor(x).log().requires_grad_(learned) for x in (C, TEMPERATURE))
     groups = [{"params": list(head.parameters()), "weight_decay": WEIGHT_DECAY}]
     if learned:
         groups.append({"params": [log_c], "weight_decay": 0, "lr": rate * C_RATE})
+        groups.append({"params": [log_t], "weight_decay": 0})
     trained = [parameter for group in groups for parameter in group["params"]]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
     rows = []
     for step in range(steps):
-        c = log_c.exp()
-        loss = pairwise_loss(head(features[setup.plans(step).ids]), space, c)
+        c, t = log_c.exp(), log_t.exp()
+        loss = pairwise_loss(head(features[setup.plans(step).ids]), space, c, t)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
         optimizer.step()
         schedule.step()
         log_c.data.clamp_(*map(math.log, C_BOUNDS))
-        rows.append([float(x.detach()) for x in (loss, norm, c)])
+        rows.append([float(x.detach()) for x in (loss, norm, c, t)])
     with torch.no_grad():
         found = head(torch.tensor(splits.test.given_vectors()))
         recall = recall_at_1(distances(found, space, log_c.exp()), torch.tensor(splits.test.labels))
@@ -118,9 +120,9 @@ def distances(features, space, c):
     return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / c**0.5).masked_fill(same, 0.0)
 
 
-def pairwise_loss(features, space, c):
+def pairwise_loss(features, space, c, temperature):
     """Eq. 5 for each pair of samples: image i of a batch is sample i mod 4 of class i // 4."""
-    logits = -distances(features, space, c) / TEMPERATURE
+    logits = -distances(features, space, c) / temperature
     logits = logits.reshape(CLASSES, SAMPLES, CLASSES, SAMPLES)
     itself, positives = torch.eye(CLASSES, dtype=torch.bool), torch.arange(CLASSES)
     total = 0
@@ -164,19 +166,22 @@ def clustered(tmp_path_factory):
     ids=["hyp", "sph", "hyp-learned"],
 )
 def test_steps_agree_with_torch(variant, space, learned, clustered, tmp_path):
-    """Also with a learned curvature, which reaches a bound."""
+    """Also with a learned curvature, which reaches a bound, and a learned temperature."""
     rate = 30 * RATE  # A run of 30 steps goes as far as one of hundreds by the recipe.
     fields = [f"train.total_steps={STEPS}", "model.head_dim=24", f"optim.learning_rate={rate}"]
     fields += [f"objective.learn_c={learned}", f"objective.c_rate={C_RATE}"]
     fields += ["objective.c_bounds={},{}".format(*C_BOUNDS)]
+    fields += ["objective.learn=temperature"] * learned
     config = configured(clustered, variant, *fields)
     ours = trained_by_hypjax(config, tmp_path / "run")
     peer = trained_by_torch(config, space, rate, learned)
     assert len(ours.losses) == STEPS
     np.testing.assert_allclose(ours.curvatures, peer.curvatures, rtol=3e-5)
+    np.testing.assert_allclose(ours.temperatures, peer.temperatures, rtol=3e-5)
     if learned:
         inside = peer.curvatures < 0.999 * C_BOUNDS[1]
         assert 5 < inside.sum() < STEPS - 5
+        assert abs(np.log(peer.temperatures[-1] / TEMPERATURE)) > 0.01
     # At most a tenth was observed; without weight decay, kernels would differ by 1e-4.
     np.testing.assert_allclose(ours.losses, peer.losses, rtol=3e-5)
     np.testing.assert_allclose(ours.norms, peer.norms, rtol=3e-5)

@@ -18,7 +18,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import first_parameters, values
 from hypjax.inference.weights import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.objectives import objective_at
+from hypjax.objectives import objective_at, scored_space
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
@@ -191,8 +191,52 @@ def test_a_head_that_is_loaded_brings_its_curvature(run, file, tmp_path, capsys)
         (["objective.c_bounds=0.2,1"], "objective.c is 0.1; it must be within objective.c_bounds"),
         (["objective.c_bounds=0,1"], "c_bounds is .*; it must be two ascending numbers above"),
         (["objective.name=contrastive", "objective.memory=0.5"], "memory is 0.5; it must be 0 if"),
+        (["objective.learn=margin"], r"learn is .'margin',.; it must be of temperature, each once"),
+        (
+            ["objective.learn=temperature,temperature"],
+            "must be of temperature, each once, for pair",
+        ),
+        (
+            ["objective.curvatures=0.1,20"],
+            "objective.curvatures is .*; it must be within .*c_bound",
+        ),
+        (["objective.curvatures=0.1,x"], "a list whose items are each a finite number"),
+        (["objective.curvatures=0.1,1", "objective.name=hypmix"], "for hypmix, which has one ball"),
     ],
 )
 def test_settings_that_exclude_a_learned_curvature_are_refused(file, overrides, message):
     with pytest.raises(UserError, match=message):
         load(file, *overrides)
+
+
+def test_further_numbers_are_learned_and_used_by_whatever_is_made_of_the_run(file, tmp_path):
+    fields = ["objective.name=hypmix", "objective.learn=ball_weight,sphere_temperature"]
+    config = load(file, *fields, "optim.learning_rate=0.05", "train.total_steps=3")
+    results = train.train_and_evaluate(config, tmp_path / "run")["learned"]
+    assert results["untrained"] == pytest.approx(
+        {"c": 0.1, "ball_weight": 3.0, "sphere_temperature": 0.05}
+    )
+    final = results["final"]
+    assert all(
+        abs(np.log(final[name] / first)) > 0.01 for name, first in results["untrained"].items()
+    )
+    model = restored(tmp_path / "run")["final"]
+    space = scored_space(saved_config(tmp_path / "run"), model)
+    ball = PoincareBall(final["c"], 2.3)
+    assert space.parts[0][1] == pytest.approx(1 / (2 * final["sphere_temperature"]))
+    assert space.parts[1] == (ball, final["ball_weight"] / 0.2)
+
+
+@pytest.mark.slow
+def test_several_curvatures_are_learned_each(file, tmp_path):
+    curvatures = "objective.curvatures=0.05,0.5,2"
+    results = train.train_and_evaluate(load(file, curvatures), tmp_path / "run")
+    learned = {state: [*numbers.values()] for state, numbers in results["learned"].items()}
+    assert [*results["learned"]["best"]] == ["curvatures_0", "curvatures_1", "curvatures_2"]
+    assert learned["untrained"] == pytest.approx((0.05, 0.5, 2))
+    changes = np.log(learned["final"]) - np.log(learned["untrained"])
+    assert len({round(change, 3) for change in changes}) == 3
+    model = hypjax.load(tmp_path / "run")
+    assert [ball.c for ball, _ in model.space.parts] == pytest.approx(learned["best"])
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert {"curvatures_0", "curvatures_2"} <= lines[0].keys() | lines[1].keys()
