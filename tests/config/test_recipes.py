@@ -177,7 +177,8 @@ def test_another_loss_changes_the_objective_alone(dataset):
             if loss == "softtriple" and dataset in ("sop", "inshop"):
                 own = own | {"centres": 2}
             fields = identity(load(dataset, f"{loss}-{encoder}"))
-            objective = {"space": "sphere", **BALL, "c_bounds": [0.01, 10.0], **own}
+            lists = {name: [*value] for name, value in BALL.items() if isinstance(value, tuple)}
+            objective = {"space": "sphere", **BALL, **lists, **own}
             expected = {f: v for f, v in recipe.items() if not f.startswith("objective.")}
             expected |= {f"objective.{field}": value for field, value in objective.items()}
             assert fields == expected | {"variant": f"{loss}-{encoder}"}
