@@ -11,12 +11,15 @@ import pytest
 
 from hypjax import cli, train
 from hypjax.analysis.run_embeddings import TrainedRun, scored_head
+from hypjax.config import default_config
+from hypjax.config.rules import validate
 from hypjax.data import views
 from hypjax.data.splits import open_splits
-from hypjax.geometry import Sphere
-from hypjax.objectives import Objective, pair_losses
+from hypjax.errors import UserError
+from hypjax.geometry import SPACES, PoincareBall, Sphere
+from hypjax.objectives import Objective, objective_at, pair_losses
 from hypjax.objectives.create import OBJECTIVES
-from hypjax.retrieval import metrics, query_scores
+from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
@@ -77,6 +80,31 @@ def test_the_loss_of_pairs_equals_a_plain_loop():
         far = 2 - 2 * points[i] @ points[j]
         expected += far**2 if labels[i] == labels[j] else max(1 - far, 0) ** 2
     np.testing.assert_allclose(loss(points, labels), expected / 5, rtol=1e-5)
+
+
+def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
+    (code,) = shown_objective.blocks("A space")
+    module = types.SimpleNamespace()
+    exec(code, vars(module))
+    monkeypatch.setitem(SPACES, "klein", module.Klein)
+    config = default_config()
+    config.objective.space, config.objective.learn_c = "klein", True
+    validate(config)
+    space = objective_at(config, {"space": {"log_c": np.log(0.3)}}).space
+    features = np.random.default_rng(0).normal(size=(20, 5))
+    x, expected = space.embed(features), PoincareBall(0.3, 2.3).embed(features)
+    space.check(x)
+    np.testing.assert_allclose(space.to_ball(x), expected, rtol=1e-12)
+    np.testing.assert_allclose(space.from_ball(expected), x, rtol=1e-12)
+    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-12)
+    far = PoincareBall(0.3, 2.3).distance_matrix(expected, expected)
+    np.testing.assert_allclose(space.distance(x[:, None], x), far, rtol=1e-9, atol=1e-9)
+    with jax.enable_x64(False):
+        found = nearest_neighbors(np.float32(x), np.float32(x), k=4, space=space)[1]
+    np.testing.assert_array_equal(found, np.argsort(far, axis=1)[:, :4])
+    assert space.mean(x) == pytest.approx(space.from_ball(PoincareBall(0.3).mean(expected)))
+    with pytest.raises(UserError, match="embedding 1 is not inside the ball"):
+        space.check(np.array([[0.1, 0], [2, 0]]))
 
 
 def test_the_metrics_tell_the_first_places(monkeypatch):
