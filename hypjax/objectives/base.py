@@ -47,12 +47,15 @@ class Group(NamedTuple):
         rate: Factor of the learning rate.
         weight_decay: Its weight decay; None for the general one.
         start: Step from which it changes; until then its moments accumulate.
+        ball_c: If they are points of the ball of this c: `riemannian_adam` moves them then, from
+            the first step on and without weight decay.
     """
 
     path: tuple[str, ...]
     rate: float = 1.0
     weight_decay: float | None = None
     start: int = 0
+    ball_c: float | None = None
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, at_least, within
+from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
 from hypjax.objectives.comparisons import norms
@@ -27,6 +27,9 @@ HIER_FIELDS = {
     # τ, which divides distances before noise is added: the authors' code. The paper has none.
     "hier_temperature": Field(0.1, ABOVE_0),
     "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
+    # 'adam', with gradients scaled by the inverse metric, as in the authors' code; 'riemannian':
+    # proxies are points of the ball, which Riemannian Adam moves.
+    "hier_optimizer": Field("adam", one_of("adam", "riemannian")),
 }
 
 
@@ -158,11 +161,15 @@ def create_hier(
             f"config.objective.space is {fields.space}; it must be poincare for {fields.name}, "
             "whose other loss is on the sphere"
         )
-    return Hier(
-        base=create_base(config, Sphere()),
-        score_space=space,
-        **{name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS},
-    )
+    points = fields.hier_optimizer == "riemannian"
+    if points and fields.learn_c:
+        raise UserError(
+            "config.objective.hier_optimizer is riemannian; it must be adam if c is learned, since "
+            "proxies are points of one ball"
+        )
+    settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
+    del settings["optimizer"]
+    return Hier(base=create_base(config, Sphere()), score_space=space, points=points, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +178,9 @@ class Hier:
 
     The loss of `hier` is taken over triplets of images, where images of one class count as similar,
     and over triplets of the hierarchical proxies themselves. These are parameters that the ball
-    embeds like the head's outputs. As in the authors' code, the other loss takes the angles of the
-    ball's points, so that gradients of both losses are scaled by the inverse metric,
-    (1 − c‖x‖²)²/4, on their way to the head.
+    embeds like the head's outputs, or points of it. As in the authors' code, the other loss takes
+    the angles of the ball's points, so that gradients of both losses are scaled by the inverse
+    metric, (1 − c‖x‖²)²/4, on their way to the head.
 
     Attributes:
         base: The loss of the angles, on the sphere.
@@ -185,6 +192,7 @@ class Hier:
         margin: δ of `hier`.
         temperature: τ of `hier`.
         rate: Factor of the hierarchical proxies' learning rate.
+        points: Whether these proxies are points of the ball, which Riemannian Adam moves.
     """
 
     base: Objective
@@ -196,6 +204,7 @@ class Hier:
     margin: float
     temperature: float
     rate: float
+    points: bool = False
 
     @property
     def space(self) -> PoincareBall:
@@ -206,7 +215,8 @@ class Hier:
     def groups(self) -> tuple[Group, ...]:
         """The groups of the other loss, and the hierarchical proxies."""
         of_base = (group._replace(path=("base", *group.path)) for group in self.base.groups)
-        return (*of_base, Group(("hierarchy",), rate=self.rate))
+        ball_c = self.score_space.c if self.points else None
+        return (*of_base, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
 
     @property
     def teacher_decay(self) -> float | None:
@@ -224,6 +234,8 @@ class Hier:
         length = 0.9 * (self.score_space.clip_radius or 1.0)
         proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
+        if self.points:
+            proxies = self.score_space.embed(proxies)
         return {"base": params, "hierarchy": proxies}, state
 
     def loss(
@@ -238,7 +250,9 @@ class Hier:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
-        points, proxies = space.embed(outputs.projected), space.embed(params["hierarchy"])
+        points, proxies = space.embed(outputs.projected), params["hierarchy"]
+        if not self.points:
+            proxies = space.embed(proxies)
         # The angles of points are those of the outputs, but their gradients pass through the ball.
         loss, (state, metrics) = loss_function(self.base)(
             params["base"], state, outputs._replace(projected=points), teacher, batch, of_base

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, at_least, within
-from hypjax.geometry import Space, Sphere
+from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
+from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import GROUPED, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import (
     SPHERE,
@@ -285,9 +285,11 @@ class ProxyLoss(NamedTuple):
         """Its fields of `config.objective`."""
         centres = {} if self.centres is None else {"centres": self.centres}
         # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
-        return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0))}
+        return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0)), **_OPTIMIZER}
 
 
+# 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
+_OPTIMIZER = {"proxy_optimizer": Field("adam", one_of("adam", "riemannian"))}
 _CENTRES = within(1, 10**4)
 # Defaults are those of the papers, see the functions.
 PROXY_LOSSES = {
@@ -331,7 +333,8 @@ PROXY_LOSSES = {
 def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
     """Builds the objective that a run's configuration describes.
 
-    Raises `UserError` for a margin that is an angle in any other space than the sphere.
+    Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
+    proxies that are points in any other space than a ball of constant curvature.
     """
     function, settings, centres, angular = PROXY_LOSSES[name]
     fields, adjacent = config.objective, config.train.sampling in GROUPED
@@ -340,11 +343,18 @@ def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
             f"config.objective.space is {fields.space}; it must be sphere for {name}, whose margin "
             f"is an angle (or name hier+{name}, which compares images in the ball)"
         )
+    points = fields.proxy_optimizer == "riemannian"
+    if points and (fields.learn_c or not isinstance(space, PoincareBall)):
+        raise UserError(
+            "config.objective.proxy_optimizer is riemannian; it must be adam unless the space is "
+            "poincare, with one c that is not learned"
+        )
     return ProxyObjective(
         space=space,
         function=functools.partial(function, **{field: fields[field] for field in settings}),
         centres=None if centres is None else fields.centres,
         rate=fields.proxy_rate,
+        points=points,
         samples_per_class=config.train.samples_per_class if adjacent else None,
     )
 
@@ -353,15 +363,17 @@ def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
 class ProxyObjective(Objective):
     """A loss of the embeddings and labels of a batch, and of proxies for all classes.
 
-    Proxies are parameters that the space embeds like the head's outputs. They are drawn as for
-    Proxy-Anchor (Kim et al., CVPR 2020): normally distributed with the variance 2 / (number of
-    proxies), which is Kaiming's with the fan-out of a classifier.
+    Proxies are parameters that the space embeds like the head's outputs, or points of a ball. They
+    are drawn as for Proxy-Anchor (Kim et al., CVPR 2020), and then embedded if they are points:
+    normally distributed with the variance 2 / (number of proxies), which is Kaiming's with the
+    fan-out of a classifier.
 
     Attributes:
         space: Space in which the head's output is embedded, trained and scored.
         function: The loss, with its settings, see `hypjax.objectives.proxy_losses`.
         centres: Number of proxies of each class; None for one, of a loss that takes one.
         rate: Factor of the proxies' learning rate.
+        points: Whether proxies are points of the space, a ball, which Riemannian Adam moves.
         samples_per_class: Images of each class in a batch; None if batches hold any classes.
     """
 
@@ -369,26 +381,28 @@ class ProxyObjective(Objective):
     function: Callable[..., Array]
     centres: int | None
     rate: float
+    points: bool
     samples_per_class: int | None
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The proxies, with a learning rate of their own."""
-        return (Group(("proxies",), rate=self.rate),)
+        ball_c = self.space.c if self.points else None
+        return (Group(("proxies",), rate=self.rate, ball_c=ball_c),)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
         each = () if self.centres is None else (self.centres,)
         count = spec.classes * (self.centres or 1)
-        proxies = jax.random.normal(key, (spec.classes, *each, spec.head_dim))
-        return {"proxies": proxies * (2 / count) ** 0.5}, {}
+        proxies = jax.random.normal(key, (spec.classes, *each, spec.head_dim)) * (2 / count) ** 0.5
+        return {"proxies": self.space.embed(proxies) if self.points else proxies}, {}
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch
     ) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
-        proxies = self.space.embed(params["proxies"])
+        proxies = params["proxies"] if self.points else self.space.embed(params["proxies"])
         loss = self.function(points, batch.labels, proxies, space=self.space)
         return loss, batch_metrics(
             outputs.projected, points, batch.labels, self.space, self.samples_per_class

@@ -1,7 +1,7 @@
 """The optimiser: parameter groups, learning rates, and what is frozen."""
 
 import fnmatch
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.objectives import Group
+from hypjax.training.riemannian import riemannian_adam
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
 ADAPTER = "lora"  # An adapter beside a kernel, see `hypjax.training.lora`.
@@ -132,9 +133,11 @@ def create_optimizer(
     if probe_steps:
         adam = _encoder_from(probe_steps, adam)
     decay = _add_decay(groups, weight_decay)
-    steps = [
+    clips = [
         *([optax.clip(clip_value)] if clip_value is not None else []),
         *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
+    ]
+    steps = [
         # One element, as `optax.adamw` is: checkpoints hold the states of this structure.
         optax.chain(
             *((adam, decay) if name == "adamw" else (decay, adam)),
@@ -146,7 +149,10 @@ def create_optimizer(
         steps.append(_scale(groups, layer_rate or (lambda path: 1.0)))
     if probe_steps or any(group.start for group in groups):
         steps.append(_hold(groups, probe_steps))
-    return optax.chain(*steps)
+    if not any(group.ball_c is not None for group in groups):
+        return optax.chain(*clips, *steps)
+    moments = {"b1": b1, "b2": b2, "eps": eps}
+    return optax.chain(*clips, _with_points(groups, learning_rate, moments, optax.chain(*steps)))
 
 
 _FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "clip_norm", "clip_value")
@@ -198,6 +204,48 @@ def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransfo
         return jax.tree.map(lambda g, p, d: g + d * p, updates, params, decays)
 
     return optax.stateless(update)
+
+
+def _with_points(
+    groups: Sequence[Group],
+    learning_rate: float | optax.Schedule,
+    moments: Mapping[str, float],
+    others: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Moves the points of balls by Riemannian Adam, and the other parameters as given."""
+
+    def mover(group: Group) -> optax.GradientTransformation:
+        general = learning_rate if callable(learning_rate) else lambda step: learning_rate
+        own = _group_of(groups, group.path).rate  # It may be that of `optim.groups`.
+        return riemannian_adam(lambda step: own * general(step), c=group.ball_c, **moments)
+
+    of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
+    movers = {name: mover(group) for name, group in of_points.items()}
+
+    def split(tree: PyTree) -> tuple[dict[str, PyTree], PyTree]:
+        points, rest = {name: {} for name in movers}, {}
+        for path, leaf in flatten_dict(tree, keep_empty_nodes=True).items():
+            own = [name for name, group in of_points.items() if matches(group.path, path)]
+            if own:
+                points[own[0]]["/".join(path)] = leaf
+            else:
+                rest[path] = leaf
+        return points, unflatten_dict(rest)
+
+    def init(params: PyTree) -> Any:
+        points, rest = split(params)
+        return others.init(rest), {name: mover.init(points[name]) for name, mover in movers.items()}
+
+    def update(updates: PyTree, state: Any, params: PyTree) -> Any:
+        (gradients, of_rest), (points, rest) = split(updates), split(params)
+        of_rest, before = others.update(of_rest, state[0], rest)
+        found, after = flatten_dict(of_rest, keep_empty_nodes=True), {}
+        for name, mover in movers.items():
+            moved, after[name] = mover.update(gradients[name], state[1][name], points[name])
+            found |= {tuple(path.split("/")): leaf for path, leaf in moved.items()}
+        return unflatten_dict(found), (before, after)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _encoder_from(start: int, adam: optax.GradientTransformation) -> optax.GradientTransformation:

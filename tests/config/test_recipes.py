@@ -132,7 +132,9 @@ PUBLISHED_LOSSES = {
 ALONE = {"memory": 0.0, "memory_decay": 0.0, "koleo_weight": 0.0}  # Without IRT's parts.
 for own_fields in PUBLISHED_LOSSES.values():
     own_fields |= ALONE if own_fields["name"] in PAIR_LOSSES else {}
+    own_fields |= {"proxy_optimizer": "adam"} if "proxy_rate" in own_fields else {}
 PROXY_ANCHOR = {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, "proxy_rate": 1e4}
+PROXY_ANCHOR |= {"proxy_optimizer": "adam"}
 LOSS_RUNS = [("sop", f"{loss}-dino") for loss in ("mix", *PUBLISHED_LOSSES)]
 IRT_RUNS = [("cub", "irt-l"), ("sop", "irt-r"), ("inshop", "irt-r-distilled")]
 
@@ -147,7 +149,7 @@ HIER = (
 HIER_OBJECTIVE = {
     **{"space": "poincare", **BALL, "hier_weight": 0.5},
     **{"hier_proxies": 512, "hier_neighbors": 20, "hier_triplets": 50},
-    **{"hier_margin": 0.1, "hier_temperature": 0.1, "hier_rate": 50.0},
+    **{"hier_margin": 0.1, "hier_temperature": 0.1, "hier_rate": 50.0, "hier_optimizer": "adam"},
 }
 HIER_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 # Steps of the whole run, and those through which the encoder stays as it is.

@@ -10,7 +10,7 @@ import hypjax
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
-from hypjax.geometry import Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
 from hypjax.retrieval.embeddings import Embeddings
@@ -19,6 +19,7 @@ from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import write_squares
+from tests.training.test_interruptions import assert_same_run, saved_arrays
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
 # What the small runs set of batches, steps and evaluation; the model is that of the features.
@@ -172,3 +173,25 @@ def test_what_cannot_be_trained_on_is_refused(file, tmp_path, arrays, message):
 def test_settings_that_only_images_have_are_refused(file, override, message):
     with pytest.raises(UserError, match=message):
         load(file, override)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["proxy_nca", "hier+proxy_anchor"])
+def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(name, file, tmp_path):
+    fields = [f"objective.name={name}", "objective.space=poincare", "run.checkpoint_every=1"]
+    if hier := name.startswith("hier"):
+        fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8"]
+    fields.append(f"objective.{'hier' if hier else 'proxy'}_optimizer=riemannian")
+    config = load(file, *fields)
+    train.train_and_evaluate(config, tmp_path / "whole")
+    with small_runs.interrupted_after(6):
+        train.train_and_evaluate(config, tmp_path / "again")
+    train.train_and_evaluate(config, tmp_path / "again")
+    assert_same_run(tmp_path / "again", tmp_path / "whole", least=10)
+    saved = saved_arrays(tmp_path / "whole")
+    own = "hierarchy" if hier else "proxies"
+    proxies = saved[f"['training'][0]['{own}']"]
+    built = build(config)
+    first = random_state(built.learner, built.spec).params["objective"][own]
+    PoincareBall(0.1).check(proxies)
+    assert np.linalg.norm(proxies - first, axis=-1).min() > 1e-3

@@ -6,14 +6,17 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
 from hypjax.config import default_config
 from hypjax.config.choices import GROUPS
+from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
+from hypjax.training.riemannian import riemannian_adam
 from hypjax.training.step import create_state
 
 
@@ -73,6 +76,33 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
         found = flatten_dict(updates)
         for path, value in flatten_dict(expected).items():
             np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)
+
+
+def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_glyphs):
+    config = load_glyphs("optim.weight_decay=0.1", "optim.clip_norm=0.5").optim
+    rng = np.random.default_rng(0)
+    points = PoincareBall(0.3, 2.3).embed(rng.normal(size=(5, 3)))
+    params = {"model": {"w": jnp.float32([1.0, 2.0])}, "objective": {"proxies": points}}
+    group = Group(("proxies",), rate=20.0, ball_c=0.3)
+    found, expected = params, params
+    optimizer = optim.configured_optimizer(config, lambda step: 1e-2, (group,))
+    others = optim.configured_optimizer(config, lambda step: 1e-2)
+    mover = riemannian_adam(0.2, c=0.3)
+    state = optimizer.init(params)
+    states = others.init(params), mover.init(points)
+    for _ in range(3):
+        gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+        updates, state = optimizer.update(gradient, state, found)
+        found = optax.apply_updates(found, updates)
+        # The norm that is clipped is that of all gradients.
+        of_others, first = others.update(gradient, states[0], expected)
+        scale = 0.5 / optax.tree.norm(gradient)
+        proxies = expected["objective"]["proxies"]
+        moved, second = mover.update(scale * gradient["objective"]["proxies"], states[1], proxies)
+        states = first, second
+        expected = optax.apply_updates(expected, {**of_others, "objective": {"proxies": moved}})
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), found, expected)
+    PoincareBall(0.3).check(found["objective"]["proxies"])
 
 
 def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
