@@ -156,7 +156,7 @@ class Cones:
         loss, (of_base, metrics) = loss_function(self.base)(
             params["base"], state["base"], outputs, teacher, batch, key
         )
-        own = params["apexes"][state["coarse"][batch.labels]]
+        own = jnp.take(params["apexes"], state["coarse"][batch.labels], axis=0)
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
