@@ -72,7 +72,8 @@ def create_cones(
         weight=fields.cone_weight,
         radius=fields.cone_radius,
         rate=fields.cone_rate,
-        title=f"{fields.name}, whose cones are those of groups of classes, and {config.data.name}",
+        title=f"{fields.name}, whose cones are of groups of classes, and the data set "
+        f"{config.data.name}",
     )
 
 

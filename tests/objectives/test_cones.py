@@ -122,7 +122,9 @@ def test_what_has_no_cones_is_refused():
         with pytest.raises(UserError, match="choose a larger c or clip_radius, or a smaller cone_"):
             objective(**fields)
     objective(c=1e-3, clip_radius=None)
-    with pytest.raises(UserError, match=r"cones\+normalized_softmax, whose .* and glyphs has none"):
+    with pytest.raises(
+        UserError, match=r"cones\+normalized_softmax, whose .* data set glyphs has none"
+    ):
         config = default_config(NAME)
         choose_objective(config, NAME)
         config.data.name = "glyphs"
