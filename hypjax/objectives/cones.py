@@ -1,4 +1,10 @@
-"""Entailment cones: every image inside the cone of its coarse class (MERU, ICML 2023)."""
+"""Entailment cones: every image inside the cone of its coarse class, and outside of the others.
+
+In MERU (Desai et al., ICML 2023), a text is the apex of a cone with its images, and the contrastive
+loss keeps texts apart. Apexes that only this loss trains would all move so near to the origin that
+their cones are half-spaces, which hold all images. What prevents it are the negatives of Ganea et
+al. (ICML 2018), which lie outside.
+"""
 
 import dataclasses
 import math
@@ -7,43 +13,69 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
-from hypjax.geometry import Space, cones, lorentz
+from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.comparisons import mean_where
 from hypjax.types import Batch, Outputs
 
 CONE_FIELDS = {
     "cone_weight": Field(0.2, at_least(0)),  # Weight of the entailment loss, λ in MERU.
+    "cone_negatives": Field(1.0, at_least(0)),  # Weight of other cones in it; 0 in MERU.
+    "cone_margin": Field(0.01, at_least(0)),  # γ of Ganea et al., in radians.
     "cone_radius": Field(0.1, ABOVE_0),  # K.
     "cone_rate": Field(1.0, at_least(0)),  # Factor of the apexes' learning rate.
 }
 
 
 def entailment(
-    apexes: Float[ArrayLike, "*#b d"],
-    points: Float[ArrayLike, "*#b d"],
+    points: Float[ArrayLike, "n d"],
+    labels: Int[ArrayLike, " n"],
+    apexes: Float[ArrayLike, "g d"],
+    *,
     c: Scalar,
     radius: float = 0.1,
-) -> Float[Array, "*b"]:
-    """Angles by which points lie outside cones, in radians (MERU, Section 3, "Entailment loss").
+    negatives: float = 0.0,
+    margin: float = 0.01,
+) -> Float[Array, ""]:
+    """Entailment loss of points and cones (MERU, Section 3), with negatives.
 
-    That is max(0, ext(x, y) − aper(x)) of apexes x and points y, elementwise over the leading axes:
-    0 inside.
+    The mean of max(0, z) over points in the cones that their labels name, where z is the exterior
+    angle minus the half-aperture, in radians; plus λ times the mean of max(0, γ − z) over the other
+    cones (Ganea et al., Section 4). There z is clipped at 0, which leaves points deep in a wrong
+    cone without a gradient; here it is not.
 
     Args:
-        apexes: Points of the hyperboloid, [..., d], see `hypjax.geometry.cones`.
-        points: Likewise.
+        points: Points of the hyperboloid, see `hypjax.geometry.cones`.
+        labels: Number of each point's cone, from 0.
+        apexes: Points of the hyperboloid.
         c: Negative curvature.
         radius: K > 0.
+        negatives: λ; 0 in MERU.
+        margin: γ.
     """
-    outside = cones.exterior_angle(apexes, points, c) - cones.half_aperture(apexes, c, radius)
-    return jax.nn.relu(outside)
+    points, apexes = arithmetic.floating(points, apexes)
+    outside = _outside(points, apexes, c, radius)
+    own = jnp.asarray(labels)[:, None] == jnp.arange(len(apexes))
+    loss = mean_where(jax.nn.relu(outside), own)
+    if not negatives:
+        return loss
+    return loss + negatives * mean_where(jax.nn.relu(margin - outside), ~own)
+
+
+def _outside(
+    points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
+) -> Float[Array, "n g"]:
+    """Angles by which points lie outside cones."""
+    angles = cones.exterior_angle(apexes, points[:, None], c)
+    return angles - cones.half_aperture(apexes, c, radius)
 
 
 def create_cones(
@@ -70,6 +102,8 @@ def create_cones(
     return Cones(
         base=create_base(config, space),
         weight=fields.cone_weight,
+        negatives=fields.cone_negatives,
+        margin=fields.cone_margin,
         radius=fields.cone_radius,
         rate=fields.cone_rate,
         title=f"{fields.name}, whose cones are of groups of classes, and the data set "
@@ -84,7 +118,7 @@ def _first_length(radius: float, c: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cones:
-    """A loss, and the entailment loss of each image in the cone of its coarse class.
+    """A loss, and the entailment loss of images in the cones of coarse classes.
 
     Coarse classes are the groups that the training set has for its classes. The apexes of their
     cones are parameters that the space embeds like the head's outputs. Cones are those of the
@@ -92,7 +126,9 @@ class Cones:
 
     Attributes:
         base: The other loss, in a hyperbolic space.
-        weight: Weight of the mean entailment loss.
+        weight: Weight of the entailment loss.
+        negatives: Weight of other cones in it, see `entailment`.
+        margin: γ of `entailment`.
         radius: K of `hypjax.geometry.cones.half_aperture`.
         rate: Factor of the apexes' learning rate.
         title: Names of the objective and the data, for messages.
@@ -100,6 +136,8 @@ class Cones:
 
     base: Objective
     weight: float
+    negatives: float
+    margin: float
     radius: float
     rate: float
     title: str
@@ -157,17 +195,28 @@ class Cones:
         loss, (of_base, metrics) = loss_function(self.base)(
             params["base"], state["base"], outputs, teacher, batch, key
         )
-        own = jnp.take(params["apexes"], state["coarse"][batch.labels], axis=0)
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
-            for features in (own, outputs.projected)
+            for features in (params["apexes"], outputs.projected)
         )
-        outside = entailment(apexes, points, c, self.radius)
+        coarse = jnp.asarray(state["coarse"])[batch.labels]
+        of_cones = entailment(
+            points,
+            coarse,
+            apexes,
+            c=c,
+            radius=self.radius,
+            negatives=self.negatives,
+            margin=self.margin,
+        )
+        inside = lax.stop_gradient(_outside(points, apexes, c, self.radius)) <= 0
+        own = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
-            "cone_loss": jnp.mean(outside),
-            "cone_inside": jnp.mean(outside == 0),
+            "cone_loss": of_cones,
+            "cone_inside": mean_where(inside, own),
+            "cone_inside_others": mean_where(inside, ~own),
             "cone_apex_norm": jnp.mean(jnp.linalg.norm(params["apexes"], axis=-1)),
         }
         state = state | {"base": of_base}
-        return loss + self.weight * metrics["cone_loss"], (state, metrics)
+        return loss + self.weight * of_cones, (state, metrics)

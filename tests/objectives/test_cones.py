@@ -17,7 +17,6 @@ from hypjax.objectives import (
     Objective,
     Spec,
     create_objective,
-    entailment,
     loss_function,
 )
 from hypjax.types import Batch, Outputs
@@ -48,7 +47,8 @@ class Counting(Objective):
 
 @pytest.mark.parametrize("space", ["poincare", "lorentz"])
 def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
-    built = objective(space=space, cone_weight=0.7, cone_radius=0.05)
+    fields = {"cone_weight": 0.7, "cone_radius": 0.05, "cone_negatives": 0.3, "cone_margin": 0.2}
+    built = objective(space=space, **fields)
     params, state = built.init(KEY, SPEC)
     assert built.space == built.score_space == built.base.space
     built, state = dataclasses.replace(built, base=Counting(built.space)), state | {"base": STEPS}
@@ -61,13 +61,15 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
         return loss_function(built)(params, state, Outputs(None, features), None, batch, KEY)
 
     found, (after, told) = compute(params, features)
-    hyperboloid, of_image = Lorentz(0.1, 2.3), np.array(COARSE)[LABELS]
-    apexes, points = map(hyperboloid.embed, (params["apexes"][of_image], features))
-    angles = cones.exterior_angle(apexes, points, 0.1)
-    outside = np.maximum(angles - cones.half_aperture(apexes, 0.1, 0.05), 0)
-    np.testing.assert_allclose(entailment(apexes, points, 0.1, 0.05), outside)
-    np.testing.assert_allclose(told["cone_loss"], np.mean(outside), rtol=1e-5)
-    assert told["cone_inside"] == np.mean(outside == 0) >= 1 / len(LABELS)
+    hyperboloid, own = Lorentz(0.1, 2.3), np.array(COARSE)[LABELS][:, None] == np.arange(3)
+    apexes, points = map(hyperboloid.embed, (params["apexes"], features))
+    angles = cones.exterior_angle(apexes, points[:, None], 0.1)
+    outside = np.asarray(angles - cones.half_aperture(apexes, 0.1, 0.05))
+    push = np.mean(np.maximum(0.2 - outside[~own], 0))
+    expected = np.mean(np.maximum(outside[own], 0)) + 0.3 * push
+    np.testing.assert_allclose(told["cone_loss"], expected, rtol=1e-5)
+    assert told["cone_inside"] == np.mean(outside[own] <= 0) >= 1 / len(LABELS) and push > 0
+    np.testing.assert_allclose(told["cone_inside_others"], np.mean(outside[~own] <= 0), rtol=1e-6)
     np.testing.assert_allclose(found, np.sum(features) + 0.7 * told["cone_loss"], rtol=1e-5)
     assert after["base"]["steps"] == told["own"] == 1
     assert np.array_equal(after["coarse"], COARSE)
@@ -84,7 +86,7 @@ def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their
 
 
 @pytest.mark.slow
-def test_training_draws_images_and_apexes_into_cones():
+def test_training_draws_images_into_their_cones_and_out_of_others():
     built = objective(cone_weight=1.0)
     params, state = built.init(KEY, SPEC)
     batch = Batch(None, jnp.asarray(LABELS), None, None)
@@ -95,7 +97,7 @@ def test_training_draws_images_and_apexes_into_cones():
         _, (_, told) = loss_function(built)(
             params | {"apexes": trained[0]}, state, outputs, None, batch, KEY
         )
-        return told["cone_loss"], told["cone_inside"]
+        return told["cone_loss"], (told["cone_inside"], told["cone_inside_others"])
 
     optimizer, trained = optax.adam(0.01), (params["apexes"], jnp.asarray(features))
     moments = optimizer.init(trained)
@@ -106,11 +108,11 @@ def test_training_draws_images_and_apexes_into_cones():
         updates, moments = optimizer.update(slopes, moments)
         return optax.apply_updates(trained, updates), moments, told
 
-    trained, moments, (before, inside) = step(trained, moments)
+    trained, moments, (before, (inside, _)) = step(trained, moments)
     assert before > 0.5 and inside < 0.5
     for _ in range(100):
-        trained, moments, (after, inside) = step(trained, moments)
-    assert after < 0.01 and inside > 0.8
+        trained, moments, (after, (inside, others)) = step(trained, moments)
+    assert after < 0.02 and inside > 0.8 and others < 0.1
 
 
 def test_what_has_no_cones_is_refused():
