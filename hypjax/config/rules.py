@@ -269,7 +269,7 @@ def _validate_curvatures(config: ConfigDict) -> None:
     if not has_curvature(SPACES[fields.space]):
         words = f"() if objective.space is {fields.space}, which has no curvature"
         refuse("objective.curvatures", fields.curvatures, words)
-    if fields.name == "hypmix" or fields.name.startswith("hier+"):
+    if fields.name == "hypmix" or fields.name.startswith(("hier+", "cones+")):
         words = f"() for {fields.name}, which has one ball"
         refuse("objective.curvatures", fields.curvatures, words)
 

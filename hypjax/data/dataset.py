@@ -60,6 +60,13 @@ class Dataset:
         """Number of distinct labels."""
         return len(np.unique(self.labels))
 
+    def coarse_classes(self) -> tuple[int, ...]:
+        """Returns the group of each class, from 0 without gaps; empty if there are no groups."""
+        if self.superlabels is None:
+            return ()
+        _, first = np.unique(self.labels, return_index=True)
+        return tuple(np.unique(self.superlabels[first], return_inverse=True)[1].tolist())
+
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
         if self.num_classes == 1:

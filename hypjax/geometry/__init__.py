@@ -1,5 +1,6 @@
 """Geometry: spaces, and the pure functions on arrays behind them."""
 
+from hypjax.geometry import cones as cones
 from hypjax.geometry import lorentz as lorentz
 from hypjax.geometry import poincare as poincare
 from hypjax.geometry.ball import PoincareBall as PoincareBall

@@ -42,7 +42,7 @@ def scaled(x: Float[Array, "*b d"]) -> tuple[Float[Array, "*b d"], Float[Array, 
     return x / scale, scale
 
 
-def _sqrt(u: Array) -> Array:
+def sqrt(u: Array) -> Array:
     """√u, with gradient 0 instead of infinity at u = 0; NaN for u < 0."""
     zero = u == 0
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, u)))
@@ -85,7 +85,7 @@ def asinh_ratio(u: Array) -> Array:
 @jax.custom_jvp
 def distance_from_ratio(q: Array, c: Scalar) -> Array:
     """Distance (2/√c)·asinh(√(c·q)), written so that c = 0 and q = 0 are no special cases."""
-    return 2 * _sqrt(q) * asinh_ratio(c * q)
+    return 2 * sqrt(q) * asinh_ratio(c * q)
 
 
 def _jvp_in_ratio(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
@@ -97,7 +97,7 @@ def _jvp_in_ratio(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array
 
 def _jvp_in_curvature(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
     del distance
-    return jax.jvp(lambda c: 2 * _sqrt(q) * asinh_ratio(c * q), (c,), (tangent,))[1]
+    return jax.jvp(lambda c: 2 * sqrt(q) * asinh_ratio(c * q), (c,), (tangent,))[1]
 
 
 distance_from_ratio.defjvps(_jvp_in_ratio, _jvp_in_curvature)

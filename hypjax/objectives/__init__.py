@@ -5,6 +5,8 @@ from hypjax.objectives.base import Metrics as Metrics
 from hypjax.objectives.base import Objective as Objective
 from hypjax.objectives.base import Spec as Spec
 from hypjax.objectives.base import loss_function as loss_function
+from hypjax.objectives.cones import Cones as Cones
+from hypjax.objectives.cones import entailment as entailment
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import objective_at as objective_at

@@ -26,6 +26,7 @@ class Spec(NamedTuple):
         training_images: Number of images in the training set.
         batch_size: Number of images in a batch.
         tuples: Tuples of an epoch and images of each; zeros if batches are not made of tuples.
+        coarse_classes: Group of each class, from 0 without gaps; empty if classes have no groups.
     """
 
     classes: int
@@ -35,6 +36,7 @@ class Spec(NamedTuple):
     training_images: int
     batch_size: int
     tuples: tuple[int, int] = (0, 0)
+    coarse_classes: tuple[int, ...] = ()
 
 
 class Group(NamedTuple):

@@ -14,6 +14,7 @@ from hypjax.geometry import SPACES, Fused, Space
 from hypjax.geometry.learned import has_curvature, learned_numbers, space_at, values
 from hypjax.objectives import pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
+from hypjax.objectives.cones import CONE_FIELDS, create_cones
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
 
 
@@ -44,6 +45,8 @@ _LOSSES = {
     },
 }
 
+_ANGULAR = {name for name, loss in proxy_losses.PROXY_LOSSES.items() if loss.angular}
+
 OBJECTIVES = {
     **_LOSSES,
     "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
@@ -56,6 +59,16 @@ OBJECTIVES = {
         )
         for name, base in _LOSSES.items()
         if not base.by_tuple
+    },
+    # Entailment cones beside each loss that any hyperbolic space has.
+    **{
+        f"cones+{name}": Entry(
+            functools.partial(create_cones, base.create),
+            {**base.fields, **CONE_FIELDS},
+            base.by_class,
+        )
+        for name, base in _LOSSES.items()
+        if not base.by_tuple and name not in _ANGULAR
     },
 }
 

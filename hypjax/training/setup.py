@@ -81,6 +81,7 @@ def build(config: ConfigDict) -> Setup:
         training_images=len(train),
         batch_size=config.train.batch_size,
         tuples=(plans.tuples, plans.tuple_size) if mined else (0, 0),
+        coarse_classes=train.coarse_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))

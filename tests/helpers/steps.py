@@ -13,6 +13,7 @@ from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, make_train_step
 from hypjax.types import Batch
 
+COARSE = (0, 1, 2) * 4  # Groups of the classes.
 _PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
 
 
@@ -24,7 +25,8 @@ def learner_of(config, **changes):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    state = random_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100, 24))
+    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100, 24, coarse_classes=COARSE)
+    state = random_state(learner, spec)
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
 

@@ -140,7 +140,7 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hypmix", "hier+proxy_anchor", "supcon"])
+@pytest.mark.parametrize("name", ["hypmix", "hier+proxy_anchor", "cones+supcon"])
 def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
     fields = ["objective.hier_neighbors=4", "objective.hier_proxies=8"] * name.startswith("hier")
     fields += [f"objective.name={name}", "train.ema_decay=0.9", "optim.warmup_steps=0"]

@@ -1,0 +1,227 @@
+"""Entailment cones: every image inside the cone of its coarse class, and outside of the others.
+
+In MERU (Desai et al., ICML 2023), a text is the apex of a cone with its images, and the contrastive
+loss keeps texts apart. Apexes that only this loss trains would all move so near to the origin that
+their cones are half-spaces, which hold all images. What prevents it are the negatives of Ganea et
+al. (ICML 2018), which lie outside.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.geometry import Space, arithmetic, cones, lorentz
+from hypjax.geometry.arithmetic import Scalar
+from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.comparisons import mean_where
+from hypjax.types import Batch, Outputs
+
+CONE_FIELDS = {
+    "cone_weight": Field(0.2, at_least(0)),  # Weight of the entailment loss, λ in MERU.
+    "cone_negatives": Field(1.0, at_least(0)),  # Weight of other cones in it; 0 in MERU.
+    "cone_margin": Field(0.01, at_least(0)),  # γ of Ganea et al., in radians.
+    "cone_radius": Field(0.1, ABOVE_0),  # K.
+    "cone_rate": Field(1.0, at_least(0)),  # Factor of the apexes' learning rate.
+}
+
+
+def entailment(
+    points: Float[ArrayLike, "n d"],
+    labels: Int[ArrayLike, " n"],
+    apexes: Float[ArrayLike, "g d"],
+    *,
+    c: Scalar,
+    radius: float = 0.1,
+    negatives: float = 0.0,
+    margin: float = 0.01,
+) -> Float[Array, ""]:
+    """Entailment loss of points and cones (MERU, Section 3), with negatives.
+
+    The mean of max(0, z) over points in the cones that their labels name, where z is the exterior
+    angle minus the half-aperture, in radians; plus λ times the mean of max(0, γ − z) over the other
+    cones (Ganea et al., Section 4). There z is clipped at 0, which leaves points deep in a wrong
+    cone without a gradient; here it is not.
+
+    Args:
+        points: Points of the hyperboloid, see `hypjax.geometry.cones`.
+        labels: Number of each point's cone, from 0.
+        apexes: Points of the hyperboloid.
+        c: Negative curvature.
+        radius: K > 0.
+        negatives: λ; 0 in MERU.
+        margin: γ.
+    """
+    points, apexes = arithmetic.floating(points, apexes)
+    outside = _outside(points, apexes, c, radius)
+    own = jnp.asarray(labels)[:, None] == jnp.arange(len(apexes))
+    loss = mean_where(jax.nn.relu(outside), own)
+    if not negatives:
+        return loss
+    return loss + negatives * mean_where(jax.nn.relu(margin - outside), ~own)
+
+
+def _outside(
+    points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
+) -> Float[Array, "n g"]:
+    """Angles by which points lie outside cones."""
+    angles = cones.exterior_angle(apexes, points[:, None], c)
+    return angles - cones.half_aperture(apexes, c, radius)
+
+
+def create_cones(
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
+) -> "Cones":
+    """Builds a run's objective; `create_base` builds the other loss.
+
+    Raises `UserError` in a space that is not hyperbolic, or too flat for cones.
+    """
+    fields, ball = config.objective, space.ball()
+    if ball is None:
+        raise UserError(
+            f"config.objective.space is {fields.space}; it must be poincare or lorentz for "
+            f"{fields.name}, whose cones are hyperbolic"
+        )
+    if not isinstance(ball.c, jax.Array) and not _has_cones(ball, fields.cone_radius):
+        raise UserError(
+            f"config.objective.c is {fields.c}, where no cone of cone_radius {fields.cone_radius} "
+            f"is narrower than 90 degrees within the clip_radius {fields.clip_radius}; choose a "
+            "larger c or clip_radius, or a smaller cone_radius"
+        )
+    return Cones(
+        base=create_base(config, space),
+        weight=fields.cone_weight,
+        negatives=fields.cone_negatives,
+        margin=fields.cone_margin,
+        radius=fields.cone_radius,
+        rate=fields.cone_rate,
+        title=f"{fields.name}, whose cones are of groups of classes, and the data set "
+        f"{config.data.name}",
+    )
+
+
+def _has_cones(ball: PoincareBall, radius: float) -> bool:
+    """Whether features that are not clipped reach apexes as they are first."""
+    if ball.c == 0:
+        return False
+    return ball.clip_radius is None or _first_length(radius, ball.c) < ball.clip_radius
+
+
+def _first_length(radius: float, c: float) -> float:
+    """Norm of features v whose half-aperture is 45°: sinh(2√c‖v‖) = 2K/sin 45°."""
+    return math.asinh(2 * math.sqrt(2) * radius) / (2 * math.sqrt(c))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cones:
+    """A loss, and the entailment loss of images in the cones of coarse classes.
+
+    Coarse classes are the groups that the training set has for its classes. The apexes of their
+    cones are parameters that the space embeds like the head's outputs. Cones are those of the
+    hyperboloid to which the space is isometric.
+
+    Attributes:
+        base: The other loss, in a hyperbolic space.
+        weight: Weight of the entailment loss.
+        negatives: Weight of other cones in it, see `entailment`.
+        margin: γ of `entailment`.
+        radius: K of `hypjax.geometry.cones.half_aperture`.
+        rate: Factor of the apexes' learning rate.
+        title: Names of the objective and the data, for messages.
+    """
+
+    base: Objective
+    weight: float
+    negatives: float
+    margin: float
+    radius: float
+    rate: float
+    title: str
+
+    @property
+    def space(self) -> Space:
+        """That of the other loss."""
+        return self.base.space
+
+    @property
+    def score_space(self) -> Space:
+        """That of the other loss."""
+        return self.base.score_space
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the other loss, and the apexes."""
+        of_base = (group._replace(path=("base", *group.path)) for group in self.base.groups)
+        return (*of_base, Group(("apexes",), rate=self.rate))
+
+    @property
+    def teacher_decay(self) -> float | None:
+        """That of the other loss."""
+        return self.base.teacher_decay
+
+    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+        """Returns parameters and state of the other loss, with apexes and coarse classes.
+
+        Apexes lie in random directions where their cones have a half-aperture of 45 degrees.
+
+        Raises:
+            UserError: The training classes have no groups.
+        """
+        if not spec.coarse_classes:
+            raise UserError(f"the objective is {self.title} has none; name a loss without cones+")
+        of_base, of_apexes = jax.random.split(key)
+        params, state = self.base.init(of_base, spec)
+        coarse = np.asarray(spec.coarse_classes, np.int32)
+        apexes = jax.random.normal(of_apexes, (coarse.max() + 1, spec.head_dim))
+        apexes *= _first_length(self.radius, self.space.ball().c) / jnp.linalg.norm(
+            apexes, axis=-1, keepdims=True
+        )
+        return {"base": params, "apexes": apexes}, {"base": state, "coarse": jnp.asarray(coarse)}
+
+    def loss(
+        self,
+        params: dict,
+        state: dict,
+        outputs: Outputs,
+        teacher: Outputs | None,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        """Loss of a batch, see `Objective.loss`."""
+        loss, (of_base, metrics) = loss_function(self.base)(
+            params["base"], state["base"], outputs, teacher, batch, key
+        )
+        c = self.space.ball().c
+        apexes, points = (
+            lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
+            for features in (params["apexes"], outputs.projected)
+        )
+        coarse = jnp.asarray(state["coarse"])[batch.labels]
+        of_cones = entailment(
+            points,
+            coarse,
+            apexes,
+            c=c,
+            radius=self.radius,
+            negatives=self.negatives,
+            margin=self.margin,
+        )
+        inside = lax.stop_gradient(_outside(points, apexes, c, self.radius)) <= 0
+        own = coarse[:, None] == jnp.arange(len(apexes))
+        metrics |= {
+            "cone_loss": of_cones,
+            "cone_inside": mean_where(inside, own),
+            "cone_inside_others": mean_where(inside, ~own),
+            "cone_apex_norm": jnp.mean(jnp.linalg.norm(params["apexes"], axis=-1)),
+        }
+        state = state | {"base": of_base}
+        return loss + self.weight * of_cones, (state, metrics)

@@ -1,0 +1,134 @@
+"""Entailment cones: the loss beside another one, its apexes and coarse classes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hypjax.config import choose_objective, default_config
+from hypjax.errors import UserError
+from hypjax.geometry import Lorentz, Space, cones
+from hypjax.objectives import (
+    OBJECTIVES,
+    Group,
+    Objective,
+    Spec,
+    create_objective,
+    loss_function,
+)
+from hypjax.types import Batch, Outputs
+
+NAME = "cones+normalized_softmax"
+COARSE = (1, 0, 1, 2)
+LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+KEY, STEPS = jax.random.key(0), {"steps": 0}
+SPEC = Spec(4, 2, 16, 5, 100, len(LABELS), coarse_classes=COARSE)
+
+
+def objective(**fields):
+    config = default_config(NAME)
+    choose_objective(config, NAME)
+    config.objective.update(fields)
+    return create_objective(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Objective):
+    """A loss that counts its steps, and is quick to compile."""
+
+    space: Space
+
+    def loss(self, state, outputs):
+        return jnp.sum(outputs.projected), ({"steps": state["steps"] + 1}, {"own": 1.0})
+
+
+@pytest.mark.parametrize("space", ["poincare", "lorentz"])
+def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
+    fields = {"cone_weight": 0.7, "cone_radius": 0.05, "cone_negatives": 0.3, "cone_margin": 0.2}
+    built = objective(space=space, **fields)
+    params, state = built.init(KEY, SPEC)
+    assert built.space == built.score_space == built.base.space
+    built, state = dataclasses.replace(built, base=Counting(built.space)), state | {"base": STEPS}
+    features = np.random.default_rng(0).normal(size=(len(LABELS), 5)).astype(np.float32)
+    features[0] = 2 * params["apexes"][1]  # Behind the apex of its coarse class.
+    batch = Batch(None, jnp.asarray(LABELS), None, None)
+
+    @jax.jit
+    def compute(params, features):
+        return loss_function(built)(params, state, Outputs(None, features), None, batch, KEY)
+
+    found, (after, told) = compute(params, features)
+    hyperboloid, own = Lorentz(0.1, 2.3), np.array(COARSE)[LABELS][:, None] == np.arange(3)
+    apexes, points = map(hyperboloid.embed, (params["apexes"], features))
+    angles = cones.exterior_angle(apexes, points[:, None], 0.1)
+    outside = np.asarray(angles - cones.half_aperture(apexes, 0.1, 0.05))
+    push = np.mean(np.maximum(0.2 - outside[~own], 0))
+    expected = np.mean(np.maximum(outside[own], 0)) + 0.3 * push
+    np.testing.assert_allclose(told["cone_loss"], expected, rtol=1e-5)
+    assert told["cone_inside"] == np.mean(outside[own] <= 0) >= 1 / len(LABELS) and push > 0
+    np.testing.assert_allclose(told["cone_inside_others"], np.mean(outside[~own] <= 0), rtol=1e-6)
+    np.testing.assert_allclose(found, np.sum(features) + 0.7 * told["cone_loss"], rtol=1e-5)
+    assert after["base"]["steps"] == told["own"] == 1
+    assert np.array_equal(after["coarse"], COARSE)
+
+
+def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their_own():
+    built = objective(proxy_rate=50.0, cone_rate=7.0, c=0.3)
+    params, state = built.init(KEY, SPEC)
+    assert params["apexes"].shape == (3, 5) and params["base"]["proxies"].shape == (4, 5)
+    assert state["base"] == {} and state["coarse"].tolist() == list(COARSE)
+    points = Lorentz(0.3, None).embed(params["apexes"])
+    np.testing.assert_allclose(cones.half_aperture(points, 0.3), np.pi / 4, rtol=1e-5)
+    assert built.groups == (Group(("base", "proxies"), rate=50.0), Group(("apexes",), rate=7.0))
+
+
+@pytest.mark.slow
+def test_training_draws_images_into_their_cones_and_out_of_others():
+    built = objective(cone_weight=1.0)
+    params, state = built.init(KEY, SPEC)
+    batch = Batch(None, jnp.asarray(LABELS), None, None)
+    features = np.random.default_rng(1).normal(size=(len(LABELS), 5)).astype(np.float32)
+
+    def loss(trained):
+        outputs = Outputs(None, trained[1])
+        _, (_, told) = loss_function(built)(
+            params | {"apexes": trained[0]}, state, outputs, None, batch, KEY
+        )
+        return told["cone_loss"], (told["cone_inside"], told["cone_inside_others"])
+
+    optimizer, trained = optax.adam(0.01), (params["apexes"], jnp.asarray(features))
+    moments = optimizer.init(trained)
+
+    @jax.jit
+    def step(trained, moments):
+        told, slopes = jax.value_and_grad(loss, has_aux=True)(trained)
+        updates, moments = optimizer.update(slopes, moments)
+        return optax.apply_updates(trained, updates), moments, told
+
+    trained, moments, (before, (inside, _)) = step(trained, moments)
+    assert before > 0.5 and inside < 0.5
+    for _ in range(100):
+        trained, moments, (after, (inside, others)) = step(trained, moments)
+    assert after < 0.02 and inside > 0.8 and others < 0.1
+
+
+def test_what_has_no_cones_is_refused():
+    with pytest.raises(
+        UserError, match="it must be poincare or lorentz for cones\\+normalized_softmax"
+    ):
+        objective(space="sphere")
+    for fields in ({"c": 0.0}, {"c": 1e-3}, {"clip_radius": 0.2}, {"cone_radius": 3.0}):
+        with pytest.raises(UserError, match="choose a larger c or clip_radius, or a smaller cone_"):
+            objective(**fields)
+    objective(c=1e-3, clip_radius=None)
+    with pytest.raises(
+        UserError, match=r"cones\+normalized_softmax, whose .* data set glyphs has none"
+    ):
+        config = default_config(NAME)
+        choose_objective(config, NAME)
+        config.data.name = "glyphs"
+        create_objective(config).init(KEY, SPEC._replace(coarse_classes=()))
+    assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

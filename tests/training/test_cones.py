@@ -1,0 +1,53 @@
+"""Runs that draw images into the cones of their coarse classes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.errors import UserError
+from hypjax.training.setup import build
+from tests.helpers import small_runs
+from tests.training.test_interruptions import assert_same_run
+
+CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
+FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
+FIELDS += ["data.validation_classes=3", "data.test_classes=3", "model.head_dim=4"]
+FIELDS += ["optim.learning_rate=1e-2", "optim.schedule=constant"]
+FIELDS += ["objective.name=cones+pairwise_cross_entropy", "objective.cone_weight=1"]
+
+
+def load(folder, **columns):
+    """The configuration of a run on features of twelve classes, with more columns of the file."""
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 4)
+    features = rng.normal(size=(12, 16))[labels] + rng.normal(size=(48, 16))
+    columns |= {"features": features.astype(np.float32), "labels": labels}
+    np.savez(folder / "features.npz", **columns)
+    return load_config(CONFIG, [*FIELDS, f"data.path={folder / 'features.npz'}"])
+
+
+def test_a_run_has_the_groups_of_its_training_classes_or_is_refused(tmp_path):
+    groups = np.repeat(["b", "a", "c"], 16)
+    built = build(load(tmp_path, superlabels=groups))
+    images = built.splits.train
+    named = np.array(images.group_names)[images.superlabels]
+    coarse = np.array(built.spec.coarse_classes)
+    assert len(coarse) == built.spec.classes == images.num_classes
+    np.testing.assert_array_equal(np.unique(named)[coarse[images.labels]], named)
+    with pytest.raises(UserError, match="and the data set features has none; name a loss"):
+        build(load(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
+    config = load(tmp_path, superlabels=np.repeat(["b", "a", "c"], 16))
+    train.train_and_evaluate(config, tmp_path / "run")
+    with small_runs.interrupted_after(6):
+        train.train_and_evaluate(config, tmp_path / "again")
+    train.train_and_evaluate(config, tmp_path / "again")
+    assert_same_run(tmp_path / "again", tmp_path / "run", least=10)
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    inside = [line["cone_inside"] for line in lines if "cone_inside" in line]
+    assert inside and 0 <= min(inside) <= max(inside) <= 1
