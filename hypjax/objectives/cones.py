@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
-from hypjax.geometry import Space, arithmetic, cones, lorentz
+from hypjax.geometry import PoincareBall, Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
 from hypjax.objectives.comparisons import mean_where
