@@ -12,7 +12,7 @@ from hypjax.errors import UserError
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
 from hypjax.geometry.learned import SpaceParameters, space_at
-from hypjax.objectives import pair_losses, pairwise, proxy_losses
+from hypjax.objectives import matryoshka, pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
 
@@ -32,6 +32,7 @@ SAVED_SPACE = "saved_space"  # Field of the configuration of a saved run, see `d
 
 _LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
+    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
     **{
         name: Entry(
             functools.partial(pair_losses.create, name), loss.fields, loss.by_class, loss.by_tuple
@@ -46,7 +47,6 @@ _LOSSES = {
 
 OBJECTIVES = {
     **_LOSSES,
-    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
     # HIER on top of each loss.
     **{
         f"hier+{name}": Entry(
@@ -55,7 +55,15 @@ OBJECTIVES = {
             base.by_class,
         )
         for name, base in _LOSSES.items()
-        if not base.by_tuple
+        if not (base.by_tuple or name == "hypmix")
+    },
+    # Each loss of prefixes of the embedding.
+    **{
+        f"{matryoshka.PREFIX}{name}": base._replace(
+            create=functools.partial(matryoshka.create_matryoshka, base.create),
+            fields={**base.fields, **matryoshka.FIELDS},
+        )
+        for name, base in _LOSSES.items()
     },
 }
 
