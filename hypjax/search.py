@@ -51,8 +51,10 @@ _PREFIX = FLAGS.integer(
 _CANDIDATES = FLAGS.integer(
     "candidates", 100, "With --prefix: number of images that are ranked.", lower_bound=1
 )
-_EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Embedding of the run that the gallery contains."
+_EMBEDDING = FLAGS.string(
+    "embedding",
+    "head",
+    "Embedding of the run that the gallery contains: head, encoder, or a scored prefix (head@16).",
 )
 _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 

@@ -10,15 +10,15 @@ from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from tests.helpers.small_runs import REPOSITORY
 
-# Without HIER, which is added to each.
-LOSSES = {name: entry for name, entry in OBJECTIVES.items() if not name.startswith("hier+")}
+# Without HIER and Matryoshka, which are made of each.
+LOSSES = {name: entry for name, entry in OBJECTIVES.items() if "+" not in name}
 _CHOICES = {
     "data.name": choices.DATASETS,
     "data.split": choices.SPLITS_BY,
     "data.test_view": choices.TEST_VIEWS,
     "data.train_view": choices.TRAIN_VIEWS,
     "model.head": choices.HEADS,
-    "objective.name": (*LOSSES, "hier+", "hypmix"),
+    "objective.name": (*LOSSES, "hier+", "hypmix", "matryoshka+"),
     "objective.space": tuple(SPACES),
     "optim.frozen": tuple(GROUPS),
     "train.sampling": choices.SAMPLINGS,
@@ -52,6 +52,7 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
     }
     in_code = {name: defaults(entry) for name, entry in LOSSES.items()}
     of_hier, of_pairs = written.pop("hier+..."), written.pop("losses of pairs")
+    of_prefixes = written.pop("matryoshka+...")
     for name, fields in written.items():
         if name in PAIR_LOSSES and "koleo_weight" not in fields:
             written[name] = fields | of_pairs
@@ -59,6 +60,8 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
     for name, entry in OBJECTIVES.items():
         if name.startswith("hier+"):
             assert defaults(entry) == in_code[name.removeprefix("hier+")] | of_hier
+        if name.startswith("matryoshka+"):
+            assert defaults(entry) == in_code[name.removeprefix("matryoshka+")] | of_prefixes
     named = [re.findall("`([^`]+)`", row[3]) for row in rows]
     expected = (*variants.SPACES, "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
     assert sorted(sum(named, [])) == sorted(expected)

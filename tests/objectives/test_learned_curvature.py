@@ -10,11 +10,12 @@ from hypjax.types import Batch, Outputs
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
 # Of HIER, whose triplets and proxies are chosen by the distances, and of Circle, whose weights are
-# held constant, the gradient is no derivative. ArcFace needs the sphere.
+# held constant, the gradient is no derivative. ArcFace needs the sphere. Losses of prefixes
+# are sums of the others.
 LOSSES = [
     name
     for name in OBJECTIVES
-    if not name.startswith("hier+") and name not in ("circle", "arcface")
+    if not name.startswith(("hier+", "matryoshka+")) and name not in ("circle", "arcface")
 ]
 QUICK = ("pairwise_cross_entropy", "hypmix")
 STEP = 1e-5
