@@ -27,8 +27,10 @@ _DATASET = FLAGS.string(
 )
 _DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
 _OUTPUT = FLAGS.string("output", None, "File to write, such as gallery.npz.")
-_EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Output of the run's trained head, or of its encoder."
+_EMBEDDING = FLAGS.string(
+    "embedding",
+    "head",
+    "Output of the run's trained head, of its encoder, or of a prefix that it scores (head@16).",
 )
 _BATCH_SIZE = FLAGS.integer(
     "batch_size", None, "Number of images at once. Default: the run's, or 64.", lower_bound=1

@@ -1,7 +1,8 @@
 """Fields of configurations: a default, and a rule for the values. Objectives declare theirs."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -43,6 +44,11 @@ def range_within(low: float, high: float) -> Rule:
         lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
         f"two ascending numbers above {low} and up to {high}",
     )
+
+
+def is_ascending(value: Sequence[int]) -> bool:
+    """Whether numbers are above 0 and ascend, each of them once."""
+    return all(low < high for low, high in itertools.pairwise((0, *value)))
 
 
 ABOVE_0 = Rule(lambda value: value > 0, "above 0")

@@ -62,6 +62,9 @@ _C = FLAGS.number("c", 0.1, "ball: the curvature is -c.", lower_bound=0)
 _CLIP_RADIUS = FLAGS.number(
     "clip_radius", 2.3, "ball: norm to which features are clipped; 0 for none.", lower_bound=0
 )
+_PREFIX = FLAGS.integer(
+    "prefix", None, "Score the first N dimensions of the features alone.", lower_bound=1
+)
 _KS = FLAGS.words(
     "ks", ["1", "2", "4", "8", "10", "100", "1000"], "The K of Recall@K, below the number of items."
 )
@@ -90,6 +93,10 @@ def main(overrides: list[str]) -> None:
     from hypjax.system import console
 
     task = _task()
+    if _PREFIX.value:
+        task = task._replace(queries=task.queries.prefix(_PREFIX.value))
+        if task.gallery is not None:
+            task = task._replace(gallery=task.gallery.prefix(_PREFIX.value))
     radii = np.einsum("nd,nd->n", task.queries.vectors, task.queries.vectors)
     if _SPACE.value == "ball" and radii.min() > (1 - 1e-5) * radii.max():
         console.say(
@@ -147,7 +154,8 @@ def _task() -> EmbeddedTask:
 
     keep_compiled_programs()
     truth = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
-    queries, how = None, {"space": _space(), "keep_features": False}
+    # In a ball, prefixes are those of features before they are clipped.
+    queries, how = None, {"space": _space(), "keep_features": bool(_PREFIX.value)}
     splits = open_prepared(_DATASET.value, _DATA_DIR.value) if _DATASET.value else None
     for note in splits.notes if splits else ():
         console.say(note)

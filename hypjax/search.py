@@ -42,8 +42,19 @@ _ALPHA = FLAGS.number(
 _RERANK = FLAGS.boolean(
     "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
 )
-_EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Embedding of the run that the gallery contains."
+_PREFIX = FLAGS.integer(
+    "prefix",
+    None,
+    "Search with the first N dimensions of the embeddings, and rank --candidates by all of them.",
+    lower_bound=1,
+)
+_CANDIDATES = FLAGS.integer(
+    "candidates", 100, "With --prefix: number of images that are ranked.", lower_bound=1
+)
+_EMBEDDING = FLAGS.string(
+    "embedding",
+    "head",
+    "Embedding of the run that the gallery contains: head, encoder, or a scored prefix (head@16).",
 )
 _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
@@ -55,6 +66,8 @@ def main(overrides: list[str]) -> None:
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
+    if _PREFIX.value and _RERANK.value:
+        raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.engines.exports import open_gallery
@@ -62,6 +75,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
     from hypjax.inference.onnx_encoder import PixelOptions
+    from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -81,7 +95,8 @@ def main(overrides: list[str]) -> None:
     else:
         embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None
-    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
+    shortlist = Shortlist(_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else None
+    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, shortlist)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)
     if output:
         from hypjax.analysis.hit_grid import draw

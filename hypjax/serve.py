@@ -20,8 +20,10 @@ _WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded
 _GALLERY = FLAGS.string(
     "gallery", None, "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
 )
-_EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Embedding that the gallery contains."
+_EMBEDDING = FLAGS.string(
+    "embedding",
+    "head",
+    "Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).",
 )
 _HOST = FLAGS.string(
     "host", "127.0.0.1", "Address to listen at. By default only this machine reaches it."

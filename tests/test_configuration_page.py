@@ -10,7 +10,7 @@ from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from tests.helpers.small_runs import REPOSITORY
 
-# Without HIER and cones, which are added to each.
+# Without HIER, Matryoshka and cones, which are made of each.
 LOSSES = {name: entry for name, entry in OBJECTIVES.items() if "+" not in name}
 _CHOICES = {
     "data.name": choices.DATASETS,
@@ -18,7 +18,7 @@ _CHOICES = {
     "data.test_view": choices.TEST_VIEWS,
     "data.train_view": choices.TRAIN_VIEWS,
     "model.head": choices.HEADS,
-    "objective.name": (*LOSSES, "hier+", "cones+", "hypmix", "arcface"),
+    "objective.name": (*LOSSES, "hier+", "cones+", "matryoshka+", "hypmix", "arcface"),
     "objective.space": tuple(SPACES),
     "optim.frozen": tuple(GROUPS),
     "train.sampling": choices.SAMPLINGS,
@@ -51,7 +51,7 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
         name.strip("`"): eval(f"dict({fields.replace('`', '')})") for _, name, fields, _ in rows
     }
     in_code = {name: defaults(entry) for name, entry in LOSSES.items()}
-    added = {prefix: written.pop(f"{prefix}+...") for prefix in ("hier", "cones")}
+    added = {prefix: written.pop(f"{prefix}+...") for prefix in ("hier", "cones", "matryoshka")}
     of_pairs = written.pop("losses of pairs")
     for name, fields in written.items():
         if name in PAIR_LOSSES and "koleo_weight" not in fields:

@@ -36,10 +36,12 @@ def test_trains_prints_its_results_again_and_evaluates(glyphs, tmp_path, capsys)
 
     assert "already" in printed(*glyphs, "--workdir=run")
     further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
+    further.append("--config.eval.prefixes=4")
     evaluated = printed(*glyphs, "--workdir=run", "--mode=evaluate", *further)
-    names, *rows = [line.split() for line in evaluated.splitlines()[1:4]]
+    names, *rows = [line.split() for line in evaluated.splitlines()[1:6]]
     assert names[-1] == "map" and rows[0][2:-1] == final
-    assert [row[:2] for row in rows] == [["final", "head"], ["final", "head:sphere"]]
+    assert [row[0] for row in rows] == 4 * ["final"]
+    assert [row[1] for row in rows] == ["head", "head:sphere", "head@4", "head@4:sphere"]
     assert printed("--workdir=run", "--mode=evaluate", *further) == evaluated
     fields = printed(*glyphs, "--print", "--config.seed=3").splitlines()
     (line,) = (line for line in fields if "config.seed " in line)

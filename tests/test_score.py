@@ -82,6 +82,15 @@ def test_spaces_queries_and_splits(files, tmp_path, capsys):
     assert {name: scores[name] for name in expected} == {
         name: values.mean() for name, values in expected.items()
     }
+    short = np.asarray(PoincareBall(0.5, 1.5).embed(given["features"][:, :3]))
+    expected = query_scores(
+        *(short[asked], given["labels"][asked], short[items], given["labels"][items]),
+        metrics=["recall@2", "map"],
+        space=PoincareBall(0.5, 1.5),
+    )
+    commands.call("score", f"--embeddings={files}/split.npz", *ball, *what, "--prefix=3")
+    scores = json.loads(output.read_text())
+    assert scores["recall@2"] == expected["recall@2"].mean() and scores["queries"] == 15
     labels = f"--queries={files}/q.npz", f"--query_labels={files}/q.npy"
     commands.call("score", f"--embeddings={files}/f.npz", *labels, "--space=euclidean")
     assert "9 queries of 9 classes among 90, in" in capsys.readouterr().out

@@ -3,14 +3,18 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from hypjax import train
+from hypjax import load, train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
+from hypjax.geometry import Sphere
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.telemetry import Telemetry
+from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir
 from tests.helpers.small_runs import SHORT_GLYPHS, interrupted_after, step_metrics
 
@@ -137,3 +141,19 @@ def test_a_folder_removed_during_a_run_is_written_again(load_glyphs, tmp_path, m
     assert train.train_and_evaluate(load_glyphs(), tmp_path / "run") == results
     assert evaluate(load_glyphs(), tmp_path / "run")["final"] == results["final"]
     assert (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_a_loss_of_prefixes_is_trained_and_its_prefixes_are_scored_and_embed(load_glyphs, tmp_path):
+    fields = ("objective.name=matryoshka+proxy_anchor", "objective.dims=2,4")
+    config = load_glyphs(*fields, "objective.space=sphere", "objective.proxy_rate=1")
+    results = train.train_and_evaluate(config, tmp_path)
+    parts = ["head", "head@2", "head@4", "encoder"]
+    assert list(results["final"]) == list(results["validation"]["best"]) == parts
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    logged = [line for line in lines if "loss" in line]
+    assert all(line["loss"] > line["loss@2"] + line["loss@4"] > 0 for line in logged) and logged
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), np.uint8)
+    images = [Image.fromarray(image[..., 0]) for image in images]
+    whole, short = (load(tmp_path, part).embed(images) for part in ("head", "head@4"))
+    np.testing.assert_allclose(prefix_points(whole, 4, space=Sphere()), short, atol=1e-5)

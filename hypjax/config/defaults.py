@@ -207,6 +207,9 @@ def _eval() -> ConfigDict:
     # Spaces in which the parts of the model are compared; further ones than the first give scores
     # of their own. 'objective' is the space in which the objective scores the head.
     evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
+    # Dimensions of prefixes of the head's output that are scored besides the whole of it; those
+    # that the objective trains (matryoshka+...) are scored in any case.
+    evaluation.prefixes = ()
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
     evaluation.benchmarks = ()  # Judged datasets besides the run's own, of `choices.BENCHMARKS`.
     evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.

@@ -13,7 +13,16 @@ from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, range_within, within
+from hypjax.fields import (
+    ABOVE_0,
+    Field,
+    Rule,
+    at_least,
+    is_ascending,
+    one_of,
+    range_within,
+    within,
+)
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
@@ -22,6 +31,7 @@ from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import create_space
+from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.objectives.own import BUILT_IN, is_known
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
@@ -34,7 +44,8 @@ OPTIONAL = FITTED | {
     *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
     *("run.cache_dir", "run.data_dir", "run.wandb_project"),
 }
-_ITEMS = {"objective.curvatures": float}  # Of lists that are empty by default; others hold strings.
+# Types of the items of lists that are empty by default; others hold strings.
+_ITEMS = {"eval.prefixes": int, "objective.curvatures": float}
 _SCALARS = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
     float: Rule(
@@ -195,6 +206,7 @@ _RULES = {
         "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
     ),
     **{f"eval.spaces.{part}": _SCORE_SPACES for part in choices.PARTS},
+    "eval.prefixes": Rule(is_ascending, "ascending numbers above 0"),
     "eval.benchmarks": Rule(
         lambda value: len(set(value)) == len(value) and set(value) <= set(choices.BENCHMARKS),
         "any of " + ", ".join(choices.BENCHMARKS) + ", each once",
@@ -256,6 +268,7 @@ def validate(config: ConfigDict) -> None:
         refuse("model.head_init", "pca", "orthogonal if model.load_head is set")
     _validate_curvatures(config)
     _validate_learned_numbers(config)
+    _validate_prefixes(config)
     _validate_data(config)
     _validate_caches(config)
     _validate_evaluation(config)
@@ -269,7 +282,7 @@ def _validate_curvatures(config: ConfigDict) -> None:
     if not has_curvature(SPACES[fields.space]):
         words = f"() if objective.space is {fields.space}, which has no curvature"
         refuse("objective.curvatures", fields.curvatures, words)
-    if fields.name == "hypmix" or fields.name.startswith(("hier+", "cones+")):
+    if fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+")):
         words = f"() for {fields.name}, which has one ball"
         refuse("objective.curvatures", fields.curvatures, words)
 
@@ -303,6 +316,20 @@ def _validate_learned_curvature(config: ConfigDict) -> None:
     if not _in_given_space(config):
         words = f"False for {fields.name.removeprefix(OWN)}, which has a space of its own"
         refuse("objective.learn_c", True, words)
+
+
+def _validate_prefixes(config: ConfigDict) -> None:
+    """Rules of the prefixes of the head's output that are trained and scored."""
+    trained, dim = trained_prefixes(config), config.model.head_dim
+    fields = {"objective.dims": trained, "eval.prefixes": config.eval.prefixes}
+    for field, dims in fields.items():
+        if dims and config.model.head != "none" and dim and max(dims) >= dim:
+            refuse(field, dims, f"below model.head_dim ({dim}), which is added to them")
+        if dims and config.eval.pca.head:
+            refuse("eval.pca.head", config.eval.pca.head, "None if prefixes of the head are scored")
+    if trained and config.objective.get("memory"):
+        words = f"0 for {config.objective.name}, since a memory holds points of one dimension"
+        refuse("objective.memory", config.objective.memory, words)
 
 
 def _in_given_space(config: ConfigDict) -> bool:

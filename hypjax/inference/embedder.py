@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -29,7 +28,7 @@ from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, machine
 from hypjax.types import View, Workers
 
-Part = Literal["head", "encoder"]
+Part = str  # "head", "encoder", or another name of `scored_spaces`, such as "head@16".
 
 
 class TrainedEmbedder(ImageEmbedder):

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import PARTS
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import scored_space
 from hypjax.objectives.create import config_at, create_space
+from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.types import Outputs
 
 Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
@@ -24,11 +25,13 @@ def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
 
     Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
     are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2). A
-    curvature that the model has learned is that of all of them.
+    curvature that the model has learned is that of all of them. Prefixes of the head's output, of
+    `eval.prefixes` and of the objective, have names such as "head@16" and "head@16:sphere".
     """
     spaces = {}
-    for part in PARTS:
-        for i, name in enumerate(config.eval.spaces[part]):
+    prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
+    for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
+        for i, name in enumerate(config.eval.spaces[part_of(part)]):
             if name == "objective":
                 space = scored_space(config, params)
             else:
@@ -40,7 +43,21 @@ def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
 
 def part_of(name: str) -> str:
     """The part of the model behind a name of `scored_spaces`."""
-    return name.partition(":")[0]
+    return name.partition(":")[0].partition("@")[0]
+
+
+def _features(outputs: Outputs, name: str) -> Float[Array, "batch d"]:
+    """The features behind a name of `scored_spaces`, which its space embeds."""
+    dim = name.partition(":")[0].partition("@")[2]
+    whole = outputs.projected if part_of(name) == "head" else outputs.pooled
+    if not dim:
+        return whole
+    if int(dim) >= whole.shape[-1]:  # The configuration does not know the dimension of an encoder.
+        raise UserError(
+            f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
+            f"{whole.shape[-1]}; lower config.eval.prefixes"
+        )
+    return whole[:, : int(dim)]
 
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
@@ -94,9 +111,8 @@ def place_function(
 
     def place_one(params: PyTree, pooled: Float[Array, "batch encoder_dim"]) -> dict[str, Array]:
         outputs: Outputs = model.apply({"params": params}, pooled, method="project")
-        features = {"head": outputs.projected, "encoder": outputs.pooled}
         own = spaces(params).items()
-        return {name: space.embed(features[part_of(name)]) for name, space in own}
+        return {name: space.embed(_features(outputs, name)) for name, space in own}
 
     def place(params: PyTree, pooled: Sequence[Array]) -> dict[str, Array]:
         points = [place_one(params, each) for each in pooled]

@@ -1,5 +1,6 @@
 """Searching a gallery with images as queries, and what that finds."""
 
+import dataclasses
 import functools
 import os
 import weakref
@@ -100,15 +101,18 @@ def find_hits(
     paths = [os.path.realpath(photo.path) if photo.is_file else "" for photo in photos]
     refinement = refinement or Refinement()
     if not isinstance(gallery, Embeddings) and refinement != Refinement():
-        raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
+        raise UserError(
+            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
+        )
     if isinstance(gallery, QdrantGallery):
         found = gallery.nearest(queries.vectors, k, paths)
         has_class = functools.cache(gallery.has_class)
     else:
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
         has_class = _known(gallery).classes.__contains__
-    # Distances of an expanded query, or of a re-ranked hit, are others.
-    match = embedder.match if refinement == Refinement() else None
+    # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
+    usual = dataclasses.replace(refinement, shortlist=None) == Refinement()
+    match = embedder.match if usual else None
     return [
         Hits(
             query=str(photo.path),

@@ -134,7 +134,8 @@ def load(
     Args:
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
             Face hub, 'hf://OWNER/NAME'. Without hf://, there must be no folder OWNER here.
-        part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
+        part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
+            the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
             depend. By default it is that of the run's evaluation. Fewer images are padded to a
             power of two.

@@ -17,6 +17,7 @@ from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
 from hypjax.objectives.koleo import koleo as koleo
+from hypjax.objectives.matryoshka import Matryoshka as Matryoshka
 from hypjax.objectives.own import register_objective as register_objective
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import circle as circle

@@ -12,7 +12,7 @@ from hypjax.errors import UserError
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Fused, Space
 from hypjax.geometry.learned import has_curvature, learned_numbers, space_at, values
-from hypjax.objectives import pair_losses, pairwise, proxy_losses
+from hypjax.objectives import matryoshka, pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
@@ -33,6 +33,7 @@ SAVED_SPACE = "saved_space"  # Field of the configuration of a saved run, see `d
 
 _LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
+    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
     **{
         name: Entry(
             functools.partial(pair_losses.create, name), loss.fields, loss.by_class, loss.by_tuple
@@ -49,7 +50,6 @@ _ANGULAR = {name for name, loss in proxy_losses.PROXY_LOSSES.items() if loss.ang
 
 OBJECTIVES = {
     **_LOSSES,
-    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
     # HIER on top of each loss.
     **{
         f"hier+{name}": Entry(
@@ -58,7 +58,15 @@ OBJECTIVES = {
             base.by_class,
         )
         for name, base in _LOSSES.items()
-        if not base.by_tuple
+        if not (base.by_tuple or name == "hypmix")
+    },
+    # Each loss of prefixes of the embedding.
+    **{
+        f"{matryoshka.PREFIX}{name}": base._replace(
+            create=functools.partial(matryoshka.create_matryoshka, base.create),
+            fields={**base.fields, **matryoshka.FIELDS},
+        )
+        for name, base in _LOSSES.items()
     },
     # Entailment cones beside each loss that any hyperbolic space has.
     **{
@@ -68,7 +76,7 @@ OBJECTIVES = {
             base.by_class,
         )
         for name, base in _LOSSES.items()
-        if not base.by_tuple and name not in _ANGULAR
+        if not base.by_tuple and name not in ("hypmix", *_ANGULAR)
     },
 }
 

@@ -402,7 +402,10 @@ class ProxyObjective(Objective):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
-        proxies = params["proxies"] if self.points else self.space.embed(params["proxies"])
+        # A prefix of the head's output is compared with that of the proxies, see `Matryoshka`.
+        proxies = params["proxies"][..., : outputs.projected.shape[-1]]
+        if not self.points:
+            proxies = self.space.embed(proxies)
         loss = self.function(points, batch.labels, proxies, space=self.space)
         return loss, batch_metrics(
             outputs.projected, points, batch.labels, self.space, self.samples_per_class

@@ -6,6 +6,7 @@ mapped into a space when they are read.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
+from hypjax.retrieval.prefixes import prefix_points
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
@@ -131,6 +133,22 @@ class Embeddings:
         chosen = {name: getattr(self, name) for name in columns}
         chosen = {name: column[rows] for name, column in chosen.items() if column is not None}
         return dataclasses.replace(self, **chosen)
+
+    def prefix(self, dim: int) -> "Embeddings":
+        """Embeddings of the first features alone, see `prefix_points`; of given ones, if known.
+
+        They are a gallery of their own, which may be saved, exported or scored.
+
+        Raises:
+            UserError: There are no more features than `dim`, or a vector is not in the space.
+        """
+        vectors, given = prefix_points(self.vectors, dim, space=self.space), None
+        if self.given is not None:
+            given = np.ascontiguousarray(self.given[:, :dim])
+            vectors = _embedded(self.space, given, keep=True)
+        own = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
+        fingerprint = own if self.fingerprint else ""
+        return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
 
     def check(self) -> None:
         """Checks that all vectors are points of the space.

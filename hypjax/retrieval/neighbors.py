@@ -125,6 +125,58 @@ def check_number(k: int, gallery: Sized, own_ids: Int[np.ndarray, " n"] | None) 
         raise UserError(f"k is {k}, but there are {items} items for a query to find")
 
 
+def nearest_among(
+    queries: Float[ArrayLike, "n d"],
+    candidates: Int[ArrayLike, "n m"],
+    gallery: Float[ArrayLike, "m d"],
+    *,
+    k: int,
+    space: Space,
+) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    """The k nearest of some gallery items of each query, such as those another search has found.
+
+    Args:
+        queries: Points of the space, [n, d].
+        candidates: Indices into the gallery, [n, m], none twice for a query.
+        gallery: Points of the space, which may be memory-mapped: only candidates are read.
+        k: Number of neighbours.
+        space: Space that measures the distances.
+
+    Returns:
+        As `nearest_neighbors` does, which they equal if all of those are candidates.
+
+    Raises:
+        UserError: A query is not in the space, or shapes or numbers do not match.
+    """
+    queries, gallery = inputs.check_points(queries, gallery)
+    inputs.check_in(space, queries)
+    candidates = np.asarray(candidates)
+    if candidates.ndim != 2 or len(candidates) != len(queries) or candidates.dtype.kind not in "iu":
+        raise UserError(
+            f"candidates must be indices, [{len(queries)} queries, number], got "
+            f"{candidates.dtype} {candidates.shape}"
+        )
+    if candidates.size and not (candidates.min() >= 0 and candidates.max() < len(gallery)):
+        raise UserError(f"candidates have an index outside 0 to {len(gallery) - 1}")
+    number = candidates.shape[1]
+    if not 1 <= k <= number:
+        raise UserError(f"k is {k}, but queries have {number} candidates")
+    found = np.empty((len(queries), k)), np.empty((len(queries), k), np.int32)
+    size = max(FETCH_BYTES // (4 * number * gallery.shape[1]), 1)
+    for part in inputs.blocks(len(queries), min(size, len(queries))):
+        ids = candidates[part]
+        points = inputs.host_rows(gallery, ids.reshape(-1))
+        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
+        rows = np.pad(rows, [(0, 0), (0, -number % inputs.LANES)])
+        with jax.enable_x64(True):
+            own = inputs.host_rows(queries, part)
+            apart = np.asarray(_separations_of_rows(space, own, points, rows))[:, :number]
+        order = _ascending(apart, ids)[:, :k]
+        for array, values in zip(found, (apart, ids), strict=True):
+            array[part] = np.take_along_axis(values, order, axis=1)
+    return _distances(space, found[0]), found[1]
+
+
 class _Block(NamedTuple):
     """Some queries, padded to the block size: their rows, points, and query vectors."""
 

@@ -6,9 +6,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.neighbors import check_number, search
+from hypjax.retrieval.prefixes import Shortlist
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.retrieval.selection import KeptGallery
 
@@ -23,11 +25,20 @@ class Refinement:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
         alpha: Exponent of their similarities, see `expansion.expand_queries`.
         reranking: How results are re-ranked, see `reranking.rerank`; None for not at all.
+        shortlist: Which items are found at all, by a prefix of the points; None for any.
     """
 
     expansion: int = 0
     alpha: float = 0.0
     reranking: Reranking | None = None
+    shortlist: Shortlist | None = None
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` for both: a re-ranking searches for neighbours of all items."""
+        if self.reranking is not None and self.shortlist is not None:
+            raise UserError(
+                "re-ranking compares the neighbours of all items; leave out the shortlist"
+            )
 
     def expanded(
         self,
@@ -67,6 +78,9 @@ class Refinement:
         """
         array = gallery.array if isinstance(gallery, KeptGallery) else gallery
         queries = self.expanded(queries, own_ids, array, space)
+        if self.shortlist is not None:
+            check_number(k, gallery, own_ids)
+            return self.shortlist.search(queries, own_ids, array, k=k, space=space)
         if self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         check_number(k, gallery, own_ids)

@@ -11,7 +11,8 @@ from hypjax.types import Batch, Outputs
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
 # Of HIER, whose triplets and proxies are chosen by the distances, and of Circle, whose weights are
-# held constant, the gradient is no derivative. ArcFace needs the sphere.
+# held constant, the gradient is no derivative. ArcFace needs the sphere. Losses of
+# prefixes are sums of the others.
 LOSSES = [name for name in OBJECTIVES if "+" not in name and name not in ("circle", "arcface")]
 LOSSES += ["cones+pairwise_cross_entropy"]
 QUICK = ("pairwise_cross_entropy", "hypmix")

@@ -112,6 +112,8 @@ def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys
     # Features are searched without a run, too, by cosine.
     commands.call("search", f"--gallery={file}", "--query=q.npz", "--k=1")
     assert f"0.0000  right  {given['ids'][5]}" in capsys.readouterr().out
+    commands.call("search", f"--gallery={file}", "--query=q.npz", "--k=1", "--prefix=9")
+    assert f"0.0000  right  {given['ids'][5]}" in capsys.readouterr().out
 
     commands.call("report", f"--workdir={run}", "--output=r.html")
     commands.call("hyperbolicity", f"--embeddings={file}", "--trials=1")

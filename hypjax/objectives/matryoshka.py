@@ -1,0 +1,121 @@
+"""Matryoshka: a loss of nested prefixes of the embedding (Kusupati et al., NeurIPS 2022)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.fields import Field, Rule, is_ascending
+from hypjax.geometry import Space
+from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.types import Batch, Outputs
+
+PREFIX = "matryoshka+"  # Of the names of these objectives.
+FIELDS = {
+    # Prefixes of the head's output that are trained besides the whole of it.
+    "dims": Field(
+        (8, 16, 32, 64),
+        Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
+    ),
+}
+
+
+def create_matryoshka(
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
+) -> "Matryoshka":
+    """Builds a run's objective; `create_base` builds the loss of each prefix."""
+    return Matryoshka(create_base(config, space), tuple(config.objective.dims))
+
+
+def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
+    """Dimensions of the prefixes that a run's objective trains; none for other objectives."""
+    named = config.objective.name.startswith(PREFIX)
+    return tuple(config.objective.dims) if named else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Matryoshka(Objective):
+    """The sum of a loss over prefixes of the head's output (Kusupati et al., Eq. 1, weights 1).
+
+    A prefix is cut off before the space embeds it: it is normalised, or clipped, by itself. So the
+    first coordinates of the head are an embedding of their own, as `hypjax.retrieval.prefix_points`
+    returns it from points.
+
+    The loss gets the first coordinates as if the head had no others. Its parameters, which all
+    prefixes share, have the dimension of the whole head; `ProxyObjective` takes the first
+    coordinates of its proxies, as the paper does of its classifiers (MRL-E).
+
+    Attributes:
+        base: The loss, without a state: a memory would hold points of one dimension.
+        dims: Dimensions of the prefixes, ascending, below that of the head, which is added.
+    """
+
+    base: Objective
+    dims: tuple[int, ...]
+
+    @property
+    def space(self) -> Space:
+        """That of the loss."""
+        return self.base.space
+
+    @property
+    def score_space(self) -> Space:
+        """That of the loss."""
+        return self.base.score_space
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Those of the loss."""
+        return self.base.groups
+
+    @property
+    def teacher_decay(self) -> float | None:
+        """That of the loss."""
+        return self.base.teacher_decay
+
+    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+        """Returns the parameters of the loss, and no state.
+
+        Raises:
+            UserError: The head has no more dimensions than a prefix, or the loss has a state.
+        """
+        if self.dims[-1] >= spec.head_dim:
+            raise UserError(
+                f"a prefix of {self.dims[-1]} dimensions is not shorter than the head's output, "
+                f"which has {spec.head_dim}; lower config.objective.dims"
+            )
+        params, state = self.base.init(key, spec)
+        if jax.tree.leaves(state):
+            raise UserError("a loss with a state, such as a memory, cannot be one of prefixes")
+        return params, state
+
+    def loss(
+        self,
+        params: dict,
+        outputs: Outputs,
+        teacher: Outputs | None,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Loss of a batch, see `Objective.loss`; metrics are those of the whole head's output.
+
+        They hold the loss of each prefix besides, such as "loss@16".
+        """
+        base = loss_function(self.base)
+
+        def at(dim: int | None) -> tuple[Float[Array, ""], Metrics]:
+            seen, taught = (
+                each and each._replace(projected=each.projected[:, :dim])
+                for each in (outputs, teacher)
+            )
+            loss, (_, metrics) = base(params, {}, seen, taught, batch, key)
+            return loss, metrics
+
+        total, metrics = at(None)
+        of_prefixes = {f"loss@{dim}": at(dim)[0] for dim in self.dims}
+        if "chance_loss" in metrics:  # It does not depend on the dimension.
+            metrics = metrics | {"chance_loss": metrics["chance_loss"] * (1 + len(self.dims))}
+        return total + sum(of_prefixes.values()), metrics | of_prefixes

@@ -1,0 +1,136 @@
+"""A loss of prefixes is the sum of that loss over the prefixes, each embedded by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax import objectives
+from hypjax.config import choose_objective, default_config, validate
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import (
+    Group,
+    Matryoshka,
+    Spec,
+    create_objective,
+    loss_function,
+    pairwise_cross_entropy,
+    proxy_anchor,
+    supcon,
+)
+from hypjax.types import Batch, Outputs
+
+SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
+DIM, DIMS, CLASSES = 12, (3, 5), 4
+LABELS = np.repeat(np.arange(CLASSES), 2)
+SPEC = Spec(CLASSES, 2, 7, DIM, 100, len(LABELS))
+
+
+def configured(name, space, **fields):
+    config = default_config()
+    choose_objective(config, f"matryoshka+{name}")
+    config.model.head_dim, config.train.samples_per_class = DIM, 2
+    config.objective.update({"space": space, "dims": DIMS, **fields})
+    return config
+
+
+def by_hand(name, x, space, proxies):
+    points = space.embed(x)
+    if name == "pairwise_cross_entropy":
+        return pairwise_cross_entropy(points, space=space, temperature=0.2, labels=LABELS)
+    if name == "supcon":
+        return supcon(points, LABELS, space=space)
+    return proxy_anchor(points, LABELS, space.embed(proxies), space=space)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("pairwise_cross_entropy", "poincare"),
+        ("supcon", "sphere"),
+        ("proxy_anchor", "sphere"),
+        pytest.param("pairwise_cross_entropy", "sphere", marks=pytest.mark.slow),
+        pytest.param("supcon", "poincare", marks=pytest.mark.slow),
+        pytest.param("proxy_anchor", "poincare", marks=pytest.mark.slow),
+    ],
+)
+def test_is_the_sum_of_the_losses_of_slices(name, space):
+    config = configured(name, space)
+    validate(config)
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), SPEC)
+    assert not jax.tree.leaves(state)
+    # Some features, and prefixes of some of these, are beyond the clip radius.
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(len(LABELS), DIM)), jnp.float32)
+    batch = Batch(None, LABELS, np.arange(len(LABELS)), None)
+
+    @jax.jit
+    def both(x, params):
+        values = params, state, Outputs(x[:, :7], x), None, batch, jax.random.key(1)
+        proxies = params.get("proxies", x)
+        parts = [by_hand(name, x[:, :m], objective.space, proxies[:, :m]) for m in (*DIMS, DIM)]
+        return loss_function(objective)(*values), parts
+
+    (loss, (_, metrics)), parts = both(x, params)
+    np.testing.assert_allclose(loss, sum(parts), rtol=1e-5)
+    for dim, part in zip(DIMS, parts, strict=False):
+        np.testing.assert_allclose(metrics[f"loss@{dim}"], part, rtol=1e-5)
+    assert objective.score_space == (SPHERE if space == "sphere" else BALL)
+    if name == "proxy_anchor":
+        assert objective.groups == (Group(("proxies",), rate=100.0),)
+    if name == "pairwise_cross_entropy":  # Of points that coincide.
+        np.testing.assert_allclose(metrics["chance_loss"], 3 * 2 * np.log(2 * CLASSES - 1))
+    norm = np.linalg.norm(objective.space.embed(x), axis=1).mean()
+    np.testing.assert_allclose(metrics["embedding_norm"], norm, rtol=1e-5)
+
+
+def test_each_loss_has_one_of_prefixes():
+    losses = {name for name in objectives.OBJECTIVES if "+" not in name}
+    named = {name for name in objectives.OBJECTIVES if name.startswith("matryoshka+")}
+    assert named == {f"matryoshka+{name}" for name in losses}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"objective.dims": (3, 12)},
+            "objective.dims is (3, 12); it must be below model.head_dim (12), which is added to "
+            "them",
+        ),
+        (
+            {"objective.dims": (5, 3)},
+            "objective.dims is (5, 3); it must be one or more ascending numbers above 0",
+        ),
+        (
+            {"eval.prefixes": (0, 3)},
+            "eval.prefixes is (0, 3); it must be ascending numbers above 0",
+        ),
+        (
+            {"objective.memory": 0.5},
+            "objective.memory is 0.5; it must be 0 for matryoshka+supcon, since a memory holds "
+            "points of one dimension",
+        ),
+        (
+            {"eval.pca.head": 2},
+            "eval.pca.head is 2; it must be None if prefixes of the head are scored",
+        ),
+    ],
+)
+def test_wrong_fields_are_refused(fields, words):
+    config = configured("supcon", "sphere")
+    with config.ignore_type():
+        config.update_from_flattened_dict(fields)
+    with pytest.raises(UserError) as error:
+        validate(config)
+    assert str(error.value) == f"config.{words}"
+
+
+def test_what_a_configuration_does_not_know_is_refused_before_training():
+    base = objectives.PairObjective(SPHERE, supcon, None)
+    with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
+        Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)
+    with_memory = objectives.PairObjective(SPHERE, supcon, None, memory=50)
+    with pytest.raises(UserError, match="a loss with a state"):
+        Matryoshka(with_memory, (3,)).init(jax.random.key(0), SPEC)

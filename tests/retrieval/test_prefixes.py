@@ -1,0 +1,125 @@
+"""Prefixes of points, searches with them, and ranking of what these find."""
+
+import jax
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.retrieval import nearest_among, prefix_points
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.prefixes import Shortlist
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking
+from tests.helpers.exact_order import true_order
+from tests.helpers.galleries import points
+
+SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
+UNCLIPPED = [
+    *(SPHERE, PoincareBall(0.1, None), Lorentz(0.1, None)),
+    Fused(((SPHERE, 1.0), (PoincareBall(0.1, 2.3), 2.0)), normalized=True),
+]
+
+
+def features(n, dim=12):
+    return np.random.default_rng(0).normal(size=(n, dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("space", UNCLIPPED, ids=str)
+def test_prefixes_of_points_are_those_of_their_features(space):
+    x = features(37)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True) if isinstance(space, Fused) else x
+    found = prefix_points(space.embed(x), 5, space=space)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, space.embed(x[:, :5]), atol=1e-6)
+
+
+def test_clipping_shortens_a_prefix_with_the_rest():
+    x = 2 * features(40)
+    found, trained = prefix_points(BALL.embed(x), 5, space=BALL), np.asarray(BALL.embed(x[:, :5]))
+    np.testing.assert_allclose(SPHERE.embed(found), SPHERE.embed(trained), atol=1e-6)
+    clipped = np.linalg.norm(x, axis=1) > 2.3
+    shorter = np.linalg.norm(found, axis=1) < np.linalg.norm(trained, axis=1) - 1e-6
+    assert clipped.any() and (shorter == clipped).all()
+
+
+@pytest.mark.parametrize("space", [BALL, pytest.param(SPHERE, marks=pytest.mark.slow)], ids=str)
+def test_a_shortlist_of_everything_is_the_exact_search(space):
+    queries, gallery = points(space, 0, 30, 12), points(space, 1, 120, 12)
+    gallery[7] = queries[2]
+    for own in (None, np.where(np.arange(30) == 2, 7, -1)):
+        expected = search(queries, own, gallery, k=9, space=space)
+        refinement = Refinement(shortlist=Shortlist(4, candidates=500))
+        found = refinement.search(queries, own, gallery, k=9, space=space)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("space", [BALL, pytest.param(SPHERE, marks=pytest.mark.slow)], ids=str)
+def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
+    queries, gallery = points(space, 0, 30, 12), points(space, 1, 120, 12)
+    distances, ids = Shortlist(4, candidates=20).search(queries, None, gallery, k=3, space=space)
+    short = [prefix_points(x, 4, space=space) for x in (queries, gallery)]
+    listed = true_order(space, *short)[:, :20]
+    with jax.enable_x64(True):
+        every = np.asarray(space.distance(np.float64(queries)[:, None], np.float64(gallery)))
+    own = np.take_along_axis(every, listed, axis=1)
+    order = np.argsort(own, axis=1)[:, :3]
+    np.testing.assert_array_equal(ids, np.take_along_axis(listed, order, axis=1))
+    np.testing.assert_allclose(distances, np.take_along_axis(own, order, axis=1), rtol=1e-6)
+    assert (ids != true_order(space, queries, gallery)[:, :3]).any()
+
+
+def test_fewer_candidates_than_neighbours_become_as_many():
+    queries, gallery = points(BALL, 0, 30, 12), points(BALL, 1, 120, 12)
+    few, as_many = (
+        Shortlist(4, candidates).search(queries, None, gallery, k=20, space=BALL)[1]
+        for candidates in (2, 20)
+    )
+    np.testing.assert_array_equal(few, as_many)
+
+
+def test_ties_are_in_the_order_of_the_gallery(tmp_path):
+    x = points(BALL, 0, 50, 12)
+    x[[9, 30]] = x[4]
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    candidates = np.random.default_rng(0).permuted(np.tile(np.arange(20, 50), (50, 1)), axis=1)
+    candidates = np.pad(candidates, [(0, 0), (2, 0)], constant_values=9)
+    candidates[:, 0] = 4
+    distances, ids = nearest_among(x, candidates, mapped, k=3, space=BALL)
+    assert ids[4].tolist() == [4, 9, 30] and not distances[4].any()
+
+
+def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
+    x = 3 * features(20)
+    embeddings = Embeddings.from_arrays(x, list("ab") * 10, space=BALL)
+    short = embeddings.prefix(5)  # Of features that were given, before they are clipped.
+    np.testing.assert_allclose(short.vectors, BALL.embed(x[:, :5]), atol=1e-6)
+    short.save(tmp_path / "short.npz")
+    loaded = Embeddings.load(tmp_path / "short.npz")
+    np.testing.assert_array_equal(loaded.vectors, short.vectors)
+    np.testing.assert_array_equal(loaded.labels, embeddings.labels)
+    known = Embeddings.from_arrays(short.vectors, space=BALL, points=True)
+    np.testing.assert_array_equal(
+        known.prefix(3).vectors, prefix_points(known.vectors, 3, space=BALL)
+    )
+
+
+def test_wrong_arguments_are_refused():
+    x = points(SPHERE, 0, 9, 12)
+    for dim, words in ((12, "a prefix of 12 dimensions must be shorter"), (0, "a prefix of 0")):
+        with pytest.raises(UserError, match=words):
+            prefix_points(x, dim, space=SPHERE)
+    with pytest.raises(UserError, match="embedding 0 is not of length 1"):
+        prefix_points(2 * x, 3, space=SPHERE)
+    for candidates, k, words in (
+        (np.zeros((8, 2), int), 1, "candidates must be indices, .9 queries, number."),
+        (np.full((9, 2), 9), 1, "candidates have an index outside 0 to 8"),
+        (np.zeros((9, 2), int), 3, "k is 3, but queries have 2 candidates"),
+    ):
+        with pytest.raises(UserError, match=words):
+            nearest_among(x, candidates, x, k=k, space=SPHERE)
+    with pytest.raises(UserError, match="leave out the shortlist"):
+        Refinement(reranking=Reranking(), shortlist=Shortlist(4))
