@@ -124,6 +124,7 @@ def _objective(name: str | None) -> ConfigDict:
     objective.learn = ()  # Further numbers that are learned, such as 'temperature'.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = _optional(2.3)
+    objective.feature_scale = 1.0  # On the hyperboloid: factor of features before they are clipped.
     for own, field in OBJECTIVES[name].fields.items() if name else ():
         if own in objective:
             raise UserError(

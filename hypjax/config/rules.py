@@ -158,6 +158,7 @@ _RULES = {
     ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),
+    "objective.feature_scale": ABOVE_0,
     "objective.c_bounds": range_within(*_CURVATURES),
     "objective.c_rate": at_least(0),
     "objective.curvatures": Rule(
@@ -290,6 +291,8 @@ def _validate_curvatures(config: ConfigDict) -> None:
 def _validate_learned_numbers(config: ConfigDict) -> None:
     fields, own = config.objective, OBJECTIVES[config.objective.name].fields
     learnable = [name for name, field in own.items() if field.learnable]
+    of_space = dataclasses.fields(SPACES[fields.space])
+    learnable += [field.name for field in of_space if field.metadata.get("learnable")]
     for name in fields.learn:
         if name not in learnable or fields.learn.count(name) > 1:
             known = ", ".join(learnable) or "nothing"

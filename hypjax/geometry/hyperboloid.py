@@ -30,38 +30,50 @@ class Lorentz(InnerProductSpace):
 
     It is isometric to `PoincareBall(c, clip_radius)`: features are embedded at the same distances
     from each other, 2‖v‖ from the origin. Points are space components, [..., d], see
-    `hypjax.geometry.lorentz`. MERU embeds features at the distance ‖v‖, so that its features, and a
-    clip radius for them, are twice as long as those here.
+    `hypjax.geometry.lorentz`. MERU embeds features at the distance α‖v‖ with a learned α, twice
+    the `feature_scale`, and does not clip them.
 
     Attributes:
         c: Negative curvature, at least 0; 0 is flat space with the distance ‖x − y‖ of points,
             which is twice that of features.
-        clip_radius: Largest norm of features before the exponential map, or None for no clipping.
+        clip_radius: Largest norm of scaled features before the exponential map, or None for no
+            clipping.
+        feature_scale: Factor of features, above 0.
     """
 
     c: float | Float[Array, ""] = 0.1
     clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
+    feature_scale: float | Float[Array, ""] = dataclasses.field(
+        default=1.0, metadata={"learnable": True}
+    )
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
         require_positive("c", self.c)
         require_radius(self.clip_radius)
+        require_positive("feature_scale", self.feature_scale)
 
     def __str__(self) -> str:
         return f"the hyperboloid of c = {self.c}"
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        """Clips features v and applies the exponential map at the origin to 2v.
+        """Scales and clips features v, and applies the exponential map at the origin to 2v.
 
         Like the ball, it shortens what leads farther than 12.2/√c.
         """
         longest = MAX_SQUARE_NORM**0.5 / 2 if self.clip_radius is None else self.clip_radius
-        v = poincare.clip_features(features, longest)
+        v = poincare.clip_features(self._scaled(features), longest)
         return lorentz.expmap0(lorentz.shorten(2 * v, self.c), self.c)
 
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
-        """Marks features longer than the clip radius."""
-        return self.ball().clipped(features)
+        """Marks features that are longer than the clip radius once they are scaled."""
+        return self.ball().clipped(self._scaled(features))
+
+    def _scaled(self, features: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        if isinstance(self.feature_scale, float) and self.feature_scale == 1:
+            return features
+        (features,) = arithmetic.inexact(features)
+        return features * jnp.asarray(self.feature_scale, features.dtype)
 
     def distance(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
@@ -71,7 +83,8 @@ class Lorentz(InnerProductSpace):
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by half the logarithmic map at the origin."""
-        return lorentz.logmap0(x, self.c) / 2
+        v = lorentz.logmap0(x, self.c) / 2
+        return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None

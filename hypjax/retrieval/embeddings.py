@@ -33,6 +33,7 @@ _BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
 _FIELD_TYPES = {
     "c": (int, float),
     "clip_radius": (int, float, types.NoneType),
+    "feature_scale": (int, float),
     "riemannian": (bool,),
 }
 _SIMPLE = (bool, int, float, str, types.NoneType)  # Types of the fields of others' spaces.

@@ -37,7 +37,8 @@ _PARTS = ("identity", "circumstances", "all")  # What config.json holds.
 SPACE = "score_space"  # In config.json: that of the head.
 # Fields that all objectives have.
 _COMMON = (
-    *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn", "clip_radius"),
+    *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn"),
+    *("clip_radius", "feature_scale"),
 )
 _PROVENANCE = "run.json"
 _LONGER = (

@@ -49,6 +49,7 @@ BALL = {
     "curvatures": (),
     "learn": (),
     "clip_radius": 2.3,
+    "feature_scale": 1.0,
 }
 COMMON = (
     {"seed": 0}

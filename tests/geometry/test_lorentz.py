@@ -142,6 +142,18 @@ def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
     np.testing.assert_allclose(whole[:, 0] ** 2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
 
 
+def test_features_are_scaled_as_by_meru_and_back(float64):
+    """MERU has the exponential map of α·v, here of twice the scaled features."""
+    v, alpha, c = np.random.default_rng(0).normal(size=(6, 5)), 0.3, 0.7
+    space = Lorentz(c, None, feature_scale=alpha / 2)
+    length = np.sqrt(c) * alpha * np.linalg.norm(v, axis=1, keepdims=True)
+    x = space.embed(v)
+    np.testing.assert_allclose(x, np.sinh(length) / length * alpha * v, rtol=1e-12)
+    np.testing.assert_allclose(space.features(x), v, rtol=1e-12)
+    clipped = Lorentz(c, 0.2, feature_scale=alpha / 2).clipped(v)
+    assert clipped.tolist() == (np.linalg.norm(v, axis=1) * alpha / 2 > 0.2).tolist()
+
+
 def test_curvature_zero_is_flat():
     x, y = FEATURES[:20], FEATURES[20:]
     flat = np.linalg.norm(x - y, axis=-1)

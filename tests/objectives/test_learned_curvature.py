@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from hypjax.config import choose_objective, default_config
+from hypjax.config.rules import validate
+from hypjax.errors import UserError
+from hypjax.geometry import Lorentz
 from hypjax.geometry.learned import learned_numbers
 from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function, objective_at
 from hypjax.types import Batch, Outputs
@@ -62,6 +65,17 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
             expected = (above - below) / (2 * STEP)
             np.testing.assert_allclose(gradient[number], expected, rtol=1e-6, atol=1e-8)
             assert abs(gradient[number]) > 1e-6
+
+
+def test_the_scale_of_features_is_learned_on_the_hyperboloid():
+    config = configured("pairwise_cross_entropy")
+    config.objective.space, config.objective.learn = "lorentz", ("feature_scale",)
+    validate(config)
+    learned = {"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)}
+    assert objective_at(config, {"space": learned}).space == Lorentz(0.5, 2.3, 2.0)
+    config.objective.space = "poincare"
+    with pytest.raises(UserError, match="must be of temperature, each once"):
+        validate(config)
 
 
 def test_the_space_before_training_is_that_of_the_configuration():
