@@ -90,12 +90,12 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
 
 def test_processes_that_share_the_queries_find_the_same_scores():
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(50, 4)).astype(np.float32) / 5
-    relevance = Relevance([[i, 49 - i] for i in range(9)], [[20], *[[]] * 8])
-    arguments = (points[:9], points, relevance)
-    options = {"metrics": ["map", "mp@5"], "space": PoincareBall()}
+    points = np.asarray(Sphere().embed(rng.normal(size=(60, 4)).astype("f")))
+    relevance = Relevance([[i, 59 - i] for i in range(10)], [[20], *[[]] * 9])
+    arguments = (points[:10], points, relevance)
+    options = {"metrics": ["map", "mp@5"], "space": Sphere()}
     whole = relevance_scores(*arguments, **options)
-    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 9))]
+    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 10))]
     for name, values in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
 
