@@ -1,5 +1,6 @@
 """Exact search and mining against sorting, from memory, from disk and over several devices."""
 
+import itertools
 import unittest.mock
 
 import jax
@@ -26,8 +27,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "space"),
+    [
+        pytest.param(
+            *(case, space),
+            marks=[] if case == "copies" or space is SPACES[1] else pytest.mark.slow,
+            id=f"{case}-{space}",
+        )
+        for case, space in itertools.product(CASES, SPACES)
+    ],
+)
 def test_equals_sorting_by_subtraction(space, case):
     features = np.random.default_rng(0).normal(size=(830, 32)).astype(np.float32)
     features, items, k = CASES[case](features)
@@ -40,7 +50,11 @@ def test_equals_sorting_by_subtraction(space, case):
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [SPACES[1], *(pytest.param(SPACES[i], marks=pytest.mark.slow) for i in (0, 2, 3))],
+    ids=str,
+)
 def test_a_kept_gallery_is_searched_as_any_other(space):
     x = points(space, 0, 700, 8)
     x[300:] = x[300] + 1e-7 * (x[300:] - x[300])  # A crowd, which needs float64.

@@ -49,7 +49,7 @@ def ranking_of(space, query, gallery):
 
 
 @pytest.mark.filterwarnings("ignore:.* queries have no match")
-@pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
+@pytest.mark.parametrize("space", [Sphere(), pytest.param(FUSED, marks=pytest.mark.slow)], ids=str)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 1e-3, 0]))
 @settings(max_examples=15, deadline=None)
 def test_scores_are_those_of_the_protocol(space, data, seed, spread):
