@@ -27,7 +27,6 @@ _OPTIMISED = (
     "engines",
     "geometry/test_layout",
     "retrieval/test_exactness",
-    "retrieval/test_relevance",
 )
 # XLA's older emitters of fused operations, which JAX 0.11 lacks, compile in half the time.
 _EMITTERS = "xla_cpu_use_fusion_emitters"

@@ -43,6 +43,7 @@ def test_the_program_runs_its_sub_commands(arguments, status, shown, tmp_path):
     assert not (done.stdout if status else done.stderr)
 
 
+@pytest.mark.slow
 def test_devices_that_jax_does_not_find_are_one_sentence():
     arguments = ("-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run")
     done = python(*arguments, JAX_PLATFORMS="rocm")

@@ -9,19 +9,20 @@ from tests.helpers.process_pair import python
 
 
 @pytest.fixture
-def glyphs(data_dir, tmp_path, monkeypatch):
+def features(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fields = [*small_runs.SHORT_GLYPHS, f"run.data_dir={data_dir}"]
-    return ["--config=glyphs", *(f"--config.{field}" for field in fields)]
+    path = small_runs.write_features(tmp_path / "features.npz")
+    fields = [*small_runs.SHORT_FEATURES, f"data.path={path}"]
+    return ["--config=features", *(f"--config.{field}" for field in fields)]
 
 
-def test_trains_prints_its_results_again_and_evaluates(glyphs, tmp_path, capsys):
-    first = python("-m", "hypjax.main", *glyphs, "--workdir=run", cwd=tmp_path)
+def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsys):
+    first = python("-m", "hypjax.main", *features, "--workdir=run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "Traceback" not in first.stderr
-    phases = ("the run's folder is ", "evaluating before", "compiling the", "training until step 6")
+    phases = ("the run's folder is ", "evaluating before", "compiling the", "training until step")
     lines = iter(first.stderr.splitlines())
-    for phase in (*phases, "step 6/6", "evaluating the trained model"):  # In this order.
+    for phase in (*phases, "step 12/12", "evaluating the trained model"):  # In this order.
         assert any(line.startswith(phase) for line in lines), first.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     shown = [line.split() for line in first.stdout.splitlines()]
@@ -34,16 +35,16 @@ def test_trains_prints_its_results_again_and_evaluates(glyphs, tmp_path, capsys)
         commands.call("main", *arguments)
         return capsys.readouterr().out
 
-    assert "already" in printed(*glyphs, "--workdir=run")
+    assert "already" in printed(*features, "--workdir=run")
     further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
     further.append("--config.eval.prefixes=4")
-    evaluated = printed(*glyphs, "--workdir=run", "--mode=evaluate", *further)
+    evaluated = printed(*features, "--workdir=run", "--mode=evaluate", *further)
     names, *rows = [line.split() for line in evaluated.splitlines()[1:6]]
     assert names[-1] == "map" and rows[0][2:-1] == final
     assert [row[0] for row in rows] == 4 * ["final"]
     assert [row[1] for row in rows] == ["head", "head:sphere", "head@4", "head@4:sphere"]
     assert printed("--workdir=run", "--mode=evaluate", *further) == evaluated
-    fields = printed(*glyphs, "--print", "--config.seed=3").splitlines()
+    fields = printed(*features, "--print", "--config.seed=3").splitlines()
     (line,) = (line for line in fields if "config.seed " in line)
     assert line.split()[1:] == ["3", "command", "line"]
 

@@ -260,6 +260,7 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
         validate(config)
 
 
+@pytest.mark.slow
 def test_a_run_without_the_code_of_its_loss_is_searched_in_the_space_of_that(
     photos_folder, tmp_path, capsys
 ):

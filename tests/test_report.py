@@ -143,6 +143,7 @@ def test_searches_and_classes_are_those_of_the_results(runs):
     assert 0 < wrong <= found.failures or not found.failures
 
 
+@pytest.mark.slow
 def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeypatch, capsys):
     config = small_runs.load(photos_folder, "run.report=True")
     for name in ("written", "failed", "interrupted"):

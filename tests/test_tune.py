@@ -8,7 +8,7 @@ import pytest
 
 from hypjax.errors import UserError
 from tests.helpers import commands
-from tests.helpers.small_runs import SHORT_GLYPHS
+from tests.helpers.small_runs import SHORT_FEATURES, write_features
 from tests.test_compare import finish_default
 
 CONFIG = "configs/glyphs.py"
@@ -67,25 +67,29 @@ def test_an_unfair_comparison_is_refused(tune, arguments, message):
 
 @pytest.mark.slow
 def test_the_script_trains_what_is_missing_and_prints_the_table(
-    repository, data_dir, folder, monkeypatch
+    repository, folder, monkeypatch, capsys
 ):
     """The second variant is missing, then the second seed of the first."""
     monkeypatch.setenv("PYTHONPATH", str(repository))
-    tried = [f for f in SHORT_GLYPHS if not f.startswith(("train.total_steps", "eval.every"))]
-    tried += ["train.total_steps=2", "eval.every=0", f"run.data_dir={data_dir}"]
+    path = write_features(folder / "features.npz")
+    tried = [*SHORT_FEATURES, "eval.every=0", f"data.path={path}"]
     fields = [f"--config.{field}" for field in tried]
+    config = "configs/features.py"
     for variant, field in (("hyp", "objective.temperature=0.1"), ("ms", "seed=1")):
-        commands.call("main", f"--config={CONFIG}:{variant}", *fields, f"--config.{field}")
+        commands.call("main", f"--config={config}:{variant}", *fields, f"--config.{field}")
     command = [
-        *(str(repository / "launch/compare.sh"), f"--config={CONFIG}", "--seeds=0,1"),
+        *(str(repository / "launch/compare.sh"), f"--config={config}", "--seeds=0,1"),
         *("--variant=hyp objective.temperature=0.1", "--variant=ms", *fields),
     ]
     options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
-    trained = re.findall(r"== --config=configs/glyphs.py:(\w+).*?(?:seed=(\d))?\n", done.stdout)
+    trained = re.findall(r"== --config=configs/features.py:(\w+).*?(?:seed=(\d))?\n", done.stdout)
     assert trained == [("ms", "0"), ("hyp", "1")]
     table = done.stdout.partition("recall@1 of the head on the test classes")[2].splitlines()
     assert [line.split()[0] for line in table[1:]] == ["hyp", "ms"]
-    again = subprocess.run(command, **options)
-    assert "== " not in again.stdout and again.stdout.endswith("\n".join(table[1:]) + "\n")
+    capsys.readouterr()
+    commands.call("tune", *command[1:], "--pending")
+    assert not capsys.readouterr().out
+    commands.call("tune", *command[1:])
+    assert capsys.readouterr().out.endswith("\n".join(table[1:]) + "\n")

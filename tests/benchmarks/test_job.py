@@ -39,7 +39,7 @@ def test_runs_without_accelerator_are_refused(monkeypatch):
 
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path):
-    short = ("--quick", "--cache=none", "--config.train.total_steps=4")
+    short = ("--quick", "--cache=none", "--config.train.total_steps=4", "--config.model.depth=1")
     done = python("-m", "hypjax.benchmark", "job", *short, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("hypjax-job-*"))
@@ -61,8 +61,10 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 from hypjax import benchmark, command
-from hypjax.benchmarks import measure, retrieval
+from hypjax.benchmarks import input, measure, retrieval, train
 measure.product_rate = lambda *_, **__: 1e11
+train.copy_rate = lambda size: 1e10
+input._BATCH = 10
 retrieval._QUICK_SIZES = 1500, 300, 5000
 command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICES)
 """

@@ -58,7 +58,7 @@ def test_the_exponential_map_is_that_of_the_ball():
     np.testing.assert_allclose(np.stack([places.real, places.imag], 1), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_few_points(count):
     points = np.asarray(BALL.embed(np.random.default_rng(3).normal(size=(count, 4))))
     places = layout.lay_out(points, BALL)

@@ -1,4 +1,4 @@
-"""Small runs: of configs/folder.py on the fixture `photos_folder`, and of configs/glyphs.py."""
+"""Small runs of configs/folder.py on `photos_folder`, of configs/glyphs.py and features.py."""
 
 import contextlib
 import json
@@ -35,6 +35,19 @@ SHORT_GLYPHS = [
     "data.validation_classes=20",
     *("eval.every=3", "run.log_every=2", "run.report=False"),
 ]
+# Overrides for configs/features.py: batches, steps and evaluation; the features set the model.
+SHORT_FEATURES = [
+    *(field for field in SMALL if not field.startswith(("data.", "model."))),
+    *("data.validation_classes=3", "data.test_classes=3", "optim.learning_rate=0.01"),
+]
+
+
+def write_features(path):
+    """Writes features of 10 classes with 6 items each, and returns the path."""
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(10), 6)
+    features = rng.normal(size=(10, 16))[labels] + rng.normal(size=(60, 16))
+    np.savez(path, features=np.float32(features), labels=labels)
+    return path
 
 
 def load(path, *overrides):

@@ -14,6 +14,7 @@ pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
 pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
 
 
+@pytest.mark.slow
 def test_neighbours_stay_together_inside_the_disk():
     ball, rng = PoincareBall(c=0.1, clip_radius=2.3), np.random.default_rng(0)
     labels = np.repeat(np.arange(10), 20)

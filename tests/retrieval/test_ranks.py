@@ -60,7 +60,7 @@ def test_labels_may_be_any_integers_and_points_of_half_precision():
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
+@pytest.mark.parametrize("space", [Sphere(), pytest.param(FUSED, marks=pytest.mark.slow)], ids=str)
 def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_path):
     monkeypatch.setattr(tiles, "SIDE", 64)
     jax.clear_caches()

@@ -49,7 +49,7 @@ def ranking_of(space, query, gallery):
 
 
 @pytest.mark.filterwarnings("ignore:.* queries have no match")
-@pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
+@pytest.mark.parametrize("space", [Sphere(), pytest.param(FUSED, marks=pytest.mark.slow)], ids=str)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 1e-3, 0]))
 @settings(max_examples=15, deadline=None)
 def test_scores_are_those_of_the_protocol(space, data, seed, spread):
@@ -90,12 +90,12 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
 
 def test_processes_that_share_the_queries_find_the_same_scores():
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(50, 4)).astype(np.float32) / 5
-    relevance = Relevance([[i, 49 - i] for i in range(9)], [[20], *[[]] * 8])
-    arguments = (points[:9], points, relevance)
-    options = {"metrics": ["map", "mp@5"], "space": PoincareBall()}
+    points = np.asarray(Sphere().embed(rng.normal(size=(60, 4)).astype("f")))
+    relevance = Relevance([[i, 59 - i] for i in range(10)], [[20], *[[]] * 9])
+    arguments = (points[:10], points, relevance)
+    options = {"metrics": ["map", "mp@5"], "space": Sphere()}
     whole = relevance_scores(*arguments, **options)
-    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 9))]
+    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 10))]
     for name, values in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
 

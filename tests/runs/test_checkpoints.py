@@ -224,6 +224,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_what_was_waited_for_survives_a_power_failure(tmp_path):
     with lossy_disk(tmp_path) as disk:
         run = disk.path / "run"

@@ -22,6 +22,7 @@ with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
 """
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
     command = [sys.executable, "-c", CLAIM, str(tmp_path)]
     options = {"cwd": small_runs.REPOSITORY, "stdout": subprocess.PIPE, "text": True}

@@ -22,9 +22,7 @@ from tests.helpers.pictures import write_squares
 from tests.training.test_interruptions import assert_same_run, saved_arrays
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
-# What the small runs set of batches, steps and evaluation; the model is that of the features.
-FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
-FIELDS += ["data.validation_classes=3", "data.test_classes=3", "optim.learning_rate=0.01"]
+FIELDS = small_runs.SHORT_FEATURES
 
 
 @pytest.fixture(scope="module")

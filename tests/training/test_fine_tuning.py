@@ -127,19 +127,20 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(
 def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
     photos_folder, tmp_path, capsys
 ):
-    """Killed while the head is trained alone, and again later; evaluated, converted and loaded."""
+    """Killed while the head is trained alone, then interrupted; evaluated, converted and loaded."""
     fields = [*STEADY, *ALL, "train.probe_steps=6", "eval.every=5"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     config = small_runs.load(photos_folder, *fields)
     train.train_and_evaluate(config, whole)
     assert "the encoder is trained, too, from now on" in capsys.readouterr().err
-    for step in (2, 8):
-        process = small_runs.start(photos_folder, run, *fields)
-        while process.poll() is None and not (run / f"checkpoints/{step}").exists():
-            time.sleep(0.001)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+    process = small_runs.start(photos_folder, run, *fields)
+    while process.poll() is None and not (run / "checkpoints/2").exists():
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    with small_runs.interrupted_after(8):
+        train.train_and_evaluate(config, run)
     results = train.train_and_evaluate(config, run)
     assert_same_run(run, whole)
 
