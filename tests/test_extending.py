@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import hypjax
 from hypjax import cli, train
 from hypjax.analysis.run_embeddings import TrainedRun, scored_head
 from hypjax.config import default_config
@@ -86,7 +87,8 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     (code,) = shown_objective.blocks("A space")
     module = types.SimpleNamespace()
     exec(code, vars(module))
-    monkeypatch.setitem(SPACES, "klein", module.Klein)
+    monkeypatch.setitem(SPACES, "klein", None)  # It is removed afterwards.
+    hypjax.register_space("klein", module.Klein)
     config = default_config()
     config.objective.space, config.objective.learn_c = "klein", True
     validate(config)

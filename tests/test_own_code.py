@@ -22,6 +22,7 @@ from hypjax.config import flatten, own, validate
 from hypjax.data import given
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.postprocess import model_fingerprint
@@ -255,8 +256,28 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
         if forgotten:  # What was saved with the run is the space before training.
             config["saved_space"] = BALL
         assert objectives.scored_space(config, learned) == PoincareBall(0.5, 2.3)
+    config.objective.curvatures = (0.1, 1.0)
+    with pytest.raises(
+        UserError, match=r"curvatures is .*; it must be \(\) if the curvature of spre"
+    ):
+        validate(config)
     own.choose_own_objective(config, PairwiseCrossEntropy(BALL, 0.2, 2))
+    config.objective.curvatures = ()
     with pytest.raises(UserError, match="False for PairwiseCrossEntropy.*, which has a space of"):
+        validate(config)
+
+
+def test_learned_numbers_of_the_scores_of_ones_own_loss_are_refused():
+    def create(config, space):
+        mixed = Fused(((BALL, config.objective.share), (Sphere(), 1.0)))
+        return PairwiseCrossEntropy(mixed, config.objective.heat, 2)
+
+    fields = {name: Field(0.5, ABOVE_0, learnable=True) for name in ("share", "heat")}
+    hypjax.register_objective("shared", create, fields=fields)
+    config = small_runs.load("unused", "objective.name=shared", "objective.learn=heat")
+    validate(config)
+    config.objective.learn = ("share",)
+    with pytest.raises(UserError, match=r"it must be \(\) for shared, whose scores depend on"):
         validate(config)
 
 

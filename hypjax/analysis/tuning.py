@@ -86,8 +86,9 @@ def require_fair(grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> 
         objective = candidate.load(seeds[0]).objective
         for field in (setting.partition("=")[0] for setting in candidate.settings):
             if field.removeprefix("objective.") in unused_fields(objective):
+                several = field == "objective.c" and objective.curvatures
                 learning = field in ("objective.c_bounds", "objective.c_rate")
-                reason = "learn_c" if learning else "space"
+                reason = "learn_c" if learning else "curvatures" if several else "space"
                 raise UserError(
                     f"{candidate.variant} has no use for {field}, since objective.{reason} is "
                     f"{objective[reason]}"

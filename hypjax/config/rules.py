@@ -24,13 +24,13 @@ from hypjax.fields import (
     within,
 )
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature
+from hypjax.geometry.learned import has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import create_space
+from hypjax.objectives.create import create_objective, create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.objectives.own import BUILT_IN, is_known
 
@@ -295,12 +295,17 @@ def _validate_learned_numbers(config: ConfigDict) -> None:
     learnable += [field.name for field in of_space if field.metadata.get("learnable")]
     for name in fields.learn:
         if name not in learnable or fields.learn.count(name) > 1:
-            known = ", ".join(learnable) or "nothing"
-            refuse("objective.learn", fields.learn, f"of {known}, each once, for {fields.name}")
+            known = f"any of {', '.join(learnable)}, each once," if learnable else "()"
+            refuse("objective.learn", fields.learn, f"{known} for {fields.name}")
         if not fields[name] > 0:
             refuse(f"objective.{name}", fields[name], "above 0 if objective.learn names it")
+    if fields.get("memory") and (moving := [f.name for f in of_space if f.name in fields.learn]):
+        words = f"0 if {moving[0]} is learned, since a memory holds points of earlier ones"
+        refuse("objective.memory", fields.memory, words)
     if fields.learn_c:
         _validate_learned_curvature(config)
+    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
+        _validate_own_space(config)
 
 
 def _validate_learned_curvature(config: ConfigDict) -> None:
@@ -316,9 +321,6 @@ def _validate_learned_curvature(config: ConfigDict) -> None:
     if fields.get("memory"):
         words = "0 if objective.learn_c is set, since a memory holds points of earlier curvatures"
         refuse("objective.memory", fields.memory, words)
-    if not _in_given_space(config):
-        words = f"False for {fields.name.removeprefix(OWN)}, which has a space of its own"
-        refuse("objective.learn_c", True, words)
 
 
 def _validate_prefixes(config: ConfigDict) -> None:
@@ -335,17 +337,26 @@ def _validate_prefixes(config: ConfigDict) -> None:
         refuse("objective.memory", config.objective.memory, words)
 
 
-def _in_given_space(config: ConfigDict) -> bool:
-    """Whether an objective is trained and scored in the space that it is created with.
+def _validate_own_space(config: ConfigDict) -> None:
+    """Refuses what a user's objective cannot learn: its scores are those of the saved space.
 
-    Those of hypjax are, or in a space that is made of it; of the user's code, one example is tried.
+    A learned c takes the place of that of the saved space; other numbers must not be part of it.
     """
-    name, space = config.objective.name, create_space(config.objective)
-    if name in BUILT_IN or not is_known(name):
-        return True
-    other = dataclasses.replace(space, c=2 * space.c)
-    objective = OBJECTIVES[name].create(config, other)
-    return objective.space == other and objective.score_space == other
+    fields = config.objective
+    name, numbers = fields.name.removeprefix(OWN), learned_numbers(fields)
+    if "curvatures" in numbers:
+        refuse(
+            "objective.curvatures", fields.curvatures, f"() if the curvature of {name} is learned"
+        )
+    other = config.copy_and_resolve_references()
+    with other.unlocked():
+        other.objective.update({field: 2 * number for field, number in numbers.items()})
+    space = create_space(other.objective)
+    objective = OBJECTIVES[fields.name].create(other, space)
+    if fields.learn_c and not objective.space == space == objective.score_space:
+        refuse("objective.learn_c", True, f"False for {name}, which has a space of its own")
+    if not fields.learn_c and objective.score_space != create_objective(config).score_space:
+        refuse("objective.learn", fields.learn, f"() for {name}, whose scores depend on them")
 
 
 def _in_encoder(name: Any) -> bool:

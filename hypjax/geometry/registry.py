@@ -4,7 +4,6 @@ import dataclasses
 
 from hypjax.errors import UserError, require_free
 from hypjax.geometry.ball import PoincareBall
-from hypjax.geometry.fused import Fused
 from hypjax.geometry.hyperboloid import Lorentz
 from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree
 from hypjax.geometry.sphere import Sphere
@@ -15,7 +14,6 @@ SPACES: dict[str, type[InnerProductSpace]] = {
     "sphere": Sphere,
 }
 _BUILT_IN = frozenset(SPACES)
-_TREES = {*SPACES.values(), Fused}  # Those that `as_tree` has registered.
 
 
 def register_space(name: str, space: type[Space]) -> None:
@@ -39,6 +37,4 @@ def register_space(name: str, space: type[Space]) -> None:
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
         raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
-    if space not in _TREES:
-        _TREES.add(as_tree(space))
-    SPACES[name] = space
+    SPACES[name] = as_tree(space)

@@ -137,12 +137,19 @@ class InnerProductSpace(Space, Protocol):
         """
 
 
+_TREES: set[type] = set()
+
+
 def as_tree(space: type) -> type:
     """Registers a frozen dataclass as a pytree, with fields marked as static in its structure.
 
     Unlike with `jax.tree_util.register_dataclass`, trees are built without the constructor, which
-    may refuse values: trees of this structure also hold gradients, labels and placeholders.
+    may refuse values: trees of this structure also hold gradients, labels and placeholders. A class
+    that is registered already stays as it is.
     """
+    if space in _TREES:
+        return space
+    _TREES.add(space)
     fields = dataclasses.fields(space)
     leaves = [field.name for field in fields if not field.metadata.get("static")]
     static = [field.name for field in fields if field.metadata.get("static")]

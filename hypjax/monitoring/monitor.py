@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,12 @@ class Meter:
     counts even while the device computes, so the share of input is an upper bound.
     """
 
-    def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, batch_size: int, stopwatch: Stopwatch, learned: Collection[str] = ()
+    ) -> None:
+        """Prepares readings; of the names of learned numbers, each has the latest value."""
         self._batch_size, self._stopwatch = batch_size, stopwatch
+        self._latest = {"learning_rate", *learned}
         self._metrics: list[Mapping[str, Any]] = []
         self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
         self.restart_clock()
@@ -55,7 +59,7 @@ class Meter:
         wait = self._stopwatch.seconds()["input"] - self._waited
         finite = [m for m in metrics if m["finite"]]
         names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
-        values = {n: _summary_of(n, [m[n] for m in finite]) for n in names}
+        values = {n: self._summary_of(n, [m[n] for m in finite]) for n in names}
         values["skipped"] = int(metrics[-1]["skipped"])
         if self._steps:
             values["images_per_second"] = self._steps * self._batch_size / seconds
@@ -68,18 +72,17 @@ class Meter:
         self.restart_clock()
         return values
 
+    def _summary_of(self, name: str, values: Sequence[float]) -> float:
+        """The latest value of what is set or learned; of names in _min and _max the extreme."""
+        if name in self._latest:
+            return float(values[-1])
+        return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
+
     def summary(self) -> str:
         """Returns one line about all readings."""
         seconds = max(self._all_seconds, 1e-9)
         rate = self._all_steps * self._batch_size / seconds
         return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
-
-
-def _summary_of(name: str, values: Sequence[float]) -> float:
-    """The latest learning rate and c; of names in _min and _max the extreme; of others the mean."""
-    if name in ("learning_rate", "c"):
-        return float(values[-1])
-    return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
 
 
 class Trace:
@@ -131,12 +134,13 @@ class Monitor(contextlib.AbstractContextManager):
         health: HealthWatch,
         trace: Trace,
         stopwatch: Stopwatch,
+        learned: Collection[str] = (),
     ) -> None:
         self._first = self._reported = steps.start
         self._telemetry, self._trace, self._stopwatch = telemetry, trace, stopwatch
         self._watch, self._health = watch, health
         self._progress = console.Progress(steps.start, steps.stop, batch_size)
-        self._meter = Meter(batch_size, stopwatch)
+        self._meter = Meter(batch_size, stopwatch, learned)
 
     def __exit__(self, *args: object) -> None:
         self._trace.end()
@@ -197,6 +201,12 @@ class Monitor(contextlib.AbstractContextManager):
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step."""
         self._telemetry.write(step, values)
+
+    def _summary_of(self, name: str, values: Sequence[float]) -> float:
+        """The latest value of what is set or learned; of names in _min and _max the extreme."""
+        if name in self._latest:
+            return float(values[-1])
+        return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
 
     def summary(self) -> str:
         """Returns one line about all steps."""

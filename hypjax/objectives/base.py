@@ -49,8 +49,8 @@ class Group(NamedTuple):
         rate: Factor of the learning rate.
         weight_decay: Its weight decay; None for the general one.
         start: Step from which it changes; until then its moments accumulate.
-        ball_c: If they are points of the ball of this c: `riemannian_adam` moves them then, from
-            the first step on and without weight decay.
+        ball_c: If they are points of the ball of this c: `riemannian_adam` moves them then, without
+            weight decay, and their gradients are not clipped.
     """
 
     path: tuple[str, ...]

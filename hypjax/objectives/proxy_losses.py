@@ -346,8 +346,8 @@ def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
     points = fields.proxy_optimizer == "riemannian"
     if points and (fields.learn_c or not isinstance(space, PoincareBall)):
         raise UserError(
-            "config.objective.proxy_optimizer is riemannian; it must be adam unless the space is "
-            "poincare, with one c that is not learned"
+            "config.objective.proxy_optimizer is riemannian; it must be adam unless proxies are in "
+            "the space poincare, with one c that is not learned (with HIER, they are on the sphere)"
         )
     return ProxyObjective(
         space=space,

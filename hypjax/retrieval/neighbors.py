@@ -158,7 +158,7 @@ def nearest_among(
         )
     if candidates.size and not (candidates.min() >= 0 and candidates.max() < len(gallery)):
         raise UserError(f"candidates have an index outside 0 to {len(gallery) - 1}")
-    number = candidates.shape[1]
+    k, number = inputs.check_whole_number("k", k), candidates.shape[1]
     if not 1 <= k <= number:
         raise UserError(f"k is {k}, but queries have {number} candidates")
     found = np.empty((len(queries), k)), np.empty((len(queries), k), np.int32)

@@ -147,12 +147,13 @@ def create_optimizer(
     # Without such groups there is no such step, so that older checkpoints fit.
     if layer_rate or any(group.rate != 1 for group in groups):
         steps.append(_scale(groups, layer_rate or (lambda path: 1.0)))
+    steps = [*clips, *steps]
+    if any(group.ball_c is not None for group in groups):
+        moments = {"b1": b1, "b2": b2, "eps": eps}
+        steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
     if probe_steps or any(group.start for group in groups):
         steps.append(_hold(groups, probe_steps))
-    if not any(group.ball_c is not None for group in groups):
-        return optax.chain(*clips, *steps)
-    moments = {"b1": b1, "b2": b2, "eps": eps}
-    return optax.chain(*clips, _with_points(groups, learning_rate, moments, optax.chain(*steps)))
+    return optax.chain(*steps)
 
 
 _FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "clip_norm", "clip_value")
@@ -170,11 +171,14 @@ def configured_optimizer(
     Other groups are those of the parameters of the space. Options are further arguments of
     `create_optimizer`.
     """
+    named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
+    if any(group.path == GROUPS["space"] for group in named):
+        space = ()  # One group for all of them, instead of one for each.
     groups = [
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
         *(group._replace(path=GROUPS["space"] + group.path) for group in space),
-        *(Group(parameter_path(name), *settings) for name, *settings in optim.groups),
+        *named,
     ]
     fields = {field: optim[field] for field in _FIELDS}
     return create_optimizer(schedule, **fields, groups=groups, **options)
@@ -212,7 +216,11 @@ def _with_points(
     moments: Mapping[str, float],
     others: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Moves the points of balls by Riemannian Adam, and the other parameters as given."""
+    """Moves the points of balls by Riemannian Adam, and the other parameters as given.
+
+    Gradients of points, which grow without bound towards the boundary, are not clipped, nor are
+    they part of the norm by which others are: Riemannian Adam divides them by their size.
+    """
 
     def mover(group: Group) -> optax.GradientTransformation:
         general = learning_rate if callable(learning_rate) else lambda step: learning_rate
@@ -241,8 +249,10 @@ def _with_points(
         of_rest, before = others.update(of_rest, state[0], rest)
         found, after = flatten_dict(of_rest, keep_empty_nodes=True), {}
         for name, mover in movers.items():
-            moved, after[name] = mover.update(gradients[name], state[1][name], points[name])
-            found |= {tuple(path.split("/")): leaf for path, leaf in moved.items()}
+            after[name] = state[1][name]
+            if points[name]:  # Or they are frozen.
+                moved, after[name] = mover.update(gradients[name], after[name], points[name])
+                found |= {tuple(path.split("/")): leaf for path, leaf in moved.items()}
         return unflatten_dict(found), (before, after)
 
     return optax.GradientTransformation(init, update)

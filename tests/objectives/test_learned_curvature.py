@@ -74,7 +74,7 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
     learned = {"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)}
     assert objective_at(config, {"space": learned}).space == Lorentz(0.5, 2.3, 2.0)
     config.objective.space = "poincare"
-    with pytest.raises(UserError, match="must be of temperature, each once"):
+    with pytest.raises(UserError, match="must be any of temperature, each once"):
         validate(config)
 
 

@@ -191,10 +191,13 @@ def test_a_head_that_is_loaded_brings_its_curvature(run, file, tmp_path, capsys)
         (["objective.c_bounds=0.2,1"], "objective.c is 0.1; it must be within objective.c_bounds"),
         (["objective.c_bounds=0,1"], "c_bounds is .*; it must be two ascending numbers above"),
         (["objective.name=contrastive", "objective.memory=0.5"], "memory is 0.5; it must be 0 if"),
-        (["objective.learn=margin"], r"learn is .'margin',.; it must be of temperature, each once"),
+        (
+            ["objective.learn=margin"],
+            r"learn is .'margin',.; it must be any of temperature, each once",
+        ),
         (
             ["objective.learn=temperature,temperature"],
-            "must be of temperature, each once, for pair",
+            "must be any of temperature, each once, for pair",
         ),
         (
             ["objective.curvatures=0.1,20"],

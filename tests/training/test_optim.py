@@ -94,15 +94,31 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
         gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
         updates, state = optimizer.update(gradient, state, found)
         found = optax.apply_updates(found, updates)
-        # The norm that is clipped is that of all gradients.
-        of_others, first = others.update(gradient, states[0], expected)
-        scale = 0.5 / optax.tree.norm(gradient)
-        proxies = expected["objective"]["proxies"]
-        moved, second = mover.update(scale * gradient["objective"]["proxies"], states[1], proxies)
+        # Points have no share in the norm that is clipped.
+        proxies, of_proxies = expected["objective"]["proxies"], gradient["objective"]["proxies"]
+        alone = {**gradient, "objective": {"proxies": jnp.zeros_like(of_proxies)}}
+        of_others, first = others.update(alone, states[0], expected)
+        moved, second = mover.update(of_proxies, states[1], proxies)
         states = first, second
         expected = optax.apply_updates(expected, {**of_others, "objective": {"proxies": moved}})
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), found, expected)
     PoincareBall(0.3).check(found["objective"]["proxies"])
+    frozen = {"model": params["model"]}
+    updates, _ = optimizer.update(frozen, optimizer.init(frozen), frozen)
+    assert jax.tree.structure(updates) == jax.tree.structure(frozen)
+
+
+def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyphs):
+    learned = Group(("log_c",), rate=20.0, weight_decay=0.0)
+    for own, factor in (((), 20), ("optim.groups=('space', 3, 0, 0)", 3)):
+        config = load_glyphs(*([own] if own else []), "optim.clip_norm=None")
+        optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-3, (), (learned,))
+        params = {"model": {"space": {"log_c": jnp.float32(-2.0)}}}
+        updates, _ = optimizer.update(
+            jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
+        )
+        found = updates["model"]["space"]["log_c"]
+        np.testing.assert_allclose(found, -1e-3 * factor, rtol=1e-4)
 
 
 def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
