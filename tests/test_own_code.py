@@ -257,9 +257,7 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
             config["saved_space"] = BALL
         assert objectives.scored_space(config, learned) == PoincareBall(0.5, 2.3)
     config.objective.curvatures = (0.1, 1.0)
-    with pytest.raises(
-        UserError, match=r"curvatures is .*; it must be \(\) if the curvature of spre"
-    ):
+    with pytest.raises(UserError, match=r"curvatures is .*; it must be \(\) if the curv"):
         validate(config)
     own.choose_own_objective(config, PairwiseCrossEntropy(BALL, 0.2, 2))
     config.objective.curvatures = ()
