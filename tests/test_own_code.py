@@ -303,6 +303,7 @@ def test_a_run_without_the_code_of_its_loss_is_searched_in_the_space_of_that(
     assert open_splits(saved_config(tmp_path / "run")).test.num_classes == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "head"])
 def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind):
     net = Net(16)

@@ -57,6 +57,7 @@ def test_a_run_leaves_results_times_and_a_model(run, load_glyphs, capsys):
     assert "already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path, capsys):
     config, whole, results = run
     with interrupted_after(4):

@@ -32,6 +32,7 @@ def test_long_calls_are_timed_as_often_as_short_ones(monkeypatch):
     assert len(times) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["cls", "avg"])
 def test_the_operations_are_those_that_xla_counts(pooling):
     config = step_config("vit", side=128, batch=4, samples=2)

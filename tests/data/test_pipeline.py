@@ -80,6 +80,7 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.slow
 def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
     """Grain frees it in a thread, here a slow one, also that of pieces that no batch has used."""
     opened, open_shared = [], SharedMemoryArray.from_metadata
@@ -113,6 +114,7 @@ class Deadly(list):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "size", "seed"), [(1, 6, 2), pytest.param(3, 40, 3, marks=pytest.mark.slow)]
 )
@@ -147,6 +149,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_parent(tmp_path):
     """The output, which the worker holds as well, stays open as long as one of the two lives."""
     path = tmp_path / "program.py"

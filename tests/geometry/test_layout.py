@@ -28,6 +28,7 @@ def test_distances_are_kept_better_than_by_principal_components(space):
     assert np.array_equal(layout.lay_out(points, space), places)
 
 
+@pytest.mark.slow
 def test_points_of_the_plane_keep_their_distances():
     """Up to the smallest one, which is subtracted, and scale."""
     ball = PoincareBall(c=1.0, clip_radius=None)
@@ -58,6 +59,7 @@ def test_the_exponential_map_is_that_of_the_ball():
     np.testing.assert_allclose(np.stack([places.real, places.imag], 1), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_few_points(count):
     points = np.asarray(BALL.embed(np.random.default_rng(3).normal(size=(count, 4))))

@@ -242,6 +242,7 @@ def test_gradients_are_finite_everywhere(c):
         assert all(np.isfinite(g).all() for g in gradients)
 
 
+@pytest.mark.slow
 def test_gradients_of_dist_matrix_and_dist_agree(float64):
     x, y = points(0, (6, 4), 1.0, 0.9), points(1, (5, 4), 1.0, 0.9)
     weights = np.random.default_rng(2).normal(size=(6, 5))

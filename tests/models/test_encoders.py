@@ -59,6 +59,7 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
     assert 0 < error < 2e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ["packed", "separate"])
 def test_every_option_of_blocks_computes_gradients_in_bfloat16(gate):
     """Norms of heads and hidden layers, whose input is bfloat16, have float32 statistics."""
@@ -153,6 +154,7 @@ def test_a_run_with_another_head_trains_and_embeds(kind, photos_folder, tmp_path
         train.train_and_evaluate(small_runs.load(photos_folder, *weights), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_the_arrangement_for_tensor_cores_changes_rounding_only(params):
     """Seven tokens are padded to eight, and all gradients agree, too."""
 
@@ -187,6 +189,7 @@ def test_gradients_of_norms_and_products_are_those_of_their_formulas(name):
     np.testing.assert_allclose(*gradients, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_gradients_of_maxima_are_those_of_each_operation(params):
     """Of jnp.max they are not on CPUs, where XLA computes its operand twice."""
     encoder = VisionTransformer(**SMALL | {"depth": 1}, pooling="max")

@@ -116,6 +116,7 @@ def test_unusable_weights_are_an_error(name, content, message, tmp_path, monkeyp
         load_timm(name, SMALL)
 
 
+@pytest.mark.slow
 def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_download(tmp_path):
     repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
     (repository / "refs").mkdir(parents=True)

@@ -127,6 +127,7 @@ def test_collapsed_embeddings_are_reported(centre, spread, warned, capsys):
     assert ("all lie within 0 of one point of norm 0; " in printed) == (centre == 0)
 
 
+@pytest.mark.slow
 def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_folder, tmp_path):
     with pytest.raises(UserError) as caught:
         train.train_and_evaluate(small_runs.load(photos_folder, *EXPLODES), tmp_path)

@@ -62,6 +62,7 @@ def test_letters_that_differ_in_size_only_are_not_two_objects(objects, alike):
     assert small.isdisjoint(large)
 
 
+@pytest.mark.slow
 def test_another_process_renders_the_same(objects):
     glyph = objects["query"][0].glyph
     program = (
