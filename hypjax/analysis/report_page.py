@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from hypjax import __version__
 from hypjax.analysis.disk import COLOURS
 from hypjax.analysis.hit_grid import data_url
+from hypjax.geometry.learned import reported_names
 
 # Metrics of the curves, and what they are called.
 _CURVES = {
@@ -26,7 +27,10 @@ _CURVES = {
     "feature_norm": "Mean norm of the features",
     "embedding_norm": "Mean norm of the embeddings",
     "clipped_share": "Share of clipped features",
-    "c": "Learned curvature c",
+    "cone_loss": "Angle outside the own cone and inside others, in radians",
+    "cone_inside": "Share of images in the cone of their coarse class",
+    "cone_inside_others": "Share of images in another cone, on average",
+    "cone_apex_norm": "Mean norm of the apexes' features",
     "gradient_norm": "Norm of the gradient",
     "images_per_second": "Images per second",
 }
@@ -104,7 +108,7 @@ def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
         scores=_intervals(runs, same_images) + _scores(runs, same_images),
         same_images=same_images,
         keys=[(name, *_style(i)) for i, name in enumerate(run.name for run in runs)],
-        curves=[curve for metric in _CURVES if (curve := _curve(runs, metric))],
+        curves=_curves(runs),
         times=_times(runs),
     )
 
@@ -154,7 +158,16 @@ def _style(i: int) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
 
 
-def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
+def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The curves of all metrics that a run has, learned numbers among them."""
+    learned = {
+        name: f"Learned {name}" for run in runs for name in reported_names(run.log.config.objective)
+    }
+    titles = {**_CURVES, **learned}
+    return [curve for metric in titles if (curve := _curve(runs, metric, titles[metric]))]
+
+
+def _curve(runs: Sequence[Run], metric: str, title: str) -> dict[str, str] | None:
     """The curves of a metric over the steps, one per run; None if no run has it."""
     figure = Figure(figsize=(3.3, 2.2), layout="constrained")
     axes = figure.subplots()
@@ -180,7 +193,7 @@ def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
     with rc_context({"svg.hashsalt": "hypjax"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     image = data_url(file.getvalue(), "svg+xml")
-    return {"image": image, "title": _CURVES[metric], "name": metric}
+    return {"image": image, "title": title, "name": metric}
 
 
 def _value(found: Any) -> float:

@@ -12,9 +12,8 @@ from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.identity import flatten
-from hypjax.config.rules import field_types, refuse, validate
+from hypjax.config.rules import field_types, refuse, refuse_objective, validate
 from hypjax.errors import UserError, nearest
-from hypjax.fields import one_of
 from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
@@ -139,7 +138,7 @@ def _set(config: ConfigDict, override: str) -> None:
         value = float(value)
     if field == "objective.name":
         if value not in OBJECTIVES:
-            refuse(field, value, one_of(*OBJECTIVES).words)
+            refuse_objective(value)
         choose_objective(config, value)
         return
     with config.ignore_type():

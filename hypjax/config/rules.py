@@ -244,7 +244,7 @@ def validate(config: ConfigDict) -> None:
     """Validates a configuration before anything is compiled; an error names the field."""
     fields = flatten(config)
     if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
-        refuse("objective.name", name, one_of(*OBJECTIVES).words)
+        refuse_objective(name)
     known = field_types(name)
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
@@ -294,6 +294,9 @@ def _validate_learned_numbers(config: ConfigDict) -> None:
     of_space = dataclasses.fields(SPACES[fields.space])
     learnable += [field.name for field in of_space if field.metadata.get("learnable")]
     for name in fields.learn:
+        if name == "c":
+            words = "without c, whose curvature objective.learn_c learns"
+            refuse("objective.learn", fields.learn, words)
         if name not in learnable or fields.learn.count(name) > 1:
             known = f"any of {', '.join(learnable)}, each once," if learnable else "()"
             refuse("objective.learn", fields.learn, f"{known} for {fields.name}")
@@ -498,6 +501,18 @@ def _validate_caches(config: ConfigDict) -> None:
         refuse("data.stored_side", data.stored_side, words)
     if data.stored_side is not None and cache != "device":
         refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
+
+
+def refuse_objective(name: Any) -> None:
+    """Raises a `UserError` for a name that no objective has; it lists those without a prefix."""
+    plain = [each for each in OBJECTIVES if "+" not in each]
+    prefixes = sorted({each.partition("+")[0] + "+" for each in OBJECTIVES if "+" in each})
+    refuse(
+        "objective.name",
+        name,
+        f"one of {', '.join(plain)}, or one of these after {', '.join(prefixes)} where the losses "
+        "can be combined" + nearest(str(name), OBJECTIVES),
+    )
 
 
 def refuse(field: str, value: Any, words: str) -> None:

@@ -43,7 +43,10 @@ class Fused(Space):
             require_positive("a weight", weight)
 
     def __str__(self) -> str:
-        return " + ".join(f"{weight} × {space}" for space, weight in self.parts)
+        def short(weight: float | Float[Array, ""]) -> object:
+            return round(weight, 4) if isinstance(weight, float) else weight
+
+        return " + ".join(f"{short(weight)} × {space}" for space, weight in self.parts)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
         """The coordinates of points in each space.

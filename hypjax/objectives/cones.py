@@ -177,7 +177,10 @@ class Cones:
             UserError: The training classes have no groups.
         """
         if not spec.coarse_classes:
-            raise UserError(f"the objective is {self.title} has none; name a loss without cones+")
+            raise UserError(
+                f"the objective is {self.title} has none; list superlabels, or name a loss "
+                "without cones+"
+            )
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
         coarse = np.asarray(spec.coarse_classes, np.int32)

@@ -270,8 +270,8 @@ class Embeddings:
         """
         if not isinstance(self.space, InnerProductSpace):
             raise UserError(
-                f"{type(self.space).__name__} distances are no inner products; search the gallery "
-                "with hypjax.search, or embed with a run whose eval.spaces are poincare or sphere"
+                f"distances in {self.space} are no inner products; search the gallery with "
+                "hypjax.search, or embed with a run in one space: poincare, lorentz or sphere"
             )
         if role not in ("query", "gallery"):
             raise UserError(f"role is {role!r}; it must be query or gallery")

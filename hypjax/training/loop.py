@@ -8,7 +8,7 @@ import jax
 
 from hypjax.data.parts import Task
 from hypjax.errors import Interrupted
-from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
+from hypjax.geometry.learned import reported_names
 from hypjax.monitoring.health import FiniteWatch, HealthWatch
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -157,5 +157,5 @@ def create_monitor(
         ),
         trace,
         stopwatch,
-        learned=named_values(first_parameters(learned_numbers(config.objective))),
+        learned=reported_names(config.objective),
     )
