@@ -11,7 +11,7 @@ from hypjax.benchmarks import loss, measure, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
-TASKS = {"loss": 16, "retrieval": 13, "input": 7, "train": 4}
+TASKS = {"loss": 19, "retrieval": 13, "input": 7, "train": 4}
 
 
 @pytest.fixture
