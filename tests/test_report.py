@@ -115,7 +115,7 @@ def test_failures_of_runs_take_turns_and_mirrored_ones_are_shown_once():
 @pytest.mark.parametrize(("metric", "low"), [("loss", 0.95), ("images_per_second", 0)])
 def test_axes_of_constants_are_sensible(metric, low, figures):
     lines = [{"step": step, metric: 1 + 1e-9 * step} for step in range(5)]
-    _curve([SimpleNamespace(log=SimpleNamespace(lines=lines))], metric)
+    _curve([SimpleNamespace(log=SimpleNamespace(lines=lines))], metric, metric)
     (axes,) = figures[0].axes
     assert axes.get_ylim() == pytest.approx((low, 1.05))
     assert axes.yaxis.get_offset_text().get_text() == "" and axes.get_legend() is None
