@@ -205,7 +205,7 @@ def _updated(
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     if learner.skip_nonfinite:
-        # The devices select. If the host did, it would have to wait for every step.
+        # Selected on the devices, so that the host need not wait for every step.
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
         changed = _chosen(finite, changed, before)
