@@ -1,6 +1,7 @@
-"""Converts a trained model to timm's parameter names, for PyTorch."""
+"""Converts a trained model for use in other programs."""
 
 import pathlib
+from collections.abc import Callable
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -8,7 +9,8 @@ from hypjax.errors import UserError
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = command.Flags()
 _WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
-_OUTPUT = FLAGS.string("output", None, "File to write, such as model.safetensors.")
+_OUTPUT = FLAGS.string("output", None, "File or folder to write, such as model.safetensors.")
+_FORMAT = FLAGS.enum("format", "timm", ["timm"], "What to write: weights under timm's names.")
 
 
 def main(overrides: list[str]) -> None:
@@ -16,10 +18,14 @@ def main(overrides: list[str]) -> None:
     command.require(_WORKDIR, _OUTPUT)
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output is {output}; its name must end in .safetensors")
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
+    _FORMATS[_FORMAT.value](output)
+
+
+def _write_timm(output: pathlib.Path) -> None:
+    """Writes the weights under timm's names, and says how PyTorch loads them."""
+    _require_suffix(output, ".safetensors")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
@@ -34,6 +40,16 @@ def main(overrides: list[str]) -> None:
     if not pools_as_timm(model.encoder):
         print(f"this run uses {model.encoder.pooling} pooling, which timm's model lacks:")
         print("  pool the tokens of model.forward_features(images), then apply the classifier")
+
+
+def _require_suffix(output: pathlib.Path, suffix: str) -> None:
+    """Raises an error unless a file's name ends as its format does."""
+    if output.suffix != suffix:
+        raise UserError(f"--output is {output}; its name must end in {suffix}")
+
+
+# A new format adds its line, and its name to the flag.
+_FORMATS: dict[str, Callable[[pathlib.Path], None]] = {"timm": _write_timm}
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def test_help_shows_the_flags_of_the_command_alone():
     assert done.returncode == 0 and not done.stderr
     example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
     assert example in done.stdout and done.stdout.endswith(".safetensors\n")
-    assert "--output: File to write" in done.stdout
+    assert "--output: File or folder" in done.stdout
     assert "--config:" not in done.stdout and "--verbosity" not in done.stdout
 
 
