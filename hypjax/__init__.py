@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from hypjax.objectives import register_objective
     from hypjax.train import train
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "Model",
+    "__version__",
     "load",
     "push",
     "register_encoder",
@@ -43,8 +45,20 @@ def __getattr__(name: str) -> Any:
     """Imports what the functions need, JAX among it, when they are first used."""
     import importlib
 
+    if name == "__version__":
+        return _version()
     if name == "train":  # A module that can be called.
         return importlib.import_module("hypjax.train")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"hypjax.{_MODULES[name]}"), name)
+
+
+def _version() -> str:
+    """The version of the installed package, which its tag gave it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("hypjax")
+    except metadata.PackageNotFoundError:  # The folder is on the path, but not installed.
+        return "0+unknown"

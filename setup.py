@@ -1,0 +1,19 @@
+"""What setup.cfg cannot say: a package index shows the README where its relative links lead nowhere.
+
+HYPJAX_SOURCE is the address of the repository; without it, links stay as they are.
+"""
+
+import os
+import pathlib
+import re
+
+import setuptools
+
+source = os.environ.get("HYPJAX_SOURCE", "").rstrip("/")
+shown = {}
+if source:
+    readme = pathlib.Path(__file__).with_name("README.md").read_text()
+    readme = re.sub(r"!\[([^\]]*)\]\((?!http)", rf"![\1]({source}/raw/main/", readme)
+    readme = re.sub(r"(?<!\!)\]\((?!http|#|mailto:)", rf"]({source}/blob/main/", readme)
+    shown = {"long_description": readme, "project_urls": {"Source": source}}
+setuptools.setup(**shown)
