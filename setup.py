@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: a package index shows the README where its relative links lead nowhere.
+"""What setup.cfg cannot say: on a package index, relative links of the README lead nowhere.
 
 HYPJAX_SOURCE is the address of the repository; without it, links stay as they are.
 """

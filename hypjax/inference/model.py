@@ -15,7 +15,7 @@ from hypjax.errors import UserError, devices_explained
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.push import describe
+from hypjax.inference.model_card import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import console, hub
@@ -115,7 +115,7 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     path = pathlib.Path(source).expanduser()
     if "://" in source or path.exists() or path.parent.exists():
         return source
-    if not hub.is_name(source):
+    if not hub.is_name(hub.split(source)[0]):
         return source
     console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
     return f"{hub.SCHEME}{source}"
@@ -133,7 +133,8 @@ def load(
 
     Args:
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
-            Face hub, 'hf://OWNER/NAME'. Without hf://, there must be no folder OWNER here.
+            Face hub, 'hf://OWNER/NAME', or at a tag, a branch or a commit, 'hf://OWNER/NAME@v1'.
+            Without hf://, there must be no folder OWNER here.
         part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
             the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may

@@ -3,96 +3,25 @@
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax import __version__
-from hypjax.config import default_config, flatten, identity
-from hypjax.config.choices import GIVEN, OWN
+from hypjax.config import flatten
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space
 from hypjax.inference.matches import read_matches, write_matches
+from hypjax.inference.model_card import model_card
 from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
-from hypjax.models.encoder import FEATURES
-from hypjax.models.own import OwnEncoder
-from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
 from hypjax.objectives import scored_space
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.published import compare
-from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import write_json, write_text
 
-_README = "README.md"  # The model card.
-_CARD = """\
----
-library_name: hypjax
-pipeline_tag: image-feature-extraction
-tags:
-- image-retrieval
-- metric-learning
-{tags}---
-
-# {name}
-
-Embeddings for image retrieval: {description}.
-
-## Use
-
-In hypjax, which scales the pixels and maps the embeddings into their space:
-
-```python
-import hypjax
-
-model = hypjax.load("{name}")
-points = model.embed(["one.jpg", "two.jpg"])  # Points of {space}
-hits = model.search("photos/", "query.jpg", k=10)
-print(hits[0])
-```
-
-{elsewhere}Test images are {view}.
-Their pixels, from 0 to 1, have the mean {mean} and the standard deviation {std}.
-
-## Data
-
-{data}
-
-## Recipe
-
-Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json` has all of them.
-
-| field | value |
-|---|---|
-{fields}
-
-## Results
-
-{results}
-"""
-
-
-_IN_TIMM = """\
-In timm, whose output is what hypjax maps into that space:
-
-```python
-import timm
-
-model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
-```
-
-"""
-_OWN = """\
-The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.
-
-"""
+_README = "README.md"
 
 
 def push(
@@ -159,7 +88,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         write_json(folder / files.RESULTS, results)
     write_weights(folder, config, model, params)
     space = scored_space(config, params)
-    write_text(folder / _README, _model_card(name, config, model, space, results))
+    write_text(folder / _README, model_card(name, config, model, space, results))
     write_contents(folder, config, space, circumstances, params.get("space"))
 
 
@@ -179,73 +108,3 @@ def _last_name(location: str) -> str:
     rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
     names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
     return names[-1] if names and names[-1][0] != "~" else "unnamed" if location else ""
-
-
-def _model_card(
-    name: str,
-    config: ConfigDict,
-    model: Embedder,
-    space: Space,
-    results: Mapping[str, Any] | None,
-) -> str:
-    """Writes the card of a run's model; results are None if the run is not finished."""
-    data = config.data
-    square = f"{data.image_size} × {data.image_size}"
-    view = f"resized to {square} pixels, whatever their shape"
-    if data.test_view == "centre_crop":
-        view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
-    notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
-    defaults = identity(default_config(config.objective.name))
-    changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
-    own = isinstance(model.encoder, OwnEncoder)
-    return _CARD.format(
-        name=name,
-        description=describe(config),
-        space=space,
-        tags="" if own else "- timm\n",
-        elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
-        view=view,
-        mean=list(data.mean),
-        std=list(data.std),
-        data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
-        version=__version__,
-        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results=_results(config, results),
-    )
-
-
-def describe(config: ConfigDict) -> str:
-    """Says in one line what a run's model is: encoder, head, dataset and loss."""
-    model, data = config.model, config.data
-    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
-    head = f"a head of {model.head_dim} coordinates"
-    images = "images given from Python" if data.name == GIVEN else data.name
-    if encoder == FEATURES:
-        return f"features of {model.width} coordinates with {head}, trained by {loss}"
-    if encoder == "vit":
-        encoder = f"ViT ({model.depth} blocks of width {model.width})"
-    return (
-        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
-        f"{data.image_size} pixels, trained on {images} with {loss}"
-    )
-
-
-def _unlike_timm(model: Embedder) -> str:
-    """What timm's model lacks of this one, as a paragraph."""
-    text = ""
-    if model.head_kind == "norm_dense":
-        text += "timm's model lacks the head, a Dense layer after a LayerNorm. "
-    if not pools_as_timm(model.encoder):
-        text += (
-            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool "
-            "those of `model.forward_features(images)`, then apply the classifier. "
-        )
-    return text and f"{text}\n\n"
-
-
-def _results(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
-    if results is None:
-        return "The run is not finished."
-    states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
-    shown = [format_results(states), compare(results, config)]
-    return "\n".join(["```", *filter(None, shown), "```"])

@@ -44,6 +44,12 @@ def hub_repository(name: str) -> str:
     return f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
 
 
+def repository_of(weights: str) -> str:
+    """The repository of weights for which `is_hub_name` holds."""
+    name = weights.removeprefix(hub.SCHEME).removeprefix("hf-hub:")
+    return name if "/" in name else hub_repository(name)
+
+
 def is_hub_name(weights: str) -> bool:
     """Whether `model.weights` has the form of a name on the hub, whatever lies on this machine."""
     prefix, name = re.fullmatch(r"(hf-hub:|hf://|timm/)?(.*)", weights, re.DOTALL).groups()

@@ -20,9 +20,17 @@ def is_repository(location: str | pathlib.Path) -> bool:
     """Whether a location is a repository, hf://OWNER/NAME; one of this scheme must be."""
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
-    if not is_name(location.removeprefix(SCHEME)):
-        raise UserError(f"{location} names no repository; write {SCHEME}OWNER/NAME")
+    if not is_name(split(location)[0]):
+        raise UserError(
+            f"{location} names no repository; write {SCHEME}OWNER/NAME, or {SCHEME}OWNER/NAME@TAG"
+        )
     return True
+
+
+def split(location: str) -> tuple[str, str | None]:
+    """The name of a repository, and its revision: a branch, a tag or a commit, after an @."""
+    name, _, revision = location.removeprefix(SCHEME).partition("@")
+    return name, revision or None
 
 
 def is_name(text: str) -> bool:
@@ -42,9 +50,14 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    name = location.removeprefix(SCHEME)
+    name, revision = split(location)
+    patterns = list(files)
     try:
-        return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
+        return fetch(
+            huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=patterns
+        )
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"the repository {name} has no revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
@@ -65,7 +78,11 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
         return pathlib.Path(download(*args, **options))
     except errors.LocalEntryNotFoundError as error:
         raise UnreachableError(type(error.__cause__ or error).__name__) from error
-    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError):
+    except (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.EntryNotFoundError,
+    ):
         raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
         if isinstance(error, OSError) and error.errno in _DISK:
@@ -85,7 +102,10 @@ def upload(
     private: bool,
     owned: Callable[[str], bool],
 ) -> str:
-    """Uploads files in one commit, which removes other `owned` ones; returns the web address."""
+    """Uploads files in one commit, which removes other `owned` ones; returns its web address.
+
+    Large files that an interrupted upload has left on the hub are not uploaded again.
+    """
     import huggingface_hub
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
 
@@ -93,16 +113,16 @@ def upload(
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
     try:
         api = huggingface_hub.HfApi()
-        address = api.create_repo(name, private=private, exist_ok=True)
+        api.create_repo(name, private=private, exist_ok=True)
         stale = [file for file in api.list_repo_files(name) if owned(file) and file not in files]
         operations = [
             *(CommitOperationDelete(file) for file in stale),
             *(CommitOperationAdd(file, str(folder / file)) for file in files),
         ]
-        api.create_commit(name, operations, commit_message="Upload a hypjax model")
+        commit = api.create_commit(name, operations, commit_message="Upload a hypjax model")
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise UserError(f"the hub refused to write to {name} ({status})") from error
     except Exception as error:  # HTTP clients raise errors of many types.
         raise UserError(f"the hub cannot be reached ({type(error).__name__})") from error
-    return str(address)
+    return str(commit.commit_url)

@@ -1,0 +1,214 @@
+"""The Hugging Face hub, played by a server on this machine that keeps repositories in memory."""
+
+import base64
+import hashlib
+import http.server
+import json
+import re
+import threading
+from typing import NamedTuple
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+
+class Commit(NamedTuple):
+    """One revision of a repository."""
+
+    oid: str
+    files: dict[str, bytes]
+
+
+class FakeHub(http.server.ThreadingHTTPServer):
+    """Answers what huggingface_hub asks to create, fill and read repositories.
+
+    Attributes:
+        token: The token that may write, and read private repositories.
+        commits: Of each repository, the oldest first. Its last one is the branch main.
+        private: Names of the private repositories.
+        stored: Large files by their SHA-256, also those that no commit holds yet.
+        sent: Sizes of the large files that were uploaded.
+        cut_after: Number of bytes after which the next download of a file ends, if one is to.
+        refused: Number of commits that are to be refused before one is accepted.
+    """
+
+    token = "secret"
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.commits: dict[str, list[Commit]] = {}
+        self.private: set[str] = set()
+        self.stored: dict[str, bytes] = {}
+        self.sent: list[int] = []
+        self.cut_after: int | None = None
+        self.refused = 0
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        """Prints nothing."""
+
+    def _answer(self, body=b"", status=200, **headers):
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _error(self, code, status):
+        self._answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
+
+    def _allowed(self, name):
+        """Whether a repository may be read; answers if not."""
+        known = name in self.server.commits
+        if known and (name not in self.server.private or self._has_token()):
+            return True
+        self._error("RepoNotFound", 404)
+        return False
+
+    def _has_token(self):
+        return self.headers.get("Authorization") == f"Bearer {self.server.token}"
+
+    def _commit(self, name, revision):
+        """The commit of a revision; answers if there is none."""
+        commits = self.server.commits[name]
+        if revision == "main":
+            return commits[-1]
+        found = [commit for commit in commits if commit.oid == revision]
+        if not found:
+            self._error("RevisionNotFound", 404)
+        return found[0] if found else None
+
+    def do_GET(self):  # noqa: N802
+        path = self.path.partition("?")[0]
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/([^/]+)", path):
+            name, what, revision = found.groups()
+            if not self._allowed(name) or not (commit := self._commit(name, revision)):
+                return
+            files = [
+                {"type": "file", "oid": commit.oid, "path": file, "size": len(data)}
+                for file, data in commit.files.items()
+            ]
+            siblings = [{"rfilename": file} for file in commit.files]
+            about = {"id": name, "sha": commit.oid, "siblings": siblings, "private": False}
+            return self._answer(files if what == "tree" else about)
+        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            name, revision, file = found.groups()
+            if self._allowed(name) and (commit := self._commit(name, revision)):
+                self._send_file(commit, file)
+            return
+        self._error("EntryNotFound", 404)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _send_file(self, commit, file):
+        if file not in commit.files:
+            return self._error("EntryNotFound", 404)
+        data = commit.files[file]
+        tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": commit.oid}
+        first = 0
+        if asked := re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", "")):
+            first = int(asked[1])
+            tag["Content_Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        end, cut = len(data), self.server.cut_after
+        if cut is not None and self.command == "GET" and end > cut:
+            self.server.cut_after, end = None, cut
+            tag["Content_Length"] = str(len(data) - first)
+            self.close_connection = True
+        return self._answer(data[first:end], 206 if first else 200, **tag)
+
+    def _body(self):
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def do_POST(self):  # noqa: N802
+        path, body = self.path.partition("?")[0], self._body()
+        if not self._has_token():
+            return self._error("Unauthorized", 401)
+        if path == "/api/repos/create":
+            return self._create(json.loads(body))
+        if path == "/api/validate-yaml":
+            huggingface_hub.ModelCard(json.loads(body)["content"])  # Raises an error of a card's.
+            return self._answer({"errors": [], "warnings": []})
+        if path.endswith("/info/lfs/objects/batch"):
+            return self._offer(json.loads(body))
+        name, _, what = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
+        if what == "preupload":
+            files = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            return self._answer({"files": files})
+        if what == "commit":
+            return self._take(name, [json.loads(line) for line in body.splitlines()])
+        return self._error("EntryNotFound", 404)
+
+    def _create(self, asked):
+        name = f"{asked['organization']}/{asked['name']}"
+        url = {"url": f"{self.server.address}/{name}"}
+        if name in self.server.commits:
+            return self._answer(url, 409)
+        self.server.commits[name] = [Commit(40 * "0", {})]
+        if asked.get("visibility") == "private" or asked.get("private"):
+            self.server.private.add(name)
+        return self._answer(url)
+
+    def _offer(self, asked):
+        """Says where large files go; those that are stored go nowhere."""
+        objects = []
+        for each in asked["objects"]:
+            upload = {"upload": {"href": f"{self.server.address}/store/{each['oid']}"}}
+            new = each["oid"] not in self.server.stored
+            objects.append(each | ({"actions": upload} if new else {}))
+        return self._answer({"transfer": "basic", "objects": objects})
+
+    def do_PUT(self):  # noqa: N802
+        data = self._body()
+        self.server.stored[self.path.rpartition("/")[2]] = data
+        self.server.sent.append(len(data))
+        self._answer()
+
+    def _take(self, name, lines):
+        if self.server.refused:
+            self.server.refused -= 1
+            return self._error("ServerError", 500)
+        files = dict(self.server.commits[name][-1].files)
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.server.stored[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        oid = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.server.commits[name].append(Commit(oid, files))
+        url = f"{self.server.address}/{name}/commit/{oid}"
+        return self._answer({"commitUrl": url, "commitOid": oid, "success": True})
+
+
+@pytest.fixture
+def fake_hub(tmp_path, monkeypatch):
+    """A hub, which huggingface_hub asks in this process, with a cache of its own."""
+    hub = FakeHub()
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    for name, value in {
+        "ENDPOINT": hub.address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    yield hub
+    hub.shutdown()
+    hub.server_close()
