@@ -106,12 +106,11 @@ def distance(one, other):
     total = 0
     for weight, c, radius, factor in SPACES:
         x, y = (points(np.asarray(each, float), c, radius, factor) for each in (one, other))
-        xx, yy = np.sum(x * x, axis=1)[:, None], np.sum(y * y, axis=1)
-        squares = np.maximum(xx + yy - 2 * x @ y.T, 0)
+        found = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
         if c is not None:
-            gaps = (1 - c * xx) * (1 - c * yy)
-            squares = 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
-        total = total + weight * squares
+            gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
+            found = 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * found / gaps))
+        total = total + weight * found
     return total
 '''
 
@@ -139,17 +138,27 @@ def write_folder(
         config, model, params = restore_best(run)
     _require_counterpart(config, model)
     embedder = TrainedEmbedder(workdir)
-    space, parts = embedder.space, _parts(embedder.space)
+    space, function = embedder.space, distance_function(embedder.space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
     with writing(folder), _replacing_folder(folder) as staged:
-        _write_encoder(staged, config, model, params["encoder"])
-        _write_head(staged, model, params.get("head"), normalize=not features)
+        write_model(staged, config, model, params, normalize=not features)
         if features:
-            write_text(staged / "distance.py", _DISTANCE.format(space=space, parts=parts))
+            write_text(staged / "distance.py", function)
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": COMPARISONS[features]}
         write_text(staged / "README.md", _CARD.format(**values))
     return exact
+
+
+def write_model(
+    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any, *, normalize: bool
+) -> None:
+    """Writes the files that sentence-transformers reads into an empty folder.
+
+    The model ends with the head's outputs or, if `normalize`, scales them to length 1.
+    """
+    _write_encoder(folder, config, model, params["encoder"])
+    _write_head(folder, model, params.get("head"), normalize=normalize)
 
 
 @contextlib.contextmanager
@@ -307,6 +316,11 @@ def _write_module(
     write_json(folder / "config.json", settings)
     if weights is not None:
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def distance_function(space: Space) -> str:
+    """Source of a module of NumPy alone: a space's `distance` between features."""
+    return _DISTANCE.format(space=space, parts=_parts(space))
 
 
 def _parts(space: Space) -> list[tuple[float, float | None, float | None, float]]:
