@@ -5,9 +5,11 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
+from hypjax.inference import mteb_encoder
 from hypjax.inference.mteb_encoder import MtebEncoder
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 from tests.helpers import small_runs
+from tests.helpers.manual import programs
 
 mteb = pytest.importorskip("mteb", reason="needs mteb")
 datasets = pytest.importorskip("datasets", reason="needs datasets")
@@ -65,9 +67,14 @@ def task(photos_folder):
     return local_task(sorted(photos_folder.rglob("*.png")))
 
 
-def test_scores_equal_hypjax(task, encoder):
-    result = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False)
-    (scores,) = result.task_results[0].scores["test"]
+def test_scores_equal_hypjax(task, encoder, monkeypatch, tmp_path):
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
+    monkeypatch.setattr(mteb, "get_task", lambda name: task)
+    monkeypatch.setattr(mteb_encoder, "MtebEncoder", lambda name: encoder)
+    values = {}
+    exec(programs("take-it-with-you.md", "mteb")[0], values)
+    (scores,) = values["result"].task_results[0].scores["test"]
+    assert values["result"].task_results[0].get_score() == scores["hit_rate_at_1"]
     images = task.dataset["default"]["test"]["corpus"]
     points, space = encoder.encode([{"image": images["image"][:]}]), encoder.space
     labels = np.array([name[:6] for name in images["id"]])

@@ -1,5 +1,6 @@
 """Folders for sentence-transformers give what hypjax computes, and rank as its spaces do."""
 
+import re
 import runpy
 
 import jax
@@ -16,6 +17,7 @@ from hypjax.models import create_embedder, model_shapes
 from hypjax.models.pretrained import save_timm, timm_constructor
 from hypjax.types import View
 from tests.helpers import commands, small_runs
+from tests.helpers.manual import programs
 from tests.helpers.small_runs import REPOSITORY
 
 sentence_transformers = pytest.importorskip(
@@ -31,10 +33,10 @@ WHOLE = {"objective.space": "poincare", "objective.clip_radius": None}
 
 @pytest.fixture(scope="module")
 def runs(photos_folder, tmp_path_factory):
-    """Two runs with random weights: of images in colour, and of grey ones without a head."""
+    """Two runs with random weights: of images in colour, and of grey ones, scaled as letters."""
     folder = tmp_path_factory.mktemp("runs")
-    grey = ("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)", "data.test_view=squash")
-    for name, fields in (("colour", ()), ("grey", (*grey, "model.head=none"))):
+    grey = ("data.channels=1", "data.mean=(0.085,)", "data.std=(0.24,)", "data.test_view=squash")
+    for name, fields in (("colour", ()), ("grey", grey)):
         small_runs.save_untrained(small_runs.load(photos_folder, *fields), folder / name)
     return folder
 
@@ -42,6 +44,25 @@ def runs(photos_folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def photos(photos_folder):
     return [Image.open(path) for path in sorted(photos_folder.rglob("*.png"))[::3]]
+
+
+@pytest.fixture
+def letters(photos_folder, tmp_path, monkeypatch):
+    """The current folder, which has images where the manual's programs look for them."""
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/test").symlink_to(photos_folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(section, number=0, *changes):
+    """Runs a program of the manual with some changes; returns its variables."""
+    code, values = programs("take-it-with-you.md", section)[number], {}
+    for old, new in changes:
+        code, count = re.subn(old, lambda _, new=new: new, code)
+        assert count
+    exec(code, values)
+    return values
 
 
 def convert(run, folder, fields, *flags):
@@ -64,9 +85,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_cosines_rank_as_the_space(runs, photos, tmp_path, capsys, case):
+def test_cosines_rank_as_the_space(runs, photos, letters, capsys, case):
     name, fields = CASES[case]
-    run, output = convert(runs / name, tmp_path, fields)
+    run, output = convert(runs / name, letters, fields)
     assert "Cosine ranks as the distance in" in capsys.readouterr().out
     peer, model = opened(output), hypjax.load(run)
     vectors, points = peer.encode(photos), model.embed(photos)
@@ -80,20 +101,36 @@ def test_cosines_rank_as_the_space(runs, photos, tmp_path, capsys, case):
     order = np.argsort(-peer.similarity(vectors, vectors).numpy(), axis=1)
     ordered = np.asarray(model.space.distance(points[:, None], points[order]))
     assert np.all(np.diff(ordered, axis=1) >= -1e-5 * ordered.max())
+    if case == "sphere":
+        output.rename("letters-model")
+        found = shown("sentence-transformers")
+        np.testing.assert_allclose(found["vectors"][::3], vectors, atol=1e-6)
 
 
-def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos, tmp_path):
+def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos, letters):
     words = r"cosine does not rank as .*: of 18 test images, the features of 18 are not clipped"
     with pytest.raises(UserError, match=words):
-        convert(runs / "colour", tmp_path / "unit", WHOLE)
-    assert not (tmp_path / "unit/model").exists()
-    run, output = convert(runs / "colour", tmp_path, WHOLE, "--features")
-    model, vectors = hypjax.load(run), opened(output).encode(photos)
+        convert(runs / "colour", letters / "unit", WHOLE)
+    assert not (letters / "unit/model").exists()
+    run, output = convert(runs / "colour", letters, WHOLE, "--features")
+    output.rename("letters-features")
+    found, model = shown("sentence-transformers", 1), hypjax.load(run)
     points = model.embed(photos)
-    np.testing.assert_allclose(model.space.embed(vectors), points, atol=2e-5)
-    distance = runpy.run_path(output / "distance.py")["distance"]
+    np.testing.assert_allclose(model.space.embed(found["features"][::3]), points, atol=2e-5)
+    expected = model.space.distance(points[0], points)
+    np.testing.assert_allclose(found["distances"][::3], expected, atol=2e-4)
+
+
+def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters, capsys):
+    run = small_runs.copy_with(runs / "grey", letters / "run", {"objective.c": 0.1})
+    commands.call("convert", f"--workdir={run}", "--output=letters.safetensors")
+    constructor = re.search(r"(?m)^  (model = timm.*)$", capsys.readouterr().out)[1]
+    line = (r"(?m)^model = timm.*$", constructor)
+    found, model = shown("PyTorch and timm", 0, line, (r"\(32, 32\)", "(16, 16)")), hypjax.load(run)
+    points = model.embed(photos)
+    np.testing.assert_allclose(found["points"].numpy()[::3], points, atol=2e-5)
     expected = model.space.distance(points[:, None], points)
-    np.testing.assert_allclose(distance(vectors, vectors), expected, atol=2e-4)
+    np.testing.assert_allclose(found["distances"].numpy()[::3, ::3], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +166,13 @@ def test_what_has_no_counterpart_is_refused(runs, photos_folder, tmp_path):
     convert(runs / "colour", tmp_path / "2/again", {**BALL, "data.path": "/none"}, flag)
 
 
-@pytest.mark.parametrize(("spec", "side"), [("dinov2", 28), ("lite,last", 64)])
-def test_published_encoders_agree_with_timm(spec, side, tmp_path):
+@pytest.mark.parametrize(
+    ("spec", "side", "head"), [("dinov2", 28, "none"), ("lite,last", 64, "dense")]
+)
+def test_published_encoders_agree_with_timm(spec, side, head, tmp_path):
     config = load_config(
         str(REPOSITORY / f"configs/grocery.py:hyp-{spec}"),
-        [f"data.image_size={side}", f"data.resize={side}"],
+        [f"data.image_size={side}", f"data.resize={side}", f"model.head={head}"],
     )
     model, rng = create_embedder(config, evaluating=True), np.random.default_rng(0)
     params = jax.tree.map(
