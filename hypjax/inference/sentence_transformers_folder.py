@@ -199,13 +199,13 @@ def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
     points, what = _looked_at(embedder, images)
     if count := int(np.sum(_nearer(space, points))):
         raise UserError(
-            f"cosine does not rank as the distance in {space} does: of {len(points)} {what}, the "
+            f"cosine does not rank as the distance in {space} does: of {what}, the "
             f"features of {count} are not clipped, so lengths matter; add --features to write "
             "features instead of unit vectors, with the distance as a function"
         )
     return (
-        f"Cosine ranks as the distance in {space} does: the features of all of {len(points)} "
-        f"{what} are clipped to one length."
+        f"Cosine ranks as the distance in {space} does: the features of all of {what} are clipped "
+        "to one length."
     )
 
 
@@ -237,8 +237,9 @@ def _looked_at(
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     found = embedder.embed_images(chosen)
     if not len(found):
-        raise UserError(f"none of the {len(chosen)} {what} can be read; name others as --images")
-    return found.vectors, what
+        raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
+    some = f"{len(found)} of " if len(found) < len(images) else ""
+    return found.vectors, f"{some}{len(images)} {what}"
 
 
 def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
@@ -247,6 +248,12 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
     settings = timm_config({"encoder": params}, model, config.data)
     if config.data.channels == 1:
         _take_colours(state, settings)
+    # Counts of updates, which do nothing here; Transformers would report them as missing.
+    means = [name for name in state if name.endswith("running_mean")]
+    state |= {
+        name.replace("running_mean", "num_batches_tracked"): np.zeros((), np.int64)
+        for name in means
+    }
     settings["num_classes"] = settings["pretrained_cfg"]["num_classes"] = 0
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_json(folder / "config.json", settings)
