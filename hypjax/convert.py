@@ -10,7 +10,23 @@ EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.s
 FLAGS = command.Flags()
 _WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
 _OUTPUT = FLAGS.string("output", None, "File or folder to write, such as model.safetensors.")
-_FORMAT = FLAGS.enum("format", "timm", ["timm"], "What to write: weights under timm's names.")
+_FORMAT = FLAGS.enum(
+    "format",
+    "timm",
+    ["timm", "sentence-transformers"],
+    "What to write: weights under timm's names, or a folder for sentence-transformers.",
+)
+_IMAGES = FLAGS.string(
+    "images",
+    None,
+    "sentence-transformers: images that show whether cosine ranks as the run's distance does; by "
+    "default the run's test images.",
+)
+_FEATURES = FLAGS.boolean(
+    "features",
+    False,
+    "sentence-transformers: write features as they are, and their distance as a function.",
+)
 
 
 def main(overrides: list[str]) -> None:
@@ -42,6 +58,19 @@ def _write_timm(output: pathlib.Path) -> None:
         print("  pool the tokens of model.forward_features(images), then apply the classifier")
 
 
+def _write_sentence_transformers(output: pathlib.Path) -> None:
+    """Writes a folder for sentence-transformers, and says what its vectors are."""
+    from hypjax.inference.sentence_transformers_folder import COMPARISONS, write_folder
+
+    features = _FEATURES.value
+    exact = write_folder(_WORKDIR.value, output, images=_IMAGES.value, features=features)
+    print(f"wrote {output}; in Python:")
+    print(f'  model = sentence_transformers.SentenceTransformer("{output}")')
+    print("  vectors = model.encode(images)  # Of Pillow, in colour.")
+    print(f"  {COMPARISONS[features]}")
+    print(exact.replace("`", ""))
+
+
 def _require_suffix(output: pathlib.Path, suffix: str) -> None:
     """Raises an error unless a file's name ends as its format does."""
     if output.suffix != suffix:
@@ -49,7 +78,10 @@ def _require_suffix(output: pathlib.Path, suffix: str) -> None:
 
 
 # A new format adds its line, and its name to the flag.
-_FORMATS: dict[str, Callable[[pathlib.Path], None]] = {"timm": _write_timm}
+_FORMATS: dict[str, Callable[[pathlib.Path], None]] = {
+    "timm": _write_timm,
+    "sentence-transformers": _write_sentence_transformers,
+}
 
 
 if __name__ == "__main__":

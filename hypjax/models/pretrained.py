@@ -189,7 +189,7 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
         "pretrained_cfg": {
             "num_classes": classes,
             "input_size": [len(data.mean), side, side],
-            "crop_pct": 1.0 if squashed else side / data.resize,
+            "crop_pct": 1.0 if squashed else _crop_share(side, data.resize),
             "crop_mode": "squash" if squashed else "center",
             "interpolation": "bicubic",
             "mean": list(data.mean),
@@ -198,6 +198,12 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
             "classifier": None,
         },
     }
+
+
+def _crop_share(side: int, resize: int) -> float:
+    """Share of a length that is cut out, which timm turns into the length: it rounds down."""
+    share = side / resize
+    return share if math.floor(side / share) == resize else math.nextafter(share, 0)
 
 
 def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Weights under timm's names: conversion, files, and errors."""
 
+import math
 import pathlib
 import re
 
@@ -19,12 +20,14 @@ from hypjax.inference.features import pretrained_features
 from hypjax.inference.weights import pretrained_encoder, restore_best, warn_of_known_classes
 from hypjax.models import ResNet, VisionTransformer, create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
+from hypjax.models.embedder import Embedder
 from hypjax.models.layers import pool_tokens
 from hypjax.models.pretrained import (
     convert_timm,
     load_timm,
     pools_as_timm,
     timm_classifier,
+    timm_config,
     timm_constructor,
     timm_state_dict,
 )
@@ -298,6 +301,15 @@ def test_constructor_line_for_timm():
     assert not pools_as_timm(create_embedder(config).encoder)
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
     assert "in_chans=1" in timm_constructor(grey, model)
+
+
+@pytest.mark.parametrize(("side", "resize"), [(224, 256), (224, 354), (224, 891), (8, 93)])
+def test_timm_resizes_to_the_same_length(side, resize):
+    config = load_config("cub:hyp-deit", [f"data.image_size={side}", f"data.resize={resize}"])
+    model = Embedder(SMALL.clone(image_size=side), head_dim=8)
+    params = {"encoder": encoder_shapes(model.encoder)}
+    share = timm_config(params, model, config.data)["pretrained_cfg"]["crop_pct"]
+    assert math.floor(side / share) == resize
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""A trained model as an encoder of mteb, whose benchmark MIEB has tasks of image retrieval."""
+
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.inference.model import load
+
+if TYPE_CHECKING:
+    from mteb.models.model_meta import ModelMeta
+
+_BLOCK = 1024  # Rows whose distances are computed in float64 at once.
+# Tasks whose images a run on a dataset was trained on: all have classes of its training.
+_TASKS = {
+    "cub200": "CUB200I2IRetrieval",
+    "cars196": "StanfordCarsI2IRetrieval",
+    "sop": "SOPI2IRetrieval",
+}
+
+
+class MtebEncoder:
+    """A trained model, which mteb evaluates by the distance of the model's own space.
+
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Retrieval and other
+    tasks of pairs rank by the distance. Tasks that fit a classifier or clusters to the vectors
+    treat points as coordinates of a flat space, as mteb does with the vectors of all models.
+
+    Attributes:
+        space: Space of the embeddings.
+    """
+
+    def __init__(
+        self,
+        model_name: str | os.PathLike[str],
+        revision: str | None = None,
+        *,
+        device: str | None = None,
+        part: str = "head",
+        **options: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model_name: Folder of a run or of a published model, its URL, or its name on the hub;
+                see `hypjax.load`.
+            revision: Unused; a run has none.
+            device: Unused; JAX chooses the device.
+            part: Which embedding to compute, see `hypjax.load`.
+            options: Further arguments of mteb, which are unused.
+        """
+        del revision, device, options
+        self._model = load(model_name, part)
+        self.space = self._model.space
+
+    @functools.cached_property
+    def mteb_model_meta(self) -> "ModelMeta":
+        """What mteb records of the model: its name, and as revision its fingerprint."""
+        from mteb.models.model_meta import ModelMeta
+
+        trained_on = _TASKS.get(self._model.config.data.name)
+        return ModelMeta.create_empty(
+            {
+                "name": _name(self._model.source, self._model.part),
+                "revision": self._model.fingerprint,
+                "framework": ["JAX"],
+                "modalities": ["image"],
+                "training_datasets": {trained_on} if trained_on else None,
+            }
+        )
+
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], **options: Any
+    ) -> Float[np.ndarray, "images d"]:
+        """Embeds the images of mteb's batches.
+
+        Args:
+            inputs: Batches, each with a list of images as "image".
+            options: The task, its split, and other arguments of mteb, which are unused.
+
+        Returns:
+            Points of the model's space, float32, one row for each image.
+
+        Raises:
+            UserError: A batch holds no images.
+        """
+        del options
+        rows = []
+        for batch in inputs:
+            if "image" not in batch:
+                raise UserError(f"this model embeds images, but the task has {', '.join(batch)}")
+            rows.append(self._model.embed(batch["image"]))
+        return np.concatenate(rows)
+
+    def similarity(
+        self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Negative distances of all pairs in the model's space, float32.
+
+        They are computed in float64, in which one matrix product keeps the digits of close points.
+        """
+        one, other = _rows(embeddings1), _rows(embeddings2)
+        with jax.enable_x64(True):
+            blocks = [
+                -np.asarray(_distances(self.space, one[first : first + _BLOCK], other))
+                for first in range(0, len(one), _BLOCK)
+            ]
+        return np.concatenate([np.float32(block) for block in blocks])
+
+    def similarity_pairwise(
+        self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
+    ) -> Float[np.ndarray, " n"]:
+        """Negative distances of rows in the model's space, float32."""
+        with jax.enable_x64(True):
+            found = self.space.distance(_rows(embeddings1), _rows(embeddings2))
+            return -np.asarray(found, np.float32)
+
+
+@jax.jit
+def _distances(space: Space, one: Any, other: Any) -> Any:
+    return space.distance_matrix(one, other)
+
+
+def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
+    """Embeddings in float64; mteb may hand over tensors of PyTorch, and single points."""
+    return np.atleast_2d(np.asarray(embeddings, np.float64))
+
+
+def _name(source: str, part: str) -> str:
+    """OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax."""
+    hub = re.fullmatch(r"hf://([^/]+/[^/]+)", source)
+    name = hub[1] if hub else f"hypjax/{pathlib.Path(source).name}"
+    return name if part == "head" else f"{name}-{part}"

@@ -1,0 +1,342 @@
+"""A trained model as a folder that sentence-transformers loads: images in, vectors out.
+
+The encoder is timm's model of this architecture, which Transformers wraps as `TimmWrapperModel`;
+modules of sentence-transformers follow for the head. Libraries compare such vectors by their
+cosine. It ranks as a distance does where all points are equally far from the origin of the space,
+as features are that the clip radius shortens: then the distance grows as the cosine falls.
+"""
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from ml_collections import ConfigDict
+from safetensors.numpy import save_file
+
+from hypjax import __version__
+from hypjax.data.image_set import ImageSet, open_images
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError, writing
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
+from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.push import describe
+from hypjax.inference.weights import restore_best
+from hypjax.models import Embedder
+from hypjax.models.own import OwnEncoder
+from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
+from hypjax.runs.cloud_copy import reading
+from hypjax.system.files import write_json, write_text
+
+_MOST_IMAGES = 2000  # Whose norms are compared.
+_SAME_NORM = 1e-4  # Largest relative difference of norms that are equal but for rounding.
+_LONG = 1e6  # Norm of a feature that any clip radius shortens.
+_ELSEWHERE = "--format=onnx writes the whole model, with its space"
+# Pillow's weights of red, green and blue in grey, which add up to 1.
+_GREY = np.array([19595, 38470, 7471]) / 65536
+_FEATURES = (
+    "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
+    "Cosine ranks otherwise."
+)
+# How unit vectors, or else features, are compared.
+COMPARISONS = (
+    "similarities = model.similarity(vectors, vectors)  # Cosines.",
+    "distances = distance(vectors, vectors)  # Of distance.py in the folder.",
+)
+_MODULES = {
+    "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+    "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
+    "Dense": "sentence_transformers.base.modules.dense.Dense",
+    "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+}
+_CARD = """\
+---
+library_name: sentence-transformers
+pipeline_tag: image-feature-extraction
+tags:
+- sentence-transformers
+- timm
+- image-retrieval
+- metric-learning
+---
+
+# Embeddings for image retrieval
+
+{description}. Trained by hypjax {version} in {space}.
+
+```python
+from PIL import Image
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+images = [Image.open(path).convert("RGB") for path in ("one.jpg", "two.jpg")]
+vectors = model.encode(images)
+{compare}
+```
+
+{exact}
+"""
+_DISTANCE = '''\
+"""The distance in {space} between features: what this model is trained to rank by."""
+
+import numpy as np
+
+# Weight of each space's distance, its c (None is the sphere), its clip radius, and the factor of
+# features.
+SPACES = {parts}
+MAX_NORM = 1 - 1e-5  # Of √c times a point of the ball, as in training.
+
+
+def points(features, c, radius, factor):
+    """Maps features [n, dim] to points of the sphere or of the Poincaré ball."""
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    directions = features / np.maximum(norms, 1e-30)
+    if c is None:
+        return directions
+    norms = np.minimum(factor * norms, np.inf if radius is None else radius)
+    return directions * np.minimum(np.tanh(np.sqrt(c) * norms), MAX_NORM) / np.sqrt(c)
+
+
+def distance(one, other):
+    """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
+    total = 0
+    for weight, c, radius, factor in SPACES:
+        x, y = (points(np.asarray(each, float), c, radius, factor) for each in (one, other))
+        found = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
+        if c is not None:
+            gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
+            found = 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * found / gaps))
+        total = total + weight * found
+    return total
+'''
+
+
+def write_folder(
+    workdir: str, folder: pathlib.Path, *, images: str | None = None, features: bool = False
+) -> str:
+    """Writes a run's best model, or else its last, for sentence-transformers.
+
+    Args:
+        workdir: Folder of a run or of a published model, or its URL.
+        folder: Folder to write.
+        images: Images among which others will be searched, whose points are looked at, see
+            `hypjax.data.photos.find_photos`; None for the run's test images.
+        features: Whether to write the model of the head's outputs as they are, with `distance.py`,
+            instead of unit vectors.
+
+    Returns:
+        In what its vectors are to be compared, and why that is exact, as a sentence.
+
+    Raises:
+        UserError: sentence-transformers has no such model, or cosine would rank otherwise.
+    """
+    with reading(workdir) as run:
+        config, model, params = restore_best(run)
+    _require_counterpart(config, model)
+    embedder = TrainedEmbedder(workdir)
+    space, function = embedder.space, distance_function(embedder.space)
+    exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
+    with writing(folder), _replacing_folder(folder) as staged:
+        write_model(staged, config, model, params, normalize=not features)
+        if features:
+            write_text(staged / "distance.py", function)
+        values = {"description": describe(config), "version": __version__, "name": folder.name}
+        values |= {"space": space, "exact": exact, "compare": COMPARISONS[features]}
+        write_text(staged / "README.md", _CARD.format(**values))
+    return exact
+
+
+def write_model(
+    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any, *, normalize: bool
+) -> None:
+    """Writes the files that sentence-transformers reads into an empty folder.
+
+    The model ends with the head's outputs or, if `normalize`, scales them to length 1.
+    """
+    _write_encoder(folder, config, model, params["encoder"])
+    _write_head(folder, model, params.get("head"), normalize=normalize)
+
+
+@contextlib.contextmanager
+def _replacing_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty folder, which becomes the given one if the body succeeds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as parent:
+        staged = pathlib.Path(parent, folder.name)
+        staged.mkdir()
+        yield staged
+        staged.replace(folder)
+
+
+def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
+    """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
+    encoder = model.encoder
+    if isinstance(encoder, OwnEncoder):
+        raise UserError("the encoder is your own module, of which timm has no model")
+    if not encoder.takes_pixels:
+        raise UserError("this run was trained on features of another model, so it takes no images")
+    if not pools_as_timm(encoder):
+        raise UserError(
+            f"this run pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
+        )
+    if tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
+        field = "scales" if tuple(config.eval.scales) != ONE_SCALE else "pca.head"
+        raise UserError(
+            f"this run sets eval.{field}, for which sentence-transformers has no module; "
+            f"{_ELSEWHERE}"
+        )
+
+
+def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
+    """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
+    space = embedder.space
+    if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
+        return f"Cosine ranks as the distance in {space} does, whatever the images."
+    points, what = _looked_at(embedder, images)
+    if count := int(np.sum(_nearer(space, points))):
+        raise UserError(
+            f"cosine does not rank as the distance in {space} does: of {what}, the "
+            f"features of {count} are not clipped, so lengths matter; add --features to write "
+            "features instead of unit vectors, with the distance as a function"
+        )
+    return (
+        f"Cosine ranks as the distance in {space} does: the features of all of {what} are clipped "
+        "to one length."
+    )
+
+
+def _nearer(space: Space, points: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
+    """Marks points that are nearer to the origin than those of clipped features."""
+    if isinstance(space, Fused):
+        parts = zip(space.parts, space.split(points), strict=True)
+        return np.any([_nearer(part, own) for (part, _), own in parts], axis=0)
+    farthest = np.linalg.norm(space.embed(np.float32([_LONG] + [0] * (points.shape[1] - 1))))
+    return np.linalg.norm(points, axis=1) < (1 - _SAME_NORM) * farthest
+
+
+def _looked_at(
+    embedder: TrainedEmbedder, where: str | None
+) -> tuple[Float[np.ndarray, "images dim"], str]:
+    """Points of images among which others are searched, and what these are."""
+    if where is not None:
+        images, what = open_images(where), f"images in {where}"
+    else:
+        try:
+            splits = open_splits(embedder.config)
+        except UserError as error:
+            raise UserError(
+                f"whether cosine ranks as the distance in {embedder.space} does depends on the "
+                f"images, and those of the run cannot be read ({error}); name a folder of images "
+                "as --images"
+            ) from error
+        images, what = ImageSet.of_splits(splits, scored=True), "test images"
+    chosen = images[:: -(-len(images) // _MOST_IMAGES)]
+    found = embedder.embed_images(chosen)
+    if not len(found):
+        raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
+    some = f"{len(found)} of " if len(found) < len(images) else ""
+    return found.vectors, f"{some}{len(images)} {what}"
+
+
+def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
+    """Writes the encoder for Transformers, and that its pooled output is the embedding."""
+    state = timm_state_dict(params, model.encoder)
+    settings = timm_config({"encoder": params}, model, config.data)
+    if config.data.channels == 1:
+        _take_colours(state, settings)
+    # Counts of updates, which do nothing here; Transformers would report them as missing.
+    means = [name for name in state if name.endswith("running_mean")]
+    state |= {
+        name.replace("running_mean", "num_batches_tracked"): np.zeros((), np.int64)
+        for name in means
+    }
+    settings["num_classes"] = settings["pretrained_cfg"]["num_classes"] = 0
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_json(folder / "config.json", settings)
+    write_json(
+        folder / "sentence_bert_config.json",
+        {
+            "transformer_task": "feature-extraction",
+            "modality_config": {
+                "image": {"method": "forward", "method_output_name": "pooler_output"}
+            },
+            "module_output_name": "sentence_embedding",
+        },
+    )
+
+
+def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
+    """Makes the model of grey images one of images in colour, of which it sees the grey.
+
+    sentence-transformers gives models images in colour. The first convolution weighs them as Pillow
+    does, which then rounds grey values to integers. Of images that are grey the result is the same.
+    """
+    first = next(name for name, value in state.items() if value.ndim == 4)
+    state[first] = np.float32(state[first] * _GREY[:, None, None])
+    pixels = settings["pretrained_cfg"]
+    for field in ("mean", "std"):
+        pixels[field] *= 3
+    pixels["input_size"][0] = 3
+    settings["model_args"].pop("in_chans")
+
+
+def _write_head(folder: pathlib.Path, model: Embedder, head: Any, *, normalize: bool) -> None:
+    """Writes the modules that follow the encoder, and the list of all modules."""
+    modules, dim = ["Transformer"], model.encoder.dim
+    if model.head_kind == "norm_dense":
+        weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
+        modules.append("LayerNorm")
+        _write_module(folder / "1_LayerNorm", {"dimension": dim}, weights)
+    if model.head_kind != "none":
+        kernel, bias = (np.asarray(head[name]) for name in ("kernel", "bias"))
+        settings = {
+            "in_features": dim,
+            "out_features": model.head_dim,
+            "bias": True,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
+        _write_module(folder / f"{len(modules)}_Dense", settings, weights)
+        modules.append("Dense")
+    if normalize:
+        _write_module(folder / f"{len(modules)}_Normalize", {})
+        modules.append("Normalize")
+    listed = [
+        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": _MODULES[name]}
+        for i, name in enumerate(modules)
+    ]
+    write_json(folder / "modules.json", listed)
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"},
+    )
+
+
+def _write_module(
+    folder: pathlib.Path, settings: dict[str, Any], weights: dict[str, np.ndarray] | None = None
+) -> None:
+    folder.mkdir()
+    write_json(folder / "config.json", settings)
+    if weights is not None:
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def distance_function(space: Space) -> str:
+    """Source of a module of NumPy alone: a space's `distance` between features."""
+    return _DISTANCE.format(space=space, parts=_parts(space))
+
+
+def _parts(space: Space) -> list[tuple[float, float | None, float | None, float]]:
+    """Each space's weight, its c or None for the sphere, its clip radius, and feature scale."""
+    if isinstance(space, Fused):
+        return [(float(weight), *_parts(part)[0][1:]) for part, weight in space.parts]
+    if isinstance(space, Sphere):
+        return [(1.0, None, None, 1.0)]
+    if isinstance(space, PoincareBall | Lorentz):
+        factor = float(getattr(space, "feature_scale", 1.0))
+        return [(1.0, max(float(space.c), 1e-12), space.clip_radius, factor)]
+    raise UserError(f"{space} is your own space; compare embeddings by its own distance, in hypjax")

@@ -1,0 +1,12 @@
+"""Programs that the manual shows."""
+
+import re
+
+from tests.helpers.commands import REPOSITORY
+
+
+def programs(page: str, section: str) -> list[str]:
+    """The Python programs of a section of docs/, in order."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)

@@ -1,0 +1,191 @@
+"""Folders for sentence-transformers give what hypjax computes, and rank as its spaces do."""
+
+import re
+import runpy
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import hypjax
+from hypjax.config import load_config
+from hypjax.errors import UserError
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.inference import sentence_transformers_folder
+from hypjax.models import create_embedder, model_shapes
+from hypjax.models.pretrained import save_timm, timm_constructor
+from hypjax.types import View
+from tests.helpers import commands, small_runs
+from tests.helpers.manual import programs
+from tests.helpers.small_runs import REPOSITORY
+
+sentence_transformers = pytest.importorskip(
+    "sentence_transformers", reason="needs sentence-transformers"
+)
+safetensors = pytest.importorskip("safetensors.torch", reason="needs torch")
+timm = pytest.importorskip("timm", reason="needs timm")
+torch = pytest.importorskip("torch", reason="needs torch")
+
+BALL = {"objective.space": "poincare", "objective.clip_radius": 0.05}
+WHOLE = {"objective.space": "poincare", "objective.clip_radius": None}
+
+
+@pytest.fixture(scope="module")
+def runs(photos_folder, tmp_path_factory):
+    """Two runs with random weights: of images in colour, and of grey ones, scaled as letters."""
+    folder = tmp_path_factory.mktemp("runs")
+    grey = ("data.channels=1", "data.mean=(0.085,)", "data.std=(0.24,)", "data.test_view=squash")
+    for name, fields in (("colour", ()), ("grey", grey)):
+        small_runs.save_untrained(small_runs.load(photos_folder, *fields), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(photos_folder):
+    return [Image.open(path) for path in sorted(photos_folder.rglob("*.png"))[::3]]
+
+
+@pytest.fixture
+def letters(photos_folder, tmp_path, monkeypatch):
+    """The current folder, which has images where the manual's programs look for them."""
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/test").symlink_to(photos_folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(section, number=0, *changes):
+    """Runs a program of the manual with some changes; returns its variables."""
+    code, values = programs("take-it-with-you.md", section)[number], {}
+    for old, new in changes:
+        code, count = re.subn(old, lambda _, new=new: new, code)
+        assert count
+    exec(code, values)
+    return values
+
+
+def convert(run, folder, fields, *flags):
+    """Converts a run in which some fields are set; returns the run and its conversion."""
+    copy, output = small_runs.copy_with(run, folder / "run", fields), folder / "model"
+    words = ("--format=sentence-transformers", f"--workdir={copy}", f"--output={output}")
+    commands.call("convert", *words, *flags)
+    return copy, output
+
+
+def opened(folder):
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+
+
+CASES = {
+    "sphere": ("colour", {"objective.space": "sphere"}),
+    "ball": ("colour", {**BALL, "model.head": "norm_dense"}),
+    "hyperboloid": ("grey", {**BALL, "objective.space": "lorentz"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cosines_rank_as_the_space(runs, photos, letters, capsys, case):
+    name, fields = CASES[case]
+    run, output = convert(runs / name, letters, fields)
+    assert "Cosine ranks as the distance in" in capsys.readouterr().out
+    peer, model = opened(output), hypjax.load(run)
+    vectors, points = peer.encode(photos), model.embed(photos)
+    directions = points / np.linalg.norm(points, axis=1, keepdims=True)
+    if name == "grey":  # Grey values of images in colour are not rounded.
+        np.testing.assert_allclose(np.sum(vectors * directions, axis=1), 1, atol=1e-4)
+        photos = [image.convert("L").convert("RGB") for image in photos]
+        again, vectors = vectors, peer.encode(photos)
+        assert not np.array_equal(vectors, again)
+    np.testing.assert_allclose(vectors, directions, atol=2e-5)
+    order = np.argsort(-peer.similarity(vectors, vectors).numpy(), axis=1)
+    ordered = np.asarray(model.space.distance(points[:, None], points[order]))
+    assert np.all(np.diff(ordered, axis=1) >= -1e-5 * ordered.max())
+    if case == "sphere":
+        output.rename("letters-model")
+        found = shown("sentence-transformers")
+        np.testing.assert_allclose(found["vectors"][::3], vectors, atol=1e-6)
+
+
+def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos, letters):
+    words = r"cosine does not rank as .*: of 18 test images, the features of 18 are not clipped"
+    with pytest.raises(UserError, match=words):
+        convert(runs / "colour", letters / "unit", WHOLE)
+    assert not (letters / "unit/model").exists()
+    run, output = convert(runs / "colour", letters, WHOLE, "--features")
+    output.rename("letters-features")
+    found, model = shown("sentence-transformers", 1), hypjax.load(run)
+    points = model.embed(photos)
+    np.testing.assert_allclose(model.space.embed(found["features"][::3]), points, atol=2e-5)
+    expected = model.space.distance(points[0], points)
+    np.testing.assert_allclose(found["distances"][::3], expected, atol=2e-4)
+
+
+def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters, capsys):
+    run = small_runs.copy_with(runs / "grey", letters / "run", {"objective.c": 0.1})
+    commands.call("convert", f"--workdir={run}", "--output=letters.safetensors")
+    constructor = re.search(r"(?m)^  (model = timm.*)$", capsys.readouterr().out)[1]
+    line = (r"(?ms)^model = timm.*?\)\n", f"{constructor}\n")
+    found, model = shown("PyTorch and timm", 0, line, (r"\(32, 32\)", "(16, 16)")), hypjax.load(run)
+    points = model.embed(photos)
+    np.testing.assert_allclose(found["points"].numpy()[::3], points, atol=2e-5)
+    expected = model.space.distance(points[:, None], points)
+    np.testing.assert_allclose(found["distances"].numpy()[::3, ::3], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(Sphere(), PoincareBall(0.3, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, 1.0)),
+        Lorentz(0.5, 2.0, 1.7),
+        Fused(((Sphere(), 0.7), (PoincareBall(0.3, None), 2.0)), normalized=False),
+    ],
+    ids=str,
+)
+def test_the_written_distance_is_that_of_the_space(space, tmp_path, float64):
+    features = 2 * np.random.default_rng(0).normal(size=(40, 6))
+    source = sentence_transformers_folder.distance_function(space)
+    (tmp_path / "distance.py").write_text(source)
+    distance = runpy.run_path(tmp_path / "distance.py")["distance"]
+    points = space.embed(features)
+    expected = np.asarray(space.distance(points[:, None], points))
+    np.testing.assert_allclose(distance(features, features), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_what_has_no_counterpart_is_refused(runs, photos_folder, tmp_path):
+    for number, (fields, words) in enumerate(
+        (
+            ({"model.eval_pooling": "gem"}, "pools tokens by gem, which timm's model cannot"),
+            ({"eval.scales": [1.0, 0.5]}, "this run sets eval.scales, for which sentence-tr"),
+            ({**BALL, "data.path": str(tmp_path / "gone")}, "name a folder of images as --images"),
+        )
+    ):
+        with pytest.raises(UserError, match=words):
+            convert(runs / "colour", tmp_path / str(number), fields)
+    flag = f"--images={photos_folder}"
+    convert(runs / "colour", tmp_path / "2/again", {**BALL, "data.path": "/none"}, flag)
+
+
+@pytest.mark.parametrize(
+    ("spec", "side", "head"), [("dinov2", 28, "none"), ("lite,last", 64, "dense")]
+)
+def test_published_encoders_agree_with_timm(spec, side, head, tmp_path):
+    config = load_config(
+        str(REPOSITORY / f"configs/grocery.py:hyp-{spec}"),
+        [f"data.image_size={side}", f"data.resize={side}", f"model.head={head}"],
+    )
+    model, rng = create_embedder(config, evaluating=True), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: np.float32(rng.normal(0.05, 0.05, x.shape)),
+        model_shapes(model, View.of(config.data)),
+    )
+    sentence_transformers_folder.write_model(tmp_path, config, model, params, normalize=False)
+    save_timm(tmp_path / "timm.safetensors", params, model)
+    peer = eval(timm_constructor(params, model), {"timm": timm}).eval()
+    peer.load_state_dict(safetensors.load_file(tmp_path / "timm.safetensors"))
+    pixels = rng.integers(0, 256, (2, side, side, 3), dtype=np.uint8)
+    scaled = (pixels / 255 - config.data.mean) / config.data.std
+    with torch.no_grad():
+        expected = peer(torch.tensor(np.float32(scaled.transpose(0, 3, 1, 2)))).numpy()
+    found = opened(tmp_path).encode([Image.fromarray(image) for image in pixels])
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.ptp(expected))
