@@ -136,6 +136,6 @@ def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
 
 def _name(source: str, part: str) -> str:
     """OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax."""
-    hub = re.fullmatch(r"hf://([^/]+/[^/]+)", source)
+    hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", source)
     name = hub[1] if hub else f"hypjax/{pathlib.Path(source).name}"
     return name if part == "head" else f"{name}-{part}"

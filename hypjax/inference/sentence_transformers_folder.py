@@ -24,7 +24,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.push import describe
+from hypjax.inference.model_card import describe
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
