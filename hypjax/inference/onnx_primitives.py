@@ -7,7 +7,7 @@ others have the equation's shapes.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jax.extend import core
@@ -76,6 +76,13 @@ def _power(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
     return graph.add("Pow", [x, exponent], x.shape)
 
 
+def _multiply(graph: Graph, equation: core.JaxprEqn, x: Tensor, y: Tensor) -> Tensor:
+    if y.value is not None and y.shape == () and y.value == np.float32(0.5**0.5):
+        # In this form ONNX Runtime knows GELU, which it computes in one step.
+        return _same("Div")(graph, equation, x, known(y.value.dtype.type(2**0.5)))
+    return _same("Mul")(graph, equation, x, y)
+
+
 def _square(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
     return graph.add("Mul", [x, x], x.shape)
 
@@ -109,7 +116,7 @@ def _with_one(*ops: str) -> Rule:
 
 
 ELEMENTWISE: dict[str, Rule] = {
-    **{op.lower(): _same(op) for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Neg")},
+    **{op.lower(): _same(op) for op in ("Add", "Sub", "Div", "Max", "Min", "Pow", "Neg")},
     **{op.lower(): _same(op) for op in ("Abs", "Exp", "Log", "Sqrt", "Sign", "Floor", "Ceil")},
     **{op.lower(): _same(op) for op in ("Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh", "Erf")},
     **{op.lower(): _same(op) for op in ("Asinh", "Acosh", "Atanh", "Atan", "And", "Or", "Not")},
@@ -118,7 +125,12 @@ ELEMENTWISE: dict[str, Rule] = {
     **{"ge": _same("GreaterOrEqual"), "rsqrt": _then("Sqrt", "Reciprocal")},
     **{"log1p": _with_one("+", "Log"), "expm1": _with_one("Exp", "-")},
     **{"erfc": _with_one("Erf", "1-"), "square": _square, "integer_pow": _power},
-    **{"convert_element_type": _convert, "is_finite": _finite, "select_n": _select},
+    **{
+        "mul": _multiply,
+        "convert_element_type": _convert,
+        "is_finite": _finite,
+        "select_n": _select,
+    },
     **{"clamp": _clamp, "stop_gradient": _identity, "copy": _identity, "copy_p": _identity},
     **{"optimization_barrier": _identity, "reduce_precision": _identity},
 }
@@ -145,11 +157,19 @@ def _reshape(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
     return _reshaped(graph, x, _shape(equation))
 
 
+def _keeps_order(x: Tensor, order: Sequence[int]) -> bool:
+    """Whether a transposition moves no element, but perhaps axes of length 1."""
+    long = [axis for axis in order if x.shape[axis] != 1]
+    return long == sorted(long)
+
+
 def _transposed(graph: Graph, x: Tensor, order: Sequence[int]) -> Tensor:
     order, shape = list(order), tuple(x.shape[axis] for axis in order)
     if x.value is not None:
         return known(np.transpose(x.value, order), x.name)
-    return x if order == sorted(order) else graph.add("Transpose", [x], shape, perm=order)
+    if _keeps_order(x, order):
+        return _reshaped(graph, x, shape)
+    return graph.add("Transpose", [x], shape, perm=order)
 
 
 def _transpose(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
@@ -254,30 +274,68 @@ def _index_of(op: str) -> Rule:
     return rule
 
 
+class _Factor(NamedTuple):
+    """A factor of a product: its axes of batches, those that stay, and those that are summed."""
+
+    x: Tensor
+    batch: tuple[int, ...]
+    own: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, batch: Sequence[int], summed: Sequence[int]) -> Self:
+        own = (i for i in range(len(x.shape)) if i not in (*batch, *summed))
+        return cls(x, tuple(batch), tuple(own), tuple(summed))
+
+    def sizes(self, axes: Sequence[int]) -> list[int]:
+        return [self.x.shape[axis] for axis in axes]
+
+    def moved(self, order: tuple[int, ...]) -> int:
+        """How many elements a transposition into an order moves; a constant's cost nothing."""
+        still = self.x.value is not None or _keeps_order(self.x, order)
+        return 0 if still else math.prod(self.x.shape)
+
+    @property
+    def as_left(self) -> tuple[int, ...]:
+        return (*self.batch, *self.own, *self.summed)
+
+    @property
+    def as_right(self) -> tuple[int, ...]:
+        return (*self.batch, *self.summed, *self.own)
+
+
 def _product(graph: Graph, equation: core.JaxprEqn, x: Tensor, y: Tensor) -> Tensor:
-    """A product of matrices, after axes of batches, of those that stay, and of those summed."""
-    (x_sum, y_sum), (x_batch, y_batch) = equation.params["dimension_numbers"]
+    """A product of matrices, in the order of factors that transposes fewer elements."""
+    (x_summed, y_summed), (x_batch, y_batch) = equation.params["dimension_numbers"]
     dtype = equation.outvars[0].aval.dtype
     # Sums of half precision that are asked for in float32 are products of float32.
     x, y = (
-        each if var.aval.dtype == dtype else graph.add("Cast", [each], each.shape, to=_onnx_type(dtype))
-        for each, var in zip((x, y), equation.invars, strict=True)
+        each
+        if own.aval.dtype == dtype
+        else graph.add("Cast", [each], each.shape, to=_onnx_type(dtype))
+        for each, own in zip((x, y), equation.invars, strict=True)
     )
-    x_own, y_own = (
-        [i for i in range(len(each.shape)) if i not in (*summed, *batch)]
-        for each, summed, batch in ((x, x_sum, x_batch), (y, y_sum, y_batch))
-    )
-    dims = [x.shape[i] for i in x_batch]
-    rows, columns = ([each.shape[i] for i in own] for each, own in ((x, x_own), (y, y_own)))
-    inner = math.prod(x.shape[i] for i in x_sum)
-    left = _transposed(graph, x, [*x_batch, *x_own, *x_sum])
-    right = _transposed(graph, y, [*y_batch, *y_sum, *y_own])
-    if dims or len(columns) != 1:  # Otherwise leading axes of the left factor may stay.
-        rows = [math.prod(rows)]
-    left = _reshaped(graph, left, (*dims, *rows, inner))
-    right = _reshaped(graph, right, (*dims, inner, math.prod(columns)))
-    found = graph.add("MatMul", [left, right], (*dims, *rows, math.prod(columns)))
-    return _reshaped(graph, found, _shape(equation))
+    left, right = _Factor.of(x, x_batch, x_summed), _Factor.of(y, y_batch, y_summed)
+    batches, shape = len(x_batch), _shape(equation)
+    straight = left.moved(left.as_left) + right.moved(right.as_right)
+    swapped = right.moved(right.as_left) + left.moved(left.as_right) + math.prod(shape)
+    if straight <= swapped:
+        return _matmul(graph, left, right, shape)
+    order = (*range(batches), *range(batches + len(left.own), len(shape)))
+    order += tuple(range(batches, batches + len(left.own)))
+    found = _matmul(graph, right, left, tuple(shape[i] for i in order))
+    return _transposed(graph, found, np.argsort(order).tolist())
+
+
+def _matmul(graph: Graph, left: _Factor, right: _Factor, shape: Shape) -> Tensor:
+    batch, rows = left.sizes(left.batch), left.sizes(left.own)
+    inner, columns = math.prod(left.sizes(left.summed)), right.sizes(right.own)
+    if batch or len(columns) != 1:  # Otherwise all axes of the left factor may stay.
+        rows, columns = [math.prod(rows)], [math.prod(columns)]
+    x = _reshaped(graph, _transposed(graph, left.x, left.as_left), (*batch, *rows, inner))
+    y = _reshaped(graph, _transposed(graph, right.x, right.as_right), (*batch, inner, *columns))
+    found = graph.add("MatMul", [x, y], (*batch, *rows, *columns))
+    return _reshaped(graph, found, shape)
 
 
 def _convolution(graph: Graph, equation: core.JaxprEqn, x: Tensor, kernel: Tensor) -> Tensor:

@@ -68,7 +68,9 @@ def _trace(
     images = jax.ShapeDtypeStruct(batch.shape, dtype)
     traced = jax.make_jaxpr(function)(shapes, images)
     paths, _ = jax.tree.flatten_with_path(params)
-    weights = [known(leaf, jax.tree_util.keystr(path, simple=True, separator="/")) for path, leaf in paths]
+    weights = [
+        known(leaf, jax.tree_util.keystr(path, simple=True, separator="/")) for path, leaf in paths
+    ]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return _walk(graph, traced.jaxpr, traced.consts, [*weights, batch])
 
