@@ -20,11 +20,11 @@ Rule = Callable[..., Tensor | list[Tensor]]
 
 
 def unsupported(equation: core.JaxprEqn, why: str = "") -> UserError:
-    """The error for an operation that has no rule, or that its rule does not cover."""
-    place = str(equation.source_info.name_stack)
+    """The error for an operation without a rule, or of which its rule covers a part only."""
+    place = str(equation.source_info.name_stack) or "the model"
     return UserError(
-        f"the model computes {equation.primitive.name}{why}{f' in {place}' if place else ''}, which "
-        "hypjax does not convert to ONNX; write it with other operations"
+        f"{place} computes {equation.primitive.name}{why}, which hypjax does not convert to ONNX; "
+        "write it with other operations"
     )
 
 
