@@ -250,16 +250,21 @@ def _quiet(record: logging.LogRecord) -> bool:
 
 
 def _compared(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Written:
-    distances, others = (np.array(space.distance_matrix(x, x)) for x in (expected, found))
+    distances, others = (_distances(space, points) for points in (expected, found))
     change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
     for each in (distances, others):
-        np.fill_diagonal(each, np.inf)
+        np.fill_diagonal(each, np.inf)  # No image is its own neighbour.
     number = min(_NEIGHBOURS, len(expected) - 1)
     nearest, theirs = (np.argsort(each, axis=1)[:, :number] for each in (distances, others))
     pairs = zip(nearest, theirs, strict=True)
     kept = sum(len(np.intersect1d(a, b)) for a, b in pairs)
     error = np.abs(expected - found).max()
     return Written(images, float(error), kept / max(nearest.size, 1), float(change))
+
+
+def _distances(space: Space, points: np.ndarray) -> Float[np.ndarray, "n n"]:
+    with jax.enable_x64(True):
+        return np.array(space.distance_matrix(*[points.astype(np.float64)] * 2))
 
 
 def _check(compared: Written, expected: np.ndarray, precision: str) -> None:
