@@ -230,7 +230,13 @@ def open_session(path: pathlib.Path) -> onnxruntime.InferenceSession:
 
 def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
     """Writes a model with the encoder's products in int8, scaled by each column of weights."""
-    head = [node.name for node in model.graph.node if not node.name.startswith("encoder")]
+    products = [node.name for node in model.graph.node if node.op_type == "MatMul"]
+    head = [name for name in products if not name.startswith("encoder")]
+    if len(head) == len(products):
+        raise UserError(
+            "int8 is for matrix products of the encoder, and this one has none; use "
+            "--precision=float32"
+        )
     logging.getLogger().addFilter(_quiet)  # It recommends a preparation that changes nothing here.
     try:
         quantize_dynamic(

@@ -301,6 +301,8 @@ def test_features_of_other_models_are_converted(tmp_path):
     config = load_config(f"{REPOSITORY}/configs/features.py", fields)
     small_runs.save_untrained(config, tmp_path / "run")
     model = hypjax.load(tmp_path / "run")
+    with pytest.raises(UserError, match="int8 is for matrix products of the encoder"):
+        model.to_onnx(tmp_path / "int8.onnx", "int8")
     model.to_onnx(tmp_path / "f.onnx")
     features = np.load(path)["features"]
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
