@@ -79,10 +79,11 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
     """
     model, view = _plain(embedder.model, jnp.float32), View.of(embedder.config.data)
     pixels = model.encoder.takes_pixels
-    if precision == "float16":
-        written = _plain(_with_precision(model), jnp.float16)
-    else:
-        written = model
+    if precision == "float16" and not hasattr(model.encoder, "dtype"):
+        raise UserError(
+            "only the encoders of hypjax can be written in float16; use --precision=float32"
+        )
+    written = _plain(model, jnp.float16) if precision == "float16" else model
     example = jax.ShapeDtypeStruct(
         model.encoder.example(view).shape[1:], np.uint8 if pixels else np.float32
     )
@@ -113,15 +114,6 @@ def _plain(model: Embedder, dtype: jnp.dtype) -> Embedder:
     if isinstance(model.encoder, VisionTransformer):
         options |= {"tensor_cores": False, "attention": "xla"}
     return model.clone(encoder=model.encoder.clone(**options))
-
-
-def _with_precision(model: Embedder) -> Embedder:
-    """Returns a model whose products may have another precision, and refuses any other."""
-    if not hasattr(model.encoder, "dtype"):
-        raise UserError(
-            "only the encoders of hypjax can be written in float16; use --precision=float32"
-        )
-    return model
 
 
 def _function(embedder: TrainedEmbedder, model: Embedder) -> _Function:
