@@ -2,9 +2,10 @@
 
 import pathlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hypjax import command
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = command.Flags()
@@ -13,8 +14,18 @@ _OUTPUT = FLAGS.string("output", None, "File or folder to write, such as model.s
 _FORMAT = FLAGS.enum(
     "format",
     "timm",
-    ["timm", "sentence-transformers"],
-    "What to write: weights under timm's names, or a folder for sentence-transformers.",
+    ["timm", "onnx", "sentence-transformers"],
+    "What to write: weights under timm's names; an ONNX model, from pixels to points; or a folder "
+    "for sentence-transformers.",
+)
+_EMBEDDING = FLAGS.string(
+    "embedding", "head", "onnx: output of the trained head, of the encoder, or of a prefix."
+)
+_PRECISION = FLAGS.enum(
+    "precision",
+    "float32",
+    ["float32", "float16", "int8"],
+    "onnx: dtype of the encoder's weights and products.",
 )
 _IMAGES = FLAGS.string(
     "images",
@@ -36,7 +47,11 @@ def main(overrides: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
-    _FORMATS[_FORMAT.value](output)
+    for name, other in _FORMATS.items():
+        for flag in other.flags:
+            if name != _FORMAT.value and FLAGS[flag].present:
+                raise UserError(f"--{flag} is for --format={name} alone; leave it out")
+    _FORMATS[_FORMAT.value].write(output)
 
 
 def _write_timm(output: pathlib.Path) -> None:
@@ -71,16 +86,37 @@ def _write_sentence_transformers(output: pathlib.Path) -> None:
     print(exact.replace("`", ""))
 
 
+def _write_onnx(output: pathlib.Path) -> None:
+    """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
+    _require_suffix(output, ".onnx")
+    command.require_writable(output.parent)
+    for package in ("onnx", "onnxruntime"):
+        require_package(package, "--format=onnx", "hypjax[onnx]")
+    from hypjax.inference.model import load
+
+    agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)
+    print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}")
+    print(agreement)
+
+
 def _require_suffix(output: pathlib.Path, suffix: str) -> None:
     """Raises an error unless a file's name ends as its format does."""
     if output.suffix != suffix:
         raise UserError(f"--output is {output}; its name must end in {suffix}")
 
 
+class _Format(NamedTuple):
+    """A format, and the flags that it alone has."""
+
+    write: Callable[[pathlib.Path], None]
+    flags: tuple[str, ...] = ()
+
+
 # A new format adds its line, and its name to the flag.
-_FORMATS: dict[str, Callable[[pathlib.Path], None]] = {
-    "timm": _write_timm,
-    "sentence-transformers": _write_sentence_transformers,
+_FORMATS = {
+    "timm": _Format(_write_timm),
+    "onnx": _Format(_write_onnx, ("embedding", "precision")),
+    "sentence-transformers": _Format(_write_sentence_transformers, ("images", "features")),
 }
 
 

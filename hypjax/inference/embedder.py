@@ -35,6 +35,13 @@ class TrainedEmbedder(ImageEmbedder):
     """A trained run's model: the best on its validation classes if there are any, else the last.
 
     Each device of this process embeds whole batches.
+
+    Attributes:
+        config: The configuration of the run.
+        model: The encoder and the head.
+        params: Their parameters.
+        part: Which embedding is computed, see `Part`.
+        projection: What follows it, if `eval.pca` is set.
     """
 
     def __init__(
@@ -53,9 +60,9 @@ class TrainedEmbedder(ImageEmbedder):
                 name = redacted(str(workdir))
                 console.say(f"{name} is not finished; its model so far is used")
         config = self.config
-        self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
+        self.part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
-        self._model = model
+        self.model = model
         self._function = embed_function(
             model, pixel_scaling, lambda params: {part: self.space}, config.eval.scales
         )
@@ -63,15 +70,15 @@ class TrainedEmbedder(ImageEmbedder):
         self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
 
     def _read(self, folder: pathlib.Path, part: Part) -> Embedder:
-        config, model, self._params = restore_best(folder)
-        spaces = scored_spaces(config, self._params)
+        config, model, self.params = restore_best(folder)
+        spaces = scored_spaces(config, self.params)
         if part not in spaces:
             raise UserError(f"part is {part!r}; it must be {' or '.join(spaces)}")
         self.config, self.space = config, spaces[part]
-        self.fingerprint = model_fingerprint(config, part, self.space, self._params)
-        self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
-        if self._projection is not None:
-            self.fingerprint = self._projection.fingerprint(self.fingerprint)
+        self.fingerprint = model_fingerprint(config, part, self.space, self.params)
+        self.projection = saved_projection(folder, config, part, self.space, self.fingerprint)
+        if self.projection is not None:
+            self.fingerprint = self.projection.fingerprint(self.fingerprint)
         self.match = read_matches(folder).get(self.fingerprint)
         return model
 
@@ -94,12 +101,12 @@ class TrainedEmbedder(ImageEmbedder):
         )
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):
-                points = np.asarray(embed(batch.images)[self._part])[: total - first]
+                points = np.asarray(embed(batch.images)[self.part])[: total - first]
                 broken = {int(index): str(reason) for index, reason in batch.broken.items()}
                 for start in range(0, len(points), size):
                     part = points[start : start + size]
-                    if self._projection is not None:
-                        part = self._projection.apply(part)
+                    if self.projection is not None:
+                        part = self.projection.apply(part)
                     own = {i - start: why for i, why in broken.items() if 0 <= i - start < size}
                     for i in np.flatnonzero(~np.isfinite(part).all(axis=1)).tolist():
                         if i not in own:
@@ -113,7 +120,7 @@ class TrainedEmbedder(ImageEmbedder):
     @property
     def takes_pixels(self) -> bool:
         """Whether it embeds images, and not features of another model."""
-        return self._model.encoder.takes_pixels
+        return self.model.encoder.takes_pixels
 
     def warm(self) -> None:
         """Compiles the programs for one image, and for more up to a whole batch."""
@@ -123,7 +130,7 @@ class TrainedEmbedder(ImageEmbedder):
 
     def _check_kind(self, dataset: Dataset) -> None:
         """Raises a `UserError` for features instead of images, or the other way round."""
-        encoder, name = self._model.encoder, dataset.name(0)
+        encoder, name = self.model.encoder, dataset.name(0)
         if encoder.takes_pixels and dataset.vectors is not None:
             raise UserError(
                 "this run embeds images, but was given features, which are floating-point numbers; "
@@ -147,8 +154,8 @@ class TrainedEmbedder(ImageEmbedder):
         # gallery must not depend on the number of devices, or on where it was resumed.
         if (len(devices), size) not in self._compiled:
             mesh = parallel.create_mesh(devices=devices)
-            params = parallel.place(self._params, parallel.replicated(mesh))
-            encoder = self._model.encoder
+            params = parallel.place(self.params, parallel.replicated(mesh))
+            encoder = self.model.encoder
             shape = encoder.example(View.of(self.config.data)).shape[1:]
             images = jax.ShapeDtypeStruct(
                 (size * len(devices), *shape),

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.data.photos import Given, given_photos
 from hypjax.engines.exports import Gallery, is_gallery, open_gallery
-from hypjax.errors import UserError, devices_explained
+from hypjax.errors import UserError, devices_explained, require_package
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
@@ -103,6 +103,28 @@ class Model:
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         return find_hits(self._embedder, given_photos(query), gallery, k, refinement)
+
+    def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
+        """Writes the model, from pixels to points, into an ONNX file.
+
+        The manual's page "Take it with you" has a program that searches with such a file.
+
+        Args:
+            path: The file, 'NAME.onnx'.
+            precision: 'float32'; or 'float16' or 'int8' for smaller files, whose neighbours are
+                compared with those in float32.
+
+        Returns:
+            How far the points and their neighbours agree with hypjax's, in words.
+
+        Raises:
+            UserError: They do not, or the model has operations that are not converted.
+        """
+        for package in ("onnx", "onnxruntime"):
+            require_package(package, "an ONNX file", "hypjax[onnx]")
+        from hypjax.inference.onnx_file import write_onnx
+
+        return str(write_onnx(self._embedder, pathlib.Path(path).expanduser(), precision))
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"

@@ -143,7 +143,7 @@ def test_a_run_with_another_head_trains_and_embeds(kind, photos_folder, tmp_path
     embedder = TrainedEmbedder(tmp_path / "run")
     model = create_embedder(config)
     assert model.head_dim == (16 if kind == "none" else 8)
-    params = embedder._params
+    params = embedder.params
     assert ("head" in params) == (kind != "none")
     save_timm(tmp_path / "w.safetensors", params, model)
     assert "num_classes=0" in timm_constructor(params, model)
