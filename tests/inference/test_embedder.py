@@ -220,7 +220,7 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     monkeypatch.setattr(embedder, "_compiled", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
-    monkeypatch.setattr(embedder, "_params", params)
+    monkeypatch.setattr(embedder, "params", params)
     found = find_photos(str(photos_folder))
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed(found)
