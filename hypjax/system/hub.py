@@ -37,14 +37,17 @@ def is_name(text: str) -> bool:
     return text.count("/") == 1 and text.isascii()
 
 
-def download(location: str, files: Sequence[str]) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
+def download(location: str, files: Sequence[str], **options: Any) -> pathlib.Path:
+    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them.
+
+    Options are those of `huggingface_hub.snapshot_download`, such as `repo_type`.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
     name = location.removeprefix(SCHEME)
     try:
-        return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
+        return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files), **options)
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
