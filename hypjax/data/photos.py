@@ -273,7 +273,7 @@ def _check_beside(
     if photos and (photo.split is None) != (photos[0].split is None):
         raise UserError(f"{place}: either all rows have a split or none has")
     group = groups.setdefault(photo.label, photo.superlabel)
-    if group != photo.superlabel:
+    if photo.label and group != photo.superlabel:
         raise UserError(
             f"{place}: label {photo.label} has the superlabel {photo.superlabel} "
             f"here, but {group} before"

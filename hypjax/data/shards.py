@@ -275,11 +275,12 @@ def _table_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
     """Reads the rows of a Parquet or Arrow file."""
     schema, read = (_open_arrow if shard.path.suffix == ".arrow" else _open_parquet)(shard.path)
     features, names = _features(schema), schema.names
+    groups = [name for name in _SUPERLABELS if name in names]
     classes = [name for name in names if _kind(features.get(name)) == "ClassLabel"]
     candidates = {
         "image": _images(schema, features),
-        "label": [name for name in LABELS if name in names] or classes,
-        "superlabel": [name for name in _SUPERLABELS if name in names],
+        "label": [name for name in LABELS if name in names] or sorted({*classes} - {*groups}),
+        "superlabel": groups,
     }
     chosen = {
         option: _choose(option, options, found, names, str(shard.path))
@@ -331,8 +332,8 @@ _Reading = tuple[pyarrow.Schema, Callable[[list[str]], Iterator[dict[str, Any]]]
 
 
 def _open_parquet(path: pathlib.Path) -> _Reading:
-    # With a buffer, a column is read in parts.
-    file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20)
+    # Columns are read in parts; by default whole row groups are in memory.
+    file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
 
     def read(columns: list[str]) -> Iterator[dict[str, Any]]:
         for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):

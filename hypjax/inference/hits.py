@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from hypjax.data.photos import Photo
 from hypjax.engines.exports import Gallery
 from hypjax.engines.graph import GraphGallery
-from hypjax.engines.qdrant import Neighbours, QdrantGallery
+from hypjax.engines.qdrant import Neighbours
 from hypjax.errors import UserError, on_one_line
 from hypjax.inference.image_embedder import ImageEmbedder
 from hypjax.retrieval.embeddings import Embeddings
@@ -104,12 +104,12 @@ def find_hits(
         raise UserError(
             "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
         )
-    if isinstance(gallery, QdrantGallery):
-        found = gallery.nearest(queries.vectors, k, paths)
-        has_class = functools.cache(gallery.has_class)
-    else:
+    if isinstance(gallery, Embeddings | GraphGallery):
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
         has_class = _known(gallery).classes.__contains__
+    else:
+        found = gallery.nearest(queries.vectors, k, paths)
+        has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
     usual = dataclasses.replace(refinement, shortlist=None) == Refinement()
     match = embedder.match if usual else None

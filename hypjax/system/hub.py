@@ -87,6 +87,7 @@ def upload(
     *,
     private: bool,
     owned: Callable[[str], bool],
+    repo_type: str = "model",
 ) -> str:
     """Uploads files in one commit, which removes other `owned` ones; returns the web address."""
     import huggingface_hub
@@ -96,13 +97,15 @@ def upload(
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
     try:
         api = huggingface_hub.HfApi()
-        address = api.create_repo(name, private=private, exist_ok=True)
-        stale = [file for file in api.list_repo_files(name) if owned(file) and file not in files]
+        address = api.create_repo(name, private=private, exist_ok=True, repo_type=repo_type)
+        present = api.list_repo_files(name, repo_type=repo_type)
+        stale = [file for file in present if owned(file) and file not in files]
         operations = [
             *(CommitOperationDelete(file) for file in stale),
             *(CommitOperationAdd(file, str(folder / file)) for file in files),
         ]
-        api.create_commit(name, operations, commit_message="Upload a hypjax model")
+        message = f"Upload a hypjax {repo_type}"
+        api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise UserError(f"the hub refused to write to {name} ({status})") from error
