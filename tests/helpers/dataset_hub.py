@@ -61,11 +61,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):  # noqa: N802
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/validate-yaml"):
+            return self.answer({"errors": [], "warnings": []})
         if self.path.endswith("/repos/create"):
             made = json.loads(body)
             assert made["type"] == "dataset"
             (self.root / made["organization"] / made["name"]).mkdir(parents=True, exist_ok=True)
-            return self.answer({"url": f"{made['organization']}/{made['name']}"})
+            host = self.headers["Host"]
+            name = f"{made['organization']}/{made['name']}"
+            return self.answer({"url": f"http://{host}/datasets/{name}"})
         owner, name = self.path.split("/")[3:5]
         if "/preupload/" in self.path:
             files = [
@@ -77,7 +81,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             if line["key"] == "file":
                 content = base64.b64decode(line["value"]["content"])
                 (self.root / owner / name / line["value"]["path"]).write_bytes(content)
-        return self.answer({"commitOid": 40 * "a", "commitUrl": "commit", "success": True})
+        url = f"http://{self.headers['Host']}/datasets/{owner}/{name}/commit/{40 * 'a'}"
+        return self.answer({"commitOid": 40 * "a", "commitUrl": url, "success": True})
 
 
 @contextlib.contextmanager
