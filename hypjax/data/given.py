@@ -134,6 +134,8 @@ def give(dataset: Any) -> dict[str, str | None]:
 
     Paths are listed in a table, which any process can read later.
     """
+    if isinstance(dataset, str | os.PathLike):
+        return {"name": "folder", "path": os.fspath(dataset)}
     items = items_of(dataset)
     if isinstance(items[0].get(), str | os.PathLike):
         return {"name": "folder", "path": str(_table(items))}

@@ -150,7 +150,7 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
         return {
             "format": np.array(FORMAT),
-            "vectors": _matrix(table.column("vector"), path),
+            "vectors": _matrix(table, "vector", path),
             "ids": np.array(table.column("id").to_pylist(), dtype=str),
             "labels": np.array([x or "" for x in table.column("label").to_pylist()], dtype=str),
             "space": np.array(facts[_SPACE].decode()),
@@ -165,15 +165,15 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
         for column, name in _COLUMNS.items()
         if column in names
     }
-    return {"features": _matrix(table.column("features"), path), **columns}
+    return {"features": _matrix(table, "features", path), **columns}
 
 
-def _matrix(column: Any, path: pathlib.Path) -> Shaped[np.ndarray, "n d"]:
+def _matrix(table: Any, name: str, path: pathlib.Path) -> Shaped[np.ndarray, "n d"]:
     """The lists of a column as rows."""
     import pyarrow.compute
 
-    rows = column.combine_chunks()
+    rows = table.column(name).combine_chunks()
     lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
     if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
-        raise UserError(f"the lists in a column of {path} differ in length")
+        raise UserError(f"the lists in the column {name} of {path} differ in length")
     return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)

@@ -137,6 +137,28 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path, monkey
     assert again.fingerprint == gallery.fingerprint
 
 
+def shown(section):
+    """The program of a section of the page."""
+    page = (small_runs.REPOSITORY / "docs/take-it-with-you.md").read_text()
+    section = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("section", ["Datasets", "Search engines"])
+def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="needs faiss-cpu")
+    monkeypatch.chdir(tmp_path)
+    gallery = embeddings(clusters(BALL, 300), BALL)
+    gallery.save(tmp_path / "gallery.npz")
+    for name in ("dataset", "parquet"):
+        find_export(name).write(gallery, tmp_path / f"gallery.{name}")
+    printed = []
+    exec(shown(section), {"print": printed.append})
+    printed = printed[0] if section == "Search engines" else printed
+    _, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=BALL)
+    assert printed == gallery.ids[items[0]].tolist()
+
+
 def test_what_is_not_pushed_is_one_sentence(tmp_path, capsys):
     gallery = embeddings(clusters(BALL, 30), BALL)
     with dataset_hub.serving(tmp_path / "hub", tmp_path / "cache") as server:
