@@ -20,6 +20,7 @@ from tests.helpers import commands, dataset_hub, small_runs
 from tests.helpers.galleries import clusters, embeddings
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
+
 BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
 # As push_to_hub of `datasets` writes it.
 CARD = """---
@@ -31,6 +32,12 @@ configs:
 ---
 """
 KINDS = ["saved", "saved splits", "parquet", "hub", "webdataset"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Of `datasets`, which does not tell apart what tests write in turn."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +121,7 @@ def test_images_of_a_split_and_a_column(dataset, tmp_path):
 
 
 @pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)
-def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path, monkeypatch):
+def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
     gallery = embeddings(clusters(space, 300), space)
     hub = tmp_path / "hub"
     with dataset_hub.serving(hub, tmp_path / "cache"):
@@ -122,7 +129,6 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path, monkey
     assert where.endswith("/datasets/me/gallery")
     card = (hub / "me/gallery/README.md").read_text()
     assert card == (tmp_path / "gallery.hf/README.md").read_text()
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     program = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
     printed = []
     program = program.replace('"me/gallery"', repr(str(hub / "me/gallery")))
