@@ -20,7 +20,8 @@ _IMAGES = FLAGS.string(
     "images",
     None,
     "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
-    "one path per line, or a .csv or .parquet table.",
+    "one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or tar files, or "
+    "hf://OWNER/NAME.",
 )
 _DATASET = FLAGS.string(
     "dataset", None, "A prepared dataset, such as cub200 or glyphs, instead of --images."
@@ -39,7 +40,8 @@ _EXPORT = FLAGS.strings(
     "export",
     [],
     "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an approximate "
-    "search, faiss or parquet for other engines, or hyperview, a viewer.",
+    "search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a dataset of the "
+    "Hugging Face hub, or hyperview, a viewer.",
 )
 _SHARD = FLAGS.string(
     "shard",

@@ -16,9 +16,10 @@ _FEW = 15  # Number of names that a message may list.
 # The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
 # of a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
-# A parameter of a URL, except for those that name a version.
+# A parameter of a URL, except for those that name a version, or a part of a dataset.
 _PARAMETER = re.compile(
-    r"([?&#](?!(?:versionId|generation|revision|region)=)[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
+    r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
+    r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
 # Line breaks, other codes that terminals obey, and what is no UTF-8 in file names.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

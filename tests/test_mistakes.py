@@ -48,7 +48,7 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
         ("train.batch_size=64", "; set --config.train.batch_size=8 or less"),
         ("data.validation_classes=6", "is 6, 6 of 7 classes, but two must remain to train on; "),
         ("data.test_classes=0", "PHOTOS has no splits; set --config.data.test_classes=0.25, or "),
-        ("data.path=/nowhere", "path is /nowhere, which is neither a folder nor a .csv or .parq"),
+        ("data.path=/nowhere", "path is /nowhere, which is neither a folder, nor a .csv or .parq"),
     ],
 )
 def test_invalid_settings(mistake, photos_folder, override, words):

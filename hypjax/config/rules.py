@@ -470,7 +470,7 @@ def _validate_architecture(config: ConfigDict) -> None:
 def _validate_data(config: ConfigDict) -> None:
     data = config.data
     if data.name == "folder" and not data.path:
-        refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
+        refuse("data.path", data.path, "images: a folder, a table, a dataset or hf://OWNER/NAME")
     if data.name == "features" and not data.path:
         refuse("data.path", data.path, "a .npz, .npy or .parquet file of features")
     if data.name not in ("folder", "features") and data.path:

@@ -15,11 +15,11 @@ from PIL import Image
 from hypjax.config.choices import GIVEN
 from hypjax.data import pixels
 from hypjax.data.photos import SPLITS
+from hypjax.data.shards import LABELS
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
-_LABELS = ("label", "labels", "class", "target", "fine_label")  # Usual names of a column.
 _CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 
 
@@ -87,7 +87,7 @@ def _columns(dataset: Any) -> tuple[Sequence[Any], Sequence[Any], str]:
     """The rows of a Hugging Face dataset, its labels, and the column of its images."""
     names, first = list(dataset.column_names), dataset[0] if len(dataset) else {}
     images = [name for name in names if isinstance(first.get(name), Image.Image)]
-    labels = [name for name in _LABELS if name in names]
+    labels = [name for name in LABELS if name in names]
     for kind, found in (("images", images), ("labels", labels)):
         if len(found) != 1:
             raise UserError(
@@ -134,6 +134,8 @@ def give(dataset: Any) -> dict[str, str | None]:
 
     Paths are listed in a table, which any process can read later.
     """
+    if isinstance(dataset, str | os.PathLike):
+        return {"name": "folder", "path": os.fspath(dataset)}
     items = items_of(dataset)
     if isinstance(items[0].get(), str | os.PathLike):
         return {"name": "folder", "path": str(_table(items))}

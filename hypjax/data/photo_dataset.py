@@ -26,7 +26,9 @@ from hypjax.data.parts import (
     hold_out_images,
     hold_out_validation,
 )
-from hypjax.data.photos import SPLITS, TABLES, Photo, list_folder, read_table
+from hypjax.data.photos import SPLITS, TABLES, Photo, list_folder, read_table, sharded_photos
+from hypjax.data.shards import find_shards
+from hypjax.data.stored_images import StoredImage
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -44,7 +46,9 @@ _PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 class Files(Sequence):
     """Image files as records, read on access; images in memory as files would hold them."""
 
-    def __init__(self, contents: Sequence[pathlib.Path | Image.Image | bytes]) -> None:
+    def __init__(
+        self, contents: Sequence[pathlib.Path | Image.Image | bytes | StoredImage]
+    ) -> None:
         self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
 
     def __len__(self) -> int:
@@ -52,9 +56,14 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         content = self._contents[i]
-        if isinstance(content, bytes):
-            return {"image": content}
-        return {"image": pixels.read_bytes(content) if isinstance(content, str) else _file(content)}
+        if isinstance(content, Image.Image):
+            content = _file(content)
+        return {"image": content if isinstance(content, bytes) else _read(content)}
+
+
+def _read(content: str | pathlib.Path | StoredImage) -> bytes:
+    """Returns the encoded image of a file, or from the cache."""
+    return content.read() if isinstance(content, StoredImage) else pixels.read_bytes(content)
 
 
 def _file(image: Image.Image) -> bytes:
@@ -80,26 +89,18 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
     )
 
 
-def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images of a folder or a table; holds out classes if they are not split already.
+def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
     A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
-    `photos.list_folder` and `photos.read_table`. Every image is decoded once to check that it is
-    readable, unless that was done before and no file has changed. Raises UserError if one is not,
-    or there are too few classes or images to train or to search.
+    `photos.list_folder`, `photos.read_table` and `shards.find_shards`. Every image is decoded once
+    to check that it is readable, unless that was done before and no file has changed. Raises
+    UserError if one is not, or there are too few classes or images to train or to search.
     """
-    if path.is_dir():
-        photos = list_folder(path)
-    elif path.suffix.lower() in TABLES:
-        photos = read_table(path)
-    else:
-        raise UserError(
-            f"config.data.path is {path}, which is neither a folder nor a .csv or .parquet table"
-        )
+    photos, root = _labelled_photos(where)
     measured = _measure(photos)
-    root = (path if path.is_dir() else path.parent).absolute()
     facts = (
-        (os.path.relpath(photo.path.absolute(), root), *photo[1:4], *row)
+        (os.path.relpath(photo.path, root), *photo[1:4], *row)
         for photo, row in zip(photos, measured.tolist(), strict=True)
     )
     fingerprint = hash_facts(facts)
@@ -110,9 +111,27 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         source=fingerprint,
     )
     everything = with_host_cache(everything, fingerprint, decoding)
-    splits = split_photos(str(path), photos, everything, fingerprint, held_out)
+    splits = split_photos(where, photos, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
+
+
+def _labelled_photos(where: str) -> tuple[list[Photo], str | pathlib.Path]:
+    """Lists images to train on, and returns what their paths begin with, too."""
+    if dataset := find_shards(where):
+        photos = sharded_photos(dataset)
+        if nameless := next((photo.path for photo in photos if not photo.label), None):
+            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
+        return photos, dataset.root
+    path = pathlib.Path(where).expanduser()
+    if path.is_dir():
+        return list_folder(path), path
+    if path.suffix.lower() in TABLES:
+        return read_table(path), path.parent
+    raise UserError(
+        f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, nor "
+        "a dataset in Parquet, Arrow or tar files"
+    )
 
 
 def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
@@ -266,7 +285,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
         return measured
     console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(_measure_file, (photo.path for photo in photos))
+        outcomes = pool.map(_measure_file, photos)
         bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
         outcomes = list(bar)
     broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
@@ -298,13 +317,13 @@ def _read_measured(cached: pathlib.Path, photos: int) -> Int[np.ndarray, "photos
     return np.frombuffer(content, "<i8").astype(np.int64).reshape(photos, 3)
 
 
-def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
+def _measure_file(photo: Photo) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = pixels.read_bytes(path)
+        content = _read(photo.content)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return f"{path} ({pixels.reason(error)})"
+        return f"{photo.path} ({pixels.reason(error)})"
     return image.height, image.width, zlib.crc32(content)
 
 
@@ -312,6 +331,8 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
+    if isinstance(photo.image, StoredImage):
+        return (str(photo.path), photo.image.checksum)
     try:
         stat = photo.path.stat()
     except (OSError, ValueError):  # The latter for a null character.

@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from hypjax.data.shards import IMAGES, ShardedDataset, find_shards
+from hypjax.data.stored_images import StoredImage, open_stored
 from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 
 SPLITS = ("train", "validation", "test", "query", "gallery")
-TABLES = (".csv", ".parquet")  # Suffixes of tables, and of images:
-_IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+TABLES = (".csv", ".parquet")  # Suffixes of tables.
 _CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
@@ -33,17 +34,18 @@ class Photo(NamedTuple):
     label: str  # Name of the class.
     split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
     superlabel: str | None = None  # Name of the class's group, if classes are grouped.
-    image: Image.Image | bytes | None = None  # If it, or its file, is in memory.
+    # If it, or its file, is in memory or in the cache.
+    image: Image.Image | bytes | StoredImage | None = None
     vector: Float[np.ndarray, " dim"] | None = None  # Its features, which stand for the image.
 
     @property
-    def is_file(self) -> bool:
-        """Whether the image is read from its path."""
-        return self.image is None and self.vector is None
+    def is_named(self) -> bool:
+        """Whether the path names the image for good: it is none in memory, and no features."""
+        return self.vector is None and not isinstance(self.image, Image.Image | bytes)
 
     @property
-    def content(self) -> pathlib.Path | Image.Image | bytes:
-        """The image in memory, or else the path of its file."""
+    def content(self) -> pathlib.Path | Image.Image | bytes | StoredImage:
+        """The image in memory or in the cache, or else the path of its file."""
         return self.path if self.image is None else self.image
 
 
@@ -100,9 +102,12 @@ def find_photos(where: str) -> list[Photo]:
     They are given by a folder, which is searched at any depth (its sub-folders, if any, are classes
     as for `list_folder`); a .csv or .parquet table, see `read_table`; a .txt file with one path per
     line, relative to the file's folder; a pattern such as 'photos/*.jpg'; or one image. A file of
-    features, see `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there
-    are none, or a name is not UTF-8, which the formats of galleries cannot hold.
+    features, see `hypjax.retrieval.feature_files`, stands for its rows. For datasets in Parquet,
+    Arrow or tar files, see `hypjax.data.shards`. Raises UserError if there are none, or a name is
+    not UTF-8, which the formats of galleries cannot hold.
     """
+    if dataset := find_shards(where):
+        return sharded_photos(dataset)
     path = pathlib.Path(where).expanduser()
     if has_features(path):
         return _rows(read_features(path))
@@ -133,6 +138,26 @@ def _rows(table: FeatureTable) -> list[Photo]:
         Photo(name, label, split or None, group, vector=row)
         for name, label, split, group, row in rows
     ]
+
+
+def sharded_photos(dataset: ShardedDataset) -> list[Photo]:
+    """Lists the images of a dataset in Parquet, Arrow or tar files, copied to the cache first.
+
+    Raises UserError if they cannot be read, a split is unknown, some have a split and others none,
+    or a label is in two groups.
+    """
+    groups: dict[str, str | None] = {}
+    photos = []
+    for name, label, split, superlabel, image in open_stored(dataset):
+        photo = Photo(f"{dataset.root}/{name}", label, split, superlabel, image)
+        if split not in (None, *SPLITS):
+            raise UserError(
+                f"{dataset.where} has a split {split}; name splits by ?split=, as in "
+                "?split=train+test, which count as one"
+            )
+        _check_beside(photos, photo, groups, str(photo.path))
+        photos.append(photo)
+    return photos
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:
@@ -172,7 +197,7 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
         for path in _image_files(folder)
     ]
     if not photos:
-        raise UserError(f"no images in the sub-folders of {root} ({', '.join(sorted(_IMAGES))})")
+        raise UserError(f"no images in the sub-folders of {root} ({', '.join(sorted(IMAGES))})")
     return photos
 
 
@@ -210,7 +235,7 @@ def _image_files(folder: pathlib.Path) -> list[pathlib.Path]:
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (pathlib.Path(parent, name) for name in names if not name.startswith("."))
-        found += [path for path in paths if path.suffix.lower() in _IMAGES]
+        found += [path for path in paths if path.suffix.lower() in IMAGES]
     return sorted(found)
 
 
@@ -231,21 +256,28 @@ def read_table(table: pathlib.Path) -> list[Photo]:
     for number, row in enumerate(_read_rows(table), start=1):
         place = f"{table}, row {number}"
         photo = _parse_row(table.parent, row, place)
-        if photos and (photo.split is None) != (photos[0].split is None):
-            raise UserError(f"{place}: either all rows have a split or none has")
         first = seen.setdefault(os.path.realpath(photo.path), number)
         if first != number:
             raise UserError(f"{place}: {row['path']} is already in row {first}")
-        group = groups.setdefault(photo.label, photo.superlabel)
-        if group != photo.superlabel:
-            raise UserError(
-                f"{place}: label {photo.label} has the superlabel {photo.superlabel} "
-                f"here, but {group} before"
-            )
+        _check_beside(photos, photo, groups, place)
         photos.append(photo)
     if not photos:
         raise UserError(f"{table} has no rows")
     return photos
+
+
+def _check_beside(
+    photos: Sequence[Photo], photo: Photo, groups: dict[str, str | None], place: str
+) -> None:
+    """Rejects an image whose split or group contradicts the images before it."""
+    if photos and (photo.split is None) != (photos[0].split is None):
+        raise UserError(f"{place}: either all rows have a split or none has")
+    group = groups.setdefault(photo.label, photo.superlabel)
+    if photo.label and group != photo.superlabel:
+        raise UserError(
+            f"{place}: label {photo.label} has the superlabel {photo.superlabel} "
+            f"here, but {group} before"
+        )
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def open_splits(config: ConfigDict) -> Splits:
         *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
     )
     if data.name == "folder":
-        splits = open_photos(pathlib.Path(data.path).expanduser(), decoding, held_out)
+        splits = open_photos(data.path, decoding, held_out)
     elif data.name == "features":
         splits = open_features(data.path, data.labels, held_out)
     elif data.name == GIVEN:

@@ -1,28 +1,56 @@
 """Galleries in the formats of search engines and viewers, and those that searches read again."""
 
 import importlib
-import json
 import os
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Float
 
 from hypjax.engines import faiss_files, graph, qdrant
 from hypjax.engines.hyperview import export_hyperview
-from hypjax.engines.qdrant_collections import SCHEMES
-from hypjax.errors import UserError, require_utf8, writing
-from hypjax.retrieval.embeddings import Embeddings, describe_space
-from hypjax.system.files import replacing
+from hypjax.engines.parquet import export_dataset, export_parquet, push_dataset
+from hypjax.engines.qdrant import Neighbours
+from hypjax.errors import UserError, require_utf8
+from hypjax.geometry import Space
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import hub
+
+
+@runtime_checkable
+class EngineGallery(Protocol):
+    """What a search asks of a gallery in an engine, which keeps ids and labels itself.
+
+    Attributes:
+        space: Space of the points.
+        fingerprint: That of the `Embeddings` which were exported.
+    """
+
+    space: Space
+    fingerprint: str
+
+    def nearest(
+        self, points: Float[np.ndarray, "queries d"], k: int, paths: Sequence[str]
+    ) -> list[Neighbours]:
+        """Finds the k nearest images of each query, without the image of the query's own path."""
+
+    def has_class(self, name: str) -> bool:
+        """Whether an image is of this class."""
+
+
+Gallery = Embeddings | graph.GraphGallery | EngineGallery
 
 
 class Export(NamedTuple):
-    """A format."""
+    """A format, or an engine."""
 
     writer: Callable[[Embeddings, pathlib.Path], str]  # To a path; returns where they are.
     module: str  # Package that this needs.
     package: str  # Its name for pip.
+    # Opens what was written, by its path or URL, if hypjax searches it.
+    opener: Callable[[pathlib.Path | str], Gallery] | None = None
 
     def write(self, embeddings: Embeddings, path: pathlib.Path) -> str:
         """Checks embeddings and writes them, or raises UserError; returns where they are."""
@@ -33,42 +61,38 @@ class Export(NamedTuple):
         return self.writer(embeddings, path)
 
 
-Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
-
-
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
-    """Opens a gallery: a .npz or .usearch file, a .qdrant folder, or a collection at a URL.
+    """Opens a gallery: a .npz file, what an export of `EXPORTS` wrote, or a collection at a URL.
 
     Raises UserError if it is missing, damaged or something else.
     """
     location = os.fspath(location)
     path = pathlib.Path(location).expanduser()
-    if location.startswith(SCHEMES) or path.suffix == qdrant.SUFFIX:
-        return qdrant.QdrantGallery.open(location if location.startswith(SCHEMES) else path)
-    return graph.GraphGallery.open(path) if path.suffix == graph.SUFFIX else Embeddings.load(path)
+    if export := _at_url(location):
+        return export.opener(location)
+    export = EXPORTS.get(path.suffix.removeprefix("."))
+    return export.opener(path) if export and export.opener else Embeddings.load(path)
 
 
 def is_gallery(location: str | os.PathLike[str]) -> bool:
     """Whether a location looks like one that `open_gallery` opens."""
     location = os.fspath(location)
-    return location.startswith(SCHEMES) or location.endswith((".npz", graph.SUFFIX, qdrant.SUFFIX))
+    suffixes = (f".{name}" for name, export in EXPORTS.items() if export.opener)
+    at = _at_url(location)
+    return bool(at and at.opener) or location.endswith((".npz", *suffixes))
 
 
 def find_export(name: str) -> Export:
-    """Returns the export of a name in `EXPORTS`, or the one to the URL of a Qdrant collection.
+    """Returns the export of a name in `EXPORTS`, or the one to a URL whose scheme is in `URLS`.
 
     Raises UserError if there is none, or its package is not installed.
     """
-    export = EXPORTS.get(name)
-    if name.startswith(SCHEMES):
-        export = Export(
-            lambda embeddings, _: qdrant.export_qdrant(embeddings, name),
-            "qdrant_client",
-            '"hypjax[qdrant]"',
-        )
+    export = _at_url(name) or EXPORTS.get(name)
     if not export:
         names = ", ".join(EXPORTS)
-        raise UserError(f"--export={name} is unknown; it must be one of {names}, or qdrant://…")
+        raise UserError(
+            f"--export={name} is unknown; it must be one of {names}, qdrant://… or hf://OWNER/NAME"
+        )
     try:
         importlib.import_module(export.module)
     except ImportError as error:
@@ -78,40 +102,38 @@ def find_export(name: str) -> Export:
     return export
 
 
-def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes a table with the columns id, label, vector and search_vector.
-
-    Raises UserError if inner products do not rank points of the space.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    def rows(vectors: np.ndarray) -> pyarrow.Array:
-        values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-        return pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1])
-
-    table = pyarrow.table(
-        {
-            "id": embeddings.ids.tolist(),
-            "label": [label or None for label in embeddings.labels.tolist()],
-            "vector": rows(embeddings.vectors),
-            "search_vector": rows(embeddings.search_vectors()),
-        }
-    )
-    metadata = {
-        "hypjax.space": json.dumps(describe_space(embeddings.space)),
-        "hypjax.fingerprint": embeddings.fingerprint,
-    }
-    with writing(path), replacing(path) as temporary:
-        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
-    return str(path)
+def _at_url(location: str) -> Export | None:
+    scheme, mark, _ = location.partition("://")
+    return URLS[scheme](location) if mark and scheme in URLS else None
 
 
+def _collection(url: str) -> Export:
+    def write(embeddings: Embeddings, _: pathlib.Path) -> str:
+        return qdrant.export_qdrant(embeddings, url)
+
+    return Export(write, "qdrant_client", '"hypjax[qdrant]"', qdrant.QdrantGallery.open)
+
+
+def _repository(url: str) -> Export:
+    hub.is_repository(url)  # Or an error.
+
+    def push(embeddings: Embeddings, folder: pathlib.Path) -> str:
+        return push_dataset(embeddings, folder, url.removeprefix(hub.SCHEME))
+
+    return Export(push, "huggingface_hub", "huggingface_hub")
+
+
+# By their names, which are also the suffixes of what they write.
 EXPORTS = {
+    "dataset": Export(export_dataset, "pyarrow", "pyarrow"),
     "faiss": Export(faiss_files.export_flat, "faiss", "faiss-cpu"),
     "faiss:hnsw": Export(faiss_files.export_hnsw, "faiss", "faiss-cpu"),
     "hyperview": Export(export_hyperview, "hyperview", "hyperview"),
     "parquet": Export(export_parquet, "pyarrow", "pyarrow"),
-    "qdrant": Export(qdrant.export_qdrant, "qdrant_edge", '"hypjax[qdrant]"'),
-    "usearch": Export(graph.export_usearch, "usearch", '"hypjax[ann]"'),
+    "qdrant": Export(
+        qdrant.export_qdrant, "qdrant_edge", '"hypjax[qdrant]"', qdrant.QdrantGallery.open
+    ),
+    "usearch": Export(graph.export_usearch, "usearch", '"hypjax[ann]"', graph.GraphGallery.open),
 }
+# By the schemes of URLs.
+URLS = {"qdrant": _collection, "qdrant+https": _collection, "hf": _repository}

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from hypjax.data.photos import Photo
 from hypjax.engines.exports import Gallery
 from hypjax.engines.graph import GraphGallery
-from hypjax.engines.qdrant import Neighbours, QdrantGallery
+from hypjax.engines.qdrant import Neighbours
 from hypjax.errors import UserError, on_one_line
 from hypjax.inference.image_embedder import ImageEmbedder
 from hypjax.retrieval.embeddings import Embeddings
@@ -53,7 +53,7 @@ class Hits(NamedTuple):
 def _shown(path: str) -> str:
     """Returns a path on one line, relative to the working directory if it is below it."""
     shorter = os.path.relpath(path)
-    return on_one_line(path if shorter.startswith(os.pardir) else shorter)
+    return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
 class FeatureQueries:
@@ -98,18 +98,18 @@ def find_hits(
     queries = embedder.embed(photos)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    paths = [os.path.realpath(photo.path) if photo.is_file else "" for photo in photos]
+    paths = [os.path.realpath(photo.path) if photo.is_named else "" for photo in photos]
     refinement = refinement or Refinement()
     if not isinstance(gallery, Embeddings) and refinement != Refinement():
         raise UserError(
             "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
         )
-    if isinstance(gallery, QdrantGallery):
-        found = gallery.nearest(queries.vectors, k, paths)
-        has_class = functools.cache(gallery.has_class)
-    else:
+    if isinstance(gallery, Embeddings | GraphGallery):
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
         has_class = _known(gallery).classes.__contains__
+    else:
+        found = gallery.nearest(queries.vectors, k, paths)
+        has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
     usual = dataclasses.replace(refinement, shortlist=None) == Refinement()
     match = embedder.match if usual else None
@@ -118,7 +118,7 @@ def find_hits(
             query=str(photo.path),
             label=photo.label
             or hits.own_label
-            or (_folder_label(photo, has_class) if photo.is_file else ""),
+            or (_folder_label(photo, has_class) if photo.is_named else ""),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
@@ -188,5 +188,5 @@ def _real_paths(paths: Sequence[str]) -> Iterator[str]:
 
 def _folder_label(photo: Photo, has_class: Callable[[str], bool]) -> str:
     """The name of a query's folder, if it names one of the classes, or else ''."""
-    folder = photo.path.absolute().parent.name
+    folder = os.path.basename(os.path.dirname(os.path.abspath(photo.path)))
     return folder if has_class(folder) else ""

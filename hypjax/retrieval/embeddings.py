@@ -23,11 +23,10 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
-from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
+from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, feature_table
 from hypjax.retrieval.prefixes import prefix_points
 from hypjax.system.files import read_npz, replacing
 
-_FORMAT = "hypjax embeddings 1"
 _BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
 # Types of the fields of spaces, in files.
 _FIELD_TYPES = {
@@ -178,7 +177,7 @@ class Embeddings:
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
             np.savez(
                 opened,
-                format=np.array(_FORMAT),
+                format=np.array(FORMAT),
                 **rows,
                 **{name: column for name, column in groups.items() if column is not None},
                 ids=self.ids,
@@ -230,7 +229,7 @@ class Embeddings:
 
     @classmethod
     def _of_points(cls, path: pathlib.Path, arrays: dict[str, np.ndarray]) -> "Embeddings":
-        if str(arrays.get("format")) != _FORMAT:
+        if str(arrays.get("format")) != FORMAT:
             names = ", ".join(sorted(arrays)) or "none"
             raise UserError(
                 f"{path} has no array features, and was not written by hypjax.embed; its arrays "

@@ -2,7 +2,8 @@
 
 An .npz file has the array `features` [n, d] and, as far as they are known, `labels` [n], `ids` [n]
 (paths of images, or other names), `splits` [n] and `superlabels` [n]. A Parquet table has the
-columns `features`, `label`, `path`, `split` and `superlabel`. An .npy file has the features alone.
+columns `features`, `label`, `path`, `split` and `superlabel`; one that --export=parquet wrote holds
+points. An .npy file has the features alone.
 """
 
 import pathlib
@@ -17,6 +18,8 @@ from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz
 
 SUFFIXES = (".npz", ".npy", ".parquet")
+FORMAT = "hypjax embeddings 1"
+_SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
 _CHECKED = 1 << 16  # Rows that are checked at once.
 
@@ -40,13 +43,14 @@ class FeatureTable(NamedTuple):
 
 
 def has_features(path: pathlib.Path) -> bool:
-    """Whether a file is one of features by its name or, as a table may list images, its columns."""
+    """Whether a file holds features or points: by its name, or by its columns if it is a table."""
     if path.suffix.lower() != ".parquet":
         return path.suffix.lower() in SUFFIXES
     try:
         import pyarrow.parquet
 
-        return "features" in pyarrow.parquet.read_schema(path).names
+        schema = pyarrow.parquet.read_schema(path)
+        return "features" in schema.names or _SPACE in (schema.metadata or {})
     except Exception:  # It is damaged, or missing; who reads it says so.
         return False
 
@@ -142,17 +146,34 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
-    names = table.column_names
+    names, facts = table.column_names, table.schema.metadata or {}
+    if "features" not in names and _SPACE in facts:  # Of --export=parquet.
+        return {
+            "format": np.array(FORMAT),
+            "vectors": _matrix(table, "vector", path),
+            "ids": np.array(table.column("id").to_pylist(), dtype=str),
+            "labels": np.array([x or "" for x in table.column("label").to_pylist()], dtype=str),
+            "space": np.array(facts[_SPACE].decode()),
+            "fingerprint": np.array(facts[b"hypjax.fingerprint"].decode()),
+            "images": np.array(""),
+            "unreadable": np.array([], dtype=str).reshape(0, 2),
+        }
     if "features" not in names:
         raise UserError(f"{path} has no column features; its columns are {', '.join(names)}")
-    rows = table.column("features").combine_chunks()
-    lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
-    if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
-        raise UserError(f"the lists in the column features of {path} differ in length")
-    values = rows.flatten().to_numpy(zero_copy_only=False)
     columns = {
         name: np.array(table.column(column).to_pylist(), dtype=object)
         for column, name in _COLUMNS.items()
         if column in names
     }
-    return {"features": values.reshape(len(rows), -1), **columns}
+    return {"features": _matrix(table, "features", path), **columns}
+
+
+def _matrix(table: Any, name: str, path: pathlib.Path) -> Shaped[np.ndarray, "n d"]:
+    """The lists of a column as rows."""
+    import pyarrow.compute
+
+    rows = table.column(name).combine_chunks()
+    lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
+    if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
+        raise UserError(f"the lists in the column {name} of {path} differ in length")
+    return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)

@@ -45,16 +45,22 @@ def is_name(text: str) -> bool:
     return text.count("/") == 1 and text.isascii()
 
 
-def download(location: str, files: Sequence[str]) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
+def download(location: str, files: Sequence[str], **options: Any) -> pathlib.Path:
+    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them.
+
+    Options are those of `huggingface_hub.snapshot_download`, such as `repo_type`.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
     name, revision = split(location)
-    patterns = list(files)
     try:
         return fetch(
-            huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=patterns
+            huggingface_hub.snapshot_download,
+            name,
+            revision=revision,
+            allow_patterns=list(files),
+            **options,
         )
     except errors.RevisionNotFoundError as error:
         raise UserError(f"the repository {name} has no revision {revision}") from error
@@ -101,6 +107,7 @@ def upload(
     *,
     private: bool,
     owned: Callable[[str], bool],
+    repo_type: str = "model",
 ) -> str:
     """Uploads files in one commit, which removes other `owned` ones; returns its web address.
 
@@ -113,13 +120,15 @@ def upload(
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
     try:
         api = huggingface_hub.HfApi()
-        api.create_repo(name, private=private, exist_ok=True)
-        stale = [file for file in api.list_repo_files(name) if owned(file) and file not in files]
+        api.create_repo(name, private=private, exist_ok=True, repo_type=repo_type)
+        present = api.list_repo_files(name, repo_type=repo_type)
+        stale = [file for file in present if owned(file) and file not in files]
         operations = [
             *(CommitOperationDelete(file) for file in stale),
             *(CommitOperationAdd(file, str(folder / file)) for file in files),
         ]
-        commit = api.create_commit(name, operations, commit_message="Upload a hypjax model")
+        message = f"Upload a hypjax {repo_type}"
+        commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise UserError(f"the hub refused to write to {name} ({status})") from error

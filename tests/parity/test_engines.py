@@ -133,7 +133,7 @@ def test_points_outside_the_space_are_not_exported(name, tmp_path):
 
 
 def test_unknown_exports_are_refused():
-    with pytest.raises(UserError, match="--export=annoy is unknown; it must be one of faiss"):
+    with pytest.raises(UserError, match="--export=annoy is unknown; it must be one of dataset"):
         find_export("annoy")
 
 

@@ -3,6 +3,7 @@
 import http.client
 import importlib
 import json
+import pathlib
 import threading
 
 import flax.linen as nn

@@ -179,7 +179,7 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
         assert (folder / "checkpoints/6/training").is_dir()
     other = small_runs.load(photos_folder, f"model.weights={URL}")
     kernels = pretrained_encoder(other, create_embedder(other).encoder)
-    jax.tree.map(np.testing.assert_array_equal, kernels, trained._params["encoder"])
+    jax.tree.map(np.testing.assert_array_equal, kernels, trained.params["encoder"])
     assert train.train_and_evaluate(config, URL) == results
     assert f"{URL} holds this run's results already" in capfd.readouterr().out
 

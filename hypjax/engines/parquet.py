@@ -1,0 +1,160 @@
+"""Galleries as tables in Parquet, and as datasets of the Hugging Face hub."""
+
+import json
+import os
+import pathlib
+from functools import partial
+
+import numpy as np
+
+from hypjax import __version__
+from hypjax.errors import UserError, writing
+from hypjax.geometry import Space
+from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.system import console, hub
+from hypjax.system.files import replacing, write_text
+
+_TABLE, _CARD = "gallery.parquet", "README.md"
+_README = """\
+---
+tags:
+- hypjax
+- image-retrieval
+configs:
+- config_name: default
+  data_files:
+  - split: gallery
+    path: {table}
+---
+
+# {name}
+
+Embeddings of {count} images, by hypjax {version}: points of {space}.
+
+| column | content |
+|---|---|
+| `id` | path or name of the image |
+| `label` | its class, if it is known |
+| `vector` | the point, {dim} coordinates |
+| `search_vector` | {searched} coordinates; inner products with a query's rank as distances do |
+
+The ten nearest to an image, here the first:
+
+```python
+import datasets
+import numpy as np
+
+gallery = datasets.load_dataset("{location}", split="gallery").with_format("numpy")
+points = np.float64(gallery["vector"][:])
+{distance}
+
+distances = distance(points[0], points)
+for i in np.argsort(distances)[:10].tolist():
+    print(f"{{distances[i]:.4f}} {{gallery[i]['id']}}")
+```
+"""
+_SPHERE = """
+
+def distance(x, y):
+    return 2 - 2 * np.sum(x * y, axis=-1)
+"""
+_BALL = """\
+c = {c}
+
+
+def distance(x, y):{to_ball}
+    s = np.sum((x - y) ** 2, axis=-1)
+    p = (1 - c * np.sum(x * x, axis=-1)) * (1 - c * np.sum(y * y, axis=-1))
+    return 2 / c**0.5 * np.arcsinh(np.sqrt(c * s / p))
+"""
+# From the hyperboloid, whose points are given without their time coordinate.
+_TO_BALL = """
+    x, y = (v / (1 + np.sqrt(1 + c * np.sum(v * v, axis=-1, keepdims=True))) for v in (x, y))"""
+
+
+def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Writes a table with the columns id, label, vector and search_vector.
+
+    Raises UserError if inner products do not rank points of the space.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    def rows(vectors: np.ndarray) -> pyarrow.Array:
+        values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
+        return pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+
+    table = pyarrow.table(
+        {
+            "id": embeddings.ids.tolist(),
+            "label": [label or None for label in embeddings.labels.tolist()],
+            "vector": rows(embeddings.vectors),
+            "search_vector": rows(embeddings.search_vectors()),
+        }
+    )
+    metadata = {
+        "hypjax.space": json.dumps(describe_space(embeddings.space)),
+        "hypjax.fingerprint": embeddings.fingerprint,
+    }
+    with writing(path), replacing(path) as temporary:
+        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
+    return str(path)
+
+
+def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "") -> str:
+    """Writes the table into a folder that `datasets.load_dataset` reads, with a card.
+
+    The name is that of a repository, for the card. Paths lose the folder that they share.
+    """
+    ids = embeddings.ids.tolist()
+    if all(map(os.path.isabs, ids)):
+        shared = os.path.commonpath([os.path.dirname(path) for path in ids])
+        ids = [os.path.relpath(path, shared) for path in ids]
+    shown = embeddings.take(np.arange(len(ids)))
+    shown.ids[:] = ids
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        export_parquet(shown, folder / _TABLE)
+        card = _README.format(
+            name=name or folder.name,
+            location=name or folder.absolute(),
+            table=_TABLE,
+            count=len(embeddings),
+            version=__version__,
+            space=embeddings.space,
+            dim=embeddings.vectors.shape[1],
+            searched=embeddings.search_vectors().shape[1],
+            distance=_distance(embeddings.space),
+        )
+        write_text(folder / _CARD, card)
+    return str(folder)
+
+
+def _distance(space: Space) -> str:
+    """A program's function of the space's distance, in NumPy."""
+    kind = describe_space(space)
+    if kind["name"] == "sphere":
+        return _SPHERE
+    if kind["name"] in ("poincare", "lorentz") and kind["c"]:
+        to_ball = _TO_BALL if kind["name"] == "lorentz" else ""
+        return _BALL.format(c=kind["c"], to_ball=to_ball)
+    raise UserError(f"there is no formula of the distance in {space} for a card; export parquet")
+
+
+def push_dataset(
+    embeddings: Embeddings, folder: pathlib.Path, name: str, *, private: bool = False
+) -> str:
+    """Writes a dataset into a folder, and uploads its files in one commit.
+
+    Without a token, or if the hub cannot be reached, the folder remains, and one sentence says why.
+    Returns where the dataset is.
+    """
+    if not hub.is_name(name):
+        raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
+    export_dataset(embeddings, folder, name)
+    try:
+        upload = partial(hub.upload, private=private, owned=lambda file: False)
+        return upload(folder, [_TABLE, _CARD], name, repo_type="dataset")
+    except UserError as error:
+        console.say(f"wrote {folder}, but did not upload it: {error}")
+    return str(folder)

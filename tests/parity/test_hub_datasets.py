@@ -1,0 +1,183 @@
+"""Datasets that `datasets` and `webdataset` write, and galleries that `datasets` reads."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hypjax
+from hypjax.data.image_set import open_images
+from hypjax.data.photos import list_folder
+from hypjax.data.splits import open_splits
+from hypjax.engines.exports import find_export
+from hypjax.errors import UserError
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.neighbors import search
+from hypjax.runs.files import RESULTS, read_results
+from tests.helpers import commands, dataset_hub, small_runs
+from tests.helpers.galleries import clusters, embeddings
+
+datasets = pytest.importorskip("datasets", reason="needs datasets")
+
+BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
+# As push_to_hub of `datasets` writes it.
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+---
+"""
+KINDS = ["saved", "saved splits", "parquet", "hub", "webdataset"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Of `datasets`, which does not tell apart what tests write in turn."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+
+
+@pytest.fixture(scope="module")
+def dataset(photos_folder):
+    """The images of the folder in its order, as `datasets` holds them."""
+    return datasets.load_dataset("imagefolder", data_dir=str(photos_folder), split="train")
+
+
+@pytest.fixture(scope="module")
+def written(dataset, photos_folder, tmp_path_factory):
+    """Writes the dataset in each way; returns the locations, and the root of the hub."""
+    root = tmp_path_factory.mktemp("written")
+    dataset.save_to_disk(str(root / "saved"), num_shards=2)
+    halves = {"train": dataset.select(range(30)), "val": dataset.select(range(30, 60))}
+    datasets.DatasetDict(halves).save_to_disk(str(root / "saved splits"))
+    dataset.to_parquet(str(root / "photos.parquet"), batch_size=7)
+    wds = pytest.importorskip("webdataset", reason="needs webdataset")
+    with wds.ShardWriter(str(root / "photos-%03d.tar"), maxcount=25, verbose=0) as writer:
+        for i, photo in enumerate(list_folder(photos_folder)):
+            content = {"png": photo.path.read_bytes(), "cls": photo.label}
+            writer.write({"__key__": f"{i:04}", **content})
+    (root / "hub/me/photos/data").mkdir(parents=True)
+    (root / "hub/me/photos/README.md").write_text(CARD)
+    for i in range(2):
+        shard, name = dataset.shard(2, i, contiguous=True), f"data/train-0000{i}-of-00002.parquet"
+        shard.to_parquet(str(root / "hub/me/photos" / name))
+    with dataset_hub.serving(root / "hub", root / "cache"):
+        yield {
+            "saved": root / "saved",
+            "saved splits": root / "saved splits?split=train+val",
+            "parquet": root / "photos.parquet",
+            "hub": "hf://me/photos",
+            "webdataset": root / "photos-{000..002}.tar",
+        }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_has_the_images_and_classes_of_the_folder(kind, written, photos_folder):
+    expected = open_splits(small_runs.load(photos_folder))
+    found = open_splits(small_runs.load(written[kind]))
+    for own, part in zip(expected[:3], found[:3], strict=True):
+        np.testing.assert_array_equal(own.labels, part.labels)
+        np.testing.assert_array_equal(own.sizes, part.sizes)
+        for i in range(len(own)):
+            assert own.class_name(i) == part.class_name(i)
+            np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
+
+
+def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder, tmp_path):
+    overrides = [f"--config.{field}" for field in small_runs.SMALL]
+    run, gallery = tmp_path / "run", tmp_path / "gallery.npz"
+    where = f"--config.data.path={written['hub']}?split=train"
+    steps = ("--config.train.total_steps=2", "--config.optim.warmup_steps=1")
+    config = f"--config={small_runs.CONFIG}"
+    commands.call("main", config, f"--workdir={run}", where, *overrides, *steps)
+    assert read_results(run / RESULTS)["final"]["head"].keys() == {"recall@1", "recall@2"}
+    images = f"--images={written['hub']}"
+    commands.call("embed", f"--workdir={run}", images, f"--output={gallery}")
+    model, stored = hypjax.load(run), Embeddings.load(gallery)
+    np.testing.assert_array_equal(stored.vectors, model.embed(str(photos_folder)))
+    assert stored.labels.tolist() == [photo.label for photo in list_folder(photos_folder)]
+    assert all(name.startswith("hf://me/photos/data/train-0") for name in stored.ids)
+    hits = model.search(gallery, written["hub"], k=3)
+    assert len(hits) == 60 and all(hit.query not in hit.paths for hit in hits)
+    assert "right  hf://me/photos/data/train-0" in "".join(map(str, hits))
+
+
+def test_images_of_a_split_and_a_column(dataset, tmp_path):
+    """Also as `datasets` stores images that are not encoded yet."""
+    labels = [["robin", "wren"][i % 2] for i in range(4)]
+    pixels = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)]
+    rows = {"photo": pixels, "species": labels, "label": [5] * 4}
+    features = {"photo": datasets.Image(), "species": datasets.ClassLabel(names=["robin", "wren"])}
+    features = datasets.Features({**features, "label": datasets.Value("int64")})
+    made = datasets.Dataset.from_dict(rows, features)
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "birds"))
+    images = open_images(f"{tmp_path / 'birds'}?split=test&label=species")
+    assert images.labels.tolist() == labels and images.splits is None
+    shown = np.array([images.dataset.image(i, 3) for i in range(4)])
+    np.testing.assert_array_equal(shown, np.array(pixels))
+
+
+@pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)
+def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
+    gallery = embeddings(clusters(space, 300), space)
+    hub = tmp_path / "hub"
+    with dataset_hub.serving(hub, tmp_path / "cache"):
+        where = find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+    assert "/datasets/me/gallery/commit/" in where
+    card = (hub / "me/gallery/README.md").read_text()
+    assert card == (tmp_path / "gallery.hf/README.md").read_text()
+    program = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    printed = []
+    program = program.replace('"me/gallery"', repr(str(hub / "me/gallery")))
+    exec(program, {"print": printed.append})
+    distances, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=space)
+    assert [line.split()[1] for line in printed] == gallery.ids[items[0]].tolist()
+    found = [float(line.split()[0]) for line in printed]
+    np.testing.assert_allclose(found, distances[0], atol=1e-3)
+    again = Embeddings.load(hub / "me/gallery/gallery.parquet")
+    np.testing.assert_array_equal(again.vectors, gallery.vectors)
+    assert again.space == space and again.labels.tolist() == gallery.labels.tolist()
+    assert again.fingerprint == gallery.fingerprint
+
+
+def shown(section):
+    """The program of a section of the page."""
+    page = (small_runs.REPOSITORY / "docs/take-it-with-you.md").read_text()
+    section = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("section", ["Datasets", "Search engines"])
+def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="needs faiss-cpu")
+    monkeypatch.chdir(tmp_path)
+    gallery = embeddings(clusters(BALL, 300), BALL)
+    gallery.save(tmp_path / "gallery.npz")
+    for name in ("dataset", "parquet"):
+        find_export(name).write(gallery, tmp_path / f"gallery.{name}")
+    printed = []
+    exec(shown(section), {"print": printed.append})
+    printed = printed[0] if section == "Search engines" else printed
+    _, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=BALL)
+    assert printed == gallery.ids[items[0]].tolist()
+
+
+def test_what_is_not_pushed_is_one_sentence(tmp_path, capsys):
+    gallery = embeddings(clusters(BALL, 30), BALL)
+    with dataset_hub.serving(tmp_path / "hub", tmp_path / "cache") as server:
+        server.shutdown()
+        server.server_close()
+        where = find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+    assert where == str(tmp_path / "gallery.hf")
+    assert "but did not upload it: the hub cannot be reached" in capsys.readouterr().err
+    assert len(datasets.load_dataset(where, split="gallery")) == 30
+    with pytest.raises(UserError, match="names no repository"):
+        find_export("hf://gallery")
+    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
+    with pytest.raises(UserError, match="are no inner products"):
+        find_export("dataset").write(
+            embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused"
+        )
