@@ -15,7 +15,7 @@ from hypjax.data.photos import list_folder
 from hypjax.data.shards import find_shards
 from hypjax.errors import UserError
 from tests.data.test_photos import open_at
-from tests.helpers import dataset_hub
+from tests.helpers.fake_hub import serving
 from tests.helpers.pictures import encode_png, write_pictures, write_table
 
 PICTURE = encode_png(np.zeros((8, 9, 3), np.uint8))
@@ -337,12 +337,14 @@ def test_a_repository_is_downloaded_once(rows, tmp_path):
     write_rows(repository / "parts/a-0.parquet", rows[:30])
     write_rows(repository / "parts/b-0.parquet", rows[30:])
     write_pictures(repository, ["teaser.png"])
-    with dataset_hub.serving(tmp_path / "hub", tmp_path / "cache") as server:
+    with serving(tmp_path / "cache") as hub:
+        hub.put("datasets/me/birds", repository)
         images = open_images("hf://me/birds")
         assert images.labels.tolist() == [row["label"] for row in rows] and images.splits is None
         assert images.ids[0] == "hf://me/birds/parts/a-0.parquet/0"
         assert images.dataset.records[0]["image"] == rows[0]["image"]
         (repository / "README.md").write_text(CARD)
+        hub.put("datasets/me/birds", repository)
         with pytest.raises(UserError, match=r"has the subsets small, other; name one by \?subset="):
             open_images("hf://me/birds")
         splits = open_images("hf://me/birds?subset=small").splits
@@ -350,13 +352,13 @@ def test_a_repository_is_downloaded_once(rows, tmp_path):
         assert len(open_images("hf://me/birds?subset=other")) == 30
         with pytest.raises(UserError, match="there is no repository me/bees on the hub that you"):
             open_images("hf://me/bees")
-        (tmp_path / "hub/me/empty").mkdir()
+        (tmp_path / "empty").mkdir()
+        hub.put("datasets/me/empty", tmp_path / "empty")
         with pytest.raises(UserError, match="no Parquet, Arrow or tar files; the hub may have"):
             open_images("hf://me/empty")
         with pytest.raises(UserError, match="names no repository; write hf://OWNER/NAME"):
             open_images("hf://birds")
-        server.shutdown()
-        server.server_close()
+        hub.close()
         assert len(open_images("hf://me/birds?subset=other")) == 30
         with pytest.raises(UserError, match="not in this machine's cache, and the hub cannot be"):
             open_images("hf://me/birds@v2")

@@ -1,16 +1,22 @@
 """The Hugging Face hub, played by a server on this machine that keeps repositories in memory."""
 
 import base64
+import contextlib
 import hashlib
 import http.server
 import json
+import pathlib
 import re
 import threading
+import urllib.parse
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
+
+_REPOSITORY = r"((?:models/|datasets/)?[^/]+/[^/]+)"  # Part of an address.
 
 
 class Commit(NamedTuple):
@@ -25,7 +31,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
 
     Attributes:
         token: The token that may write, and read private repositories.
-        commits: Of each repository, the oldest first. Its last one is the branch main.
+        commits: Of each repository, the oldest first. Its last one is the branch main. Names of
+            datasets begin with datasets/, as in the hub's addresses.
         private: Names of the private repositories.
         stored: Large files by their SHA-256, also those that no commit holds yet.
         sent: Sizes of the large files that were uploaded.
@@ -45,10 +52,27 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.cut_after: int | None = None
         self.refused = 0
 
+    def close(self) -> None:
+        """Ends the server, as if the network were gone."""
+        self.shutdown()
+        self.server_close()
+
+    def put(self, name: str, folder: pathlib.Path) -> None:
+        """Makes the files below a folder a new commit of a repository."""
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        self.commits.setdefault(name, []).append(_commit(files))
+
+
+def _commit(files: dict[str, bytes]) -> Commit:
+    return Commit(hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest(), files)
+
 
 class _Answers(http.server.BaseHTTPRequestHandler):
     server: FakeHub
-    protocol_version = "HTTP/1.1"
 
     def log_message(self, *args):
         """Prints nothing."""
@@ -87,9 +111,9 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         return found[0] if found else None
 
     def do_GET(self):  # noqa: N802
-        path = self.path.partition("?")[0]
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/([^/]+)", path):
-            name, what, revision = found.groups()
+        path = urllib.parse.unquote(self.path.partition("?")[0])
+        if found := re.fullmatch(rf"/api/{_REPOSITORY}/(tree|revision)/([^/]+)", path):
+            name, what, revision = found[1].removeprefix("models/"), *found.groups()[1:]
             if not self._allowed(name) or not (commit := self._commit(name, revision)):
                 return
             files = [
@@ -99,7 +123,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             siblings = [{"rfilename": file} for file in commit.files]
             about = {"id": name, "sha": commit.oid, "siblings": siblings, "private": False}
             return self._answer(files if what == "tree" else about)
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        if found := re.fullmatch(rf"/{_REPOSITORY}/resolve/([^/]+)/(.+)", path):
             name, revision, file = found.groups()
             if self._allowed(name) and (commit := self._commit(name, revision)):
                 self._send_file(commit, file)
@@ -138,7 +162,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             return self._answer({"errors": [], "warnings": []})
         if path.endswith("/info/lfs/objects/batch"):
             return self._offer(json.loads(body))
-        name, _, what = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
+        name, _, what = path.removeprefix("/api/").rpartition("/main")[0].rpartition("/")
+        name = name.removeprefix("models/")
         if what == "preupload":
             files = [
                 {
@@ -154,7 +179,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         return self._error("EntryNotFound", 404)
 
     def _create(self, asked):
-        name = f"{asked['organization']}/{asked['name']}"
+        kind = "datasets/" if asked.get("type") == "dataset" else ""
+        name = f"{kind}{asked['organization']}/{asked['name']}"
         url = {"url": f"{self.server.address}/{name}"}
         if name in self.server.commits:
             return self._answer(url, 409)
@@ -191,24 +217,27 @@ class _Answers(http.server.BaseHTTPRequestHandler):
                 files[value["path"]] = self.server.stored[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
-        oid = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
-        self.server.commits[name].append(Commit(oid, files))
-        url = f"{self.server.address}/{name}/commit/{oid}"
-        return self._answer({"commitUrl": url, "commitOid": oid, "success": True})
+        commit = _commit(files)
+        self.server.commits[name].append(commit)
+        url = f"{self.server.address}/{name}/commit/{commit.oid}"
+        return self._answer({"commitUrl": url, "commitOid": commit.oid, "success": True})
 
 
-@pytest.fixture
-def fake_hub(tmp_path, monkeypatch):
-    """A hub, which huggingface_hub asks in this process, with a cache of its own."""
+@contextlib.contextmanager
+def serving(cache: pathlib.Path, token: str | None = FakeHub.token) -> Iterator[FakeHub]:
+    """Makes huggingface_hub ask a new hub in this process, with a cache and a token of its own."""
     hub = FakeHub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
-    for name, value in {
-        "ENDPOINT": hub.address,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.address + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "HF_HUB_DISABLE_XET": True,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
-    yield hub
-    hub.shutdown()
-    hub.server_close()
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", hub.address)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_TOKEN_PATH", "/dev/null")
+        patch.setattr(hf_api.api, "endpoint", hub.address)
+        patch.delenv("HF_TOKEN", raising=False)
+        if token:
+            patch.setenv("HF_TOKEN", token)
+        yield hub
+    hub.close()

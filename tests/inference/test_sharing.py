@@ -7,26 +7,26 @@ import pytest
 
 import hypjax
 from hypjax.errors import UserError
-from tests.helpers.fake_hub import FakeHub, fake_hub  # noqa: F401
+from tests.helpers.fake_hub import FakeHub, serving
 
 NAME = "me/photos"
 
 
 @pytest.fixture
-def token(monkeypatch):
-    """Who may write, and read what is private."""
-    monkeypatch.setenv("HF_TOKEN", FakeHub.token)
+def fake_hub(tmp_path):
+    with serving(tmp_path / "cache") as hub:
+        yield hub
 
 
 @pytest.fixture
-def push(fake_hub, run, tmp_path, token):  # noqa: F811
+def push(fake_hub, run, tmp_path):
     def push(**options):
         return hypjax.push(run, NAME, folder=tmp_path / "photos", **options)
 
     return push
 
 
-def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, push, run, capsys):  # noqa: F811
+def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, push, run, capsys):
     folder = push()
     own = hypjax.load(run).fingerprint
     first, second = fake_hub.commits[NAME][-1], hypjax.load(NAME)
@@ -50,24 +50,22 @@ def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, push, run
     assert at_commit.source == f"hf://{NAME}@{40 * 'b'}" and at_commit.fingerprint == own
     with pytest.raises(UserError, match=f"the repository {NAME} has no revision v2"):
         hypjax.load(f"{NAME}@v2")
-    fake_hub.shutdown()
-    fake_hub.server_close()
+    fake_hub.close()
     assert hypjax.load(NAME).fingerprint == own  # From the cache.
     assert hypjax.load(f"{NAME}@{40 * 'b'}").fingerprint == own
 
 
-def test_a_private_model_is_loaded_with_a_token_alone(fake_hub, push, run, monkeypatch):  # noqa: F811
+def test_a_private_model_is_loaded_with_a_token_alone(fake_hub, push, run, monkeypatch):
     push(private=True)
     assert fake_hub.private == {NAME}
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", "/dev/null")
     with pytest.raises(UserError, match=f"there is no repository {NAME} on the hub that you may"):
         hypjax.load(NAME)
-    monkeypatch.setenv("HF_TOKEN", fake_hub.token)
+    monkeypatch.setenv("HF_TOKEN", FakeHub.token)
     assert hypjax.load(NAME).fingerprint == hypjax.load(run).fingerprint
 
 
-def test_interrupted_transfers_go_on_where_they_ended(fake_hub, push, run, capsys):  # noqa: F811
+def test_interrupted_transfers_go_on_where_they_ended(fake_hub, push, run, capsys):
     fake_hub.refused = 1
     push()
     assert f"the hub refused to write to {NAME} (500)" in capsys.readouterr().err
@@ -78,7 +76,7 @@ def test_interrupted_transfers_go_on_where_they_ended(fake_hub, push, run, capsy
     assert fake_hub.cut_after is None
 
 
-def test_a_file_that_is_not_the_models_is_refused(fake_hub, push):  # noqa: F811
+def test_a_file_that_is_not_the_models_is_refused(fake_hub, push):
     push()
     fake_hub.commits[NAME][-1].files["model.safetensors"] += b" "
     with pytest.raises(UserError, match="model.safetensors is not the file"):

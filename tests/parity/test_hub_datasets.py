@@ -16,7 +16,8 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
-from tests.helpers import commands, dataset_hub, small_runs
+from tests.helpers import commands, small_runs
+from tests.helpers.fake_hub import serving
 from tests.helpers.galleries import clusters, embeddings
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
@@ -64,7 +65,8 @@ def written(dataset, photos_folder, tmp_path_factory):
     for i in range(2):
         shard, name = dataset.shard(2, i, contiguous=True), f"data/train-0000{i}-of-00002.parquet"
         shard.to_parquet(str(root / "hub/me/photos" / name))
-    with dataset_hub.serving(root / "hub", root / "cache"):
+    with serving(root / "cache") as hub:
+        hub.put("datasets/me/photos", root / "hub/me/photos")
         yield {
             "saved": root / "saved",
             "saved splits": root / "saved splits?split=train+val",
@@ -123,21 +125,22 @@ def test_images_of_a_split_and_a_column(dataset, tmp_path):
 @pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)
 def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
     gallery = embeddings(clusters(space, 300), space)
-    hub = tmp_path / "hub"
-    with dataset_hub.serving(hub, tmp_path / "cache"):
-        where = find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+    folder = tmp_path / "gallery.hf"
+    with serving(tmp_path / "cache") as hub:
+        where = find_export("hf://me/gallery").write(gallery, folder)
+        pushed = hub.commits["datasets/me/gallery"][-1].files
     assert "/datasets/me/gallery/commit/" in where
-    card = (hub / "me/gallery/README.md").read_text()
-    assert card == (tmp_path / "gallery.hf/README.md").read_text()
+    assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
+    card = (folder / "README.md").read_text()
     program = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
     printed = []
-    program = program.replace('"me/gallery"', repr(str(hub / "me/gallery")))
+    program = program.replace('"me/gallery"', repr(str(folder)))
     exec(program, {"print": printed.append})
     distances, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=space)
     assert [line.split()[1] for line in printed] == gallery.ids[items[0]].tolist()
     found = [float(line.split()[0]) for line in printed]
     np.testing.assert_allclose(found, distances[0], atol=1e-3)
-    again = Embeddings.load(hub / "me/gallery/gallery.parquet")
+    again = Embeddings.load(folder / "gallery.parquet")
     np.testing.assert_array_equal(again.vectors, gallery.vectors)
     assert again.space == space and again.labels.tolist() == gallery.labels.tolist()
     assert again.fingerprint == gallery.fingerprint
@@ -167,9 +170,8 @@ def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeyp
 
 def test_what_is_not_pushed_is_one_sentence(tmp_path, capsys):
     gallery = embeddings(clusters(BALL, 30), BALL)
-    with dataset_hub.serving(tmp_path / "hub", tmp_path / "cache") as server:
-        server.shutdown()
-        server.server_close()
+    with serving(tmp_path / "cache") as hub:
+        hub.close()
         where = find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
     assert where == str(tmp_path / "gallery.hf")
     assert "but did not upload it: the hub cannot be reached" in capsys.readouterr().err
