@@ -41,6 +41,7 @@ def system(line):
 
 get_ipython().system = system
 layout.lay_out_by_umap = layout.lay_out  # UMAP compiles for long; see parity/test_viz_extra.py.
+layout._STEPS = 20  # Of hundreds, each slow without optimisations; see geometry/test_layout.py.
 """
 
 
