@@ -11,7 +11,6 @@ from typing import Any
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from hypjax.analysis.report import write_own_report
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.data import given
@@ -32,7 +31,13 @@ from hypjax.training.input import Feed, open_input
 from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, circumstances, given_circumstances, shared_fields
+from hypjax.training.setup import (
+    Setup,
+    build,
+    circumstances,
+    given_circumstances,
+    shared_fields,
+)
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
 from hypjax.types import Workers
@@ -175,11 +180,18 @@ def train_and_evaluate(
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
             run.write_results(results, warnings)
-        reported = config.run.report and write_own_report(run.path, str(run.location), setup)
+        reported = config.run.report and _reported(run.path, str(run.location), setup)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
+
+
+def _reported(folder: pathlib.Path, location: str, setup: Setup) -> bool:
+    """Writes the run's report, and returns whether that succeeded."""
+    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second to import.
+
+    return write_own_report(folder, location, setup)
 
 
 def _jitted_steps(

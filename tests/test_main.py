@@ -50,11 +50,12 @@ def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsy
 
 
 def test_imports_are_light():
-    """`import hypjax` is without JAX, and training works without TensorFlow and PyTorch."""
+    """`import hypjax` is without JAX, and training without TensorFlow, PyTorch and Matplotlib."""
     program = (
         "import sys, hypjax; assert {'load', 'push', 'Model'} <= set(dir(hypjax))\n"
         "assert not hasattr(hypjax, 'lode') and not {'jax', 'flax'} & set(sys.modules)\n"
         "sys.modules['tensorflow'] = sys.modules['torch'] = None  # Importing them is an error.\n"
-        "import hypjax.train, hypjax.evaluate; hypjax.load"
+        "import hypjax.train, hypjax.evaluate; hypjax.load\n"
+        "assert 'matplotlib' not in sys.modules"
     )
     assert python("-c", program).returncode == 0

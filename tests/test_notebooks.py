@@ -41,6 +41,7 @@ def system(line):
 
 get_ipython().system = system
 layout.lay_out_by_umap = layout.lay_out  # UMAP compiles for long; see parity/test_viz_extra.py.
+layout._STEPS = 20  # Of hundreds, each slow without optimisations; see geometry/test_layout.py.
 """
 
 
@@ -69,7 +70,7 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
         parameters["temperatures"] = [0.3]
     output = folder / "executed.ipynb"
     seconds = 300 if OPTIONS[path.stem] else 60  # For a cell: kernels may miss a message.
-    options = {"progress_bar": False, "execution_timeout": seconds}
+    options = {"progress_bar": False, "start_timeout": 300, "execution_timeout": seconds}
     papermill.execute_notebook(path, output, parameters, cwd=folder, **options)
     executed = output.read_text()  # With the state of its widgets.
     # A command that fails does not stop a notebook.

@@ -27,7 +27,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import CLASS, Grouping, groupings
 from hypjax.data.pixels import read_image
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space
+from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
@@ -336,7 +336,7 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
     if proxies is None:
         return PlotData(sets, space, sets[0].points[:0], np.zeros(0, int))
     with_origin = np.pad(proxies, ((0, 1), (0, 0)))
-    distances = np.asarray(space.distance_matrix(proxies, with_origin))
+    distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
     among, radii = distances[:, :-1], distances[:, -1]
     return PlotData(sets, space, proxies, ancestors(among, radii, radii))
 

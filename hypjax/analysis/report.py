@@ -29,7 +29,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError, writing
-from hypjax.geometry import Space, layout
+from hypjax.geometry import Space, layout, spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
 from hypjax.inference.model_card import describe
@@ -190,7 +190,7 @@ def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[
 
 def _delta(found: ReportData) -> tuple[float, float]:
     """Relative δ of the head's features, and the c that suits it; NaN if there are none."""
-    features = np.asarray(found.space.features(found.points))
+    features = np.asarray(spaces.features(found.space, found.points))
     try:
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         delta = float(np.mean(relative_delta(features, **trials)))

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Complex, Float, Float32, Int
 
 from hypjax.errors import UserError, require_package
+from hypjax.geometry import spaces
 from hypjax.geometry.spaces import Space
 
 _STEPS = 400
@@ -40,7 +41,7 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
     nearest, scale = _scaling(points[rng.permutation(count)[:block]], space)
-    features = np.asarray(space.features(points))
+    features = np.asarray(spaces.features(space, points))
     start, smallest = principal_components(features), 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     blocks = np.stack([rng.permutation(count)[:block] for _ in range(_STEPS)])
@@ -74,7 +75,9 @@ def placing_among(
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
     """The distance that is subtracted from those of the space, and the factor of the rest."""
     count = len(sample)
-    distances = np.asarray(space.distance_matrix(sample, sample))[~np.eye(count, dtype=bool)]
+    distances = np.asarray(spaces.distance_matrix(space, sample, sample))[
+        ~np.eye(count, dtype=bool)
+    ]
     nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if count > 1 else (0, 0)
     nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
     return nearest, _SPREAD / max(median - nearest, _SMALLEST)
@@ -106,7 +109,7 @@ def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int
     )
     with warnings.catch_warnings():  # Of what these settings imply.
         warnings.simplefilter("ignore", UserWarning)
-        placed = reducer.fit_transform(np.asarray(space.distance_matrix(points, points)))
+        placed = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
     placed = placed.astype(np.float64)
     return (placed[:, 0] + 1j * placed[:, 1]) / (1 + np.sqrt(1 + (placed**2).sum(axis=1)))
 
@@ -139,7 +142,7 @@ def rank_correlation(
     chosen = np.random.default_rng(seed).permutation(len(points))[:_PAIRED]
     pairs = np.triu_indices(len(chosen), 1)
     own, placed = points[chosen], places[chosen]
-    distances = np.asarray(space.distance_matrix(own, own))[pairs]
+    distances = np.asarray(spaces.distance_matrix(space, own, own))[pairs]
     one, two = placed[pairs[0]], placed[pairs[1]]
     drawn = np.abs((one - two) / (1 - one.conj() * two))  # Increases with the distance.
     return float(spearmanr(distances, drawn).statistic)
@@ -155,7 +158,7 @@ def faithfulness(
     """
     if len(points) < 3:
         return None
-    plain = to_disk(1e-6 * principal_components(np.asarray(space.features(points))))
+    plain = to_disk(1e-6 * principal_components(np.asarray(spaces.features(space, points))))
     return rank_correlation(points, places, space), rank_correlation(points, plain, space)
 
 

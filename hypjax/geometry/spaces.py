@@ -193,6 +193,20 @@ def raise_on_flaws(
 
 
 @jax.jit
+def distance_matrix(
+    space: Space, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+) -> Float[Array, "n m"]:
+    """`space.distance_matrix` as one program: outside a program, each operation would be one."""
+    return space.distance_matrix(x, y)
+
+
+@jax.jit
+def features(space: Space, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    """`space.features` as one program."""
+    return space.features(x)
+
+
+@jax.jit
 def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
     return space.flaws(x.astype(jnp.float64))
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
-from hypjax.geometry import Space
+from hypjax.geometry import Space, spaces
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
@@ -72,7 +72,7 @@ def match_distance(
     """The distance of a `Match`; None if fewer than 10 queries have a match."""
     among_itself = gallery is None
     items, item_labels = (queries, labels) if among_itself else (gallery, gallery_labels)
-    distances = np.array(space.distance_matrix(queries, items))
+    distances = np.array(spaces.distance_matrix(space, queries, items))
     distances[labels[:, None] != item_labels] = np.inf
     if among_itself:
         np.fill_diagonal(distances, np.inf)

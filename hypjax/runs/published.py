@@ -23,7 +23,7 @@ import csv
 import functools
 import importlib.resources
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -80,8 +80,8 @@ class _Row(NamedTuple):
 
 def published_delta(config: ConfigDict) -> float | None:
     """The relative δ that Hyp-ViT's Table 1 reports for the encoder on its training images."""
-    rows = (_scores()[row] for row in _find(config, "encoder", "pretrained"))
-    return next((scores["relative_delta"] for scores in rows if "relative_delta" in scores), None)
+    rows = _find(config, "encoder", "pretrained", ["relative_delta"])
+    return next((_scores()[row]["relative_delta"] for row in rows), None)
 
 
 def show(results: Mapping[str, Any], config: ConfigDict) -> None:
@@ -104,7 +104,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     for state in ("pretrained", "untrained", trained):
         whose = "best" if state == "best" else "ours"
         for part, ours in results.get(state, {}).items():
-            for row in _find(config, part, "trained" if state == trained else "pretrained"):
+            for row in _find(config, part, "trained" if state == trained else "pretrained", ours):
                 if differences := list(_differences(_scores()[row], ours, whose)):
                     lines.append(f"published ({row}): {', '.join(differences)}")
     return "\n".join(lines)
@@ -120,13 +120,17 @@ def _differences(
             yield f"{name.replace('recall', 'R')} {100 * value:.1f} ({whose} {points:+.1f})"
 
 
-def _find(config: ConfigDict, part: str, state: str) -> list[_Row]:
-    """The rows whose recipe is a run's. A row for its batch size replaces that for any."""
+def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[_Row]:
+    """The rows with any of these scores whose recipe is a run's.
+
+    A row for its batch size replaces that for any.
+    """
     ours = flatten(config)
     found = [
         row
-        for row in _scores()
+        for row, scores in _scores().items()
         if (row.part, row.state) == (part, state)
+        and not scores.keys().isdisjoint(names)
         and (row.dataset == config.data.name or row.paper == "irt-objects")
         and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
     ]

@@ -15,13 +15,11 @@ from hypjax.data.plans import Plan
 from hypjax.data.splits import open_splits
 from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
-from hypjax.monitoring.telemetry import Telemetry
 from hypjax.system import machine
 from hypjax.training.setup import create_plans
 from hypjax.types import Crops
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
-from tests.helpers.process_pair import ProcessPair
 
 SHAPES = {
     "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
@@ -132,53 +130,6 @@ def test_images_are_laid_out_in_the_least_memory():
     assert lay_out(sizes, 3).bytes < 1.5 * 3 * sizes.prod(axis=1).sum()
 
 
-SMALL = ["run.log_every=1", "eval.every=0"]
-DEVICE = [*SMALL, "run.cache=device", "run.microbatch=3"]
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """The jitted steps of a run, in which implicit transfers are errors."""
-    jitted, jit = [], train.jit_train_step
-
-    def jit_train_step(*args):
-        step = jit(*args)
-        jitted.append(step)
-
-        def guarded(*args, **kwargs):
-            with jax.transfer_guard("disallow"):
-                return step(*args, **kwargs)
-
-        return guarded
-
-    monkeypatch.setattr(train, "jit_train_step", jit_train_step)
-    return jitted
-
-
-@pytest.mark.slow
-def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch, steps):
-    train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
-    config = small_runs.load(photos_folder, *DEVICE)
-    results = train.train_and_evaluate(config, tmp_path / "device")
-    host, device = (small_runs.step_metrics(tmp_path / name) for name in ("host", "device"))
-    assert host.keys() == device.keys() == set(range(1, 13))
-    np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-2)
-    write = Telemetry.write
-
-    def interrupted(self, step, values):
-        write(self, step, values)
-        if step == 7:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, tmp_path / "resumed")
-    assert train.train_and_evaluate(config, tmp_path / "resumed") == results
-    assert small_runs.step_metrics(tmp_path / "resumed") == device
-    assert [step._cache_size() for step in steps] == [1] * 4
-
-
 def test_a_stored_side_is_part_of_the_run_and_noted_with_its_results(photos_folder):
     config = small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10")
     splits = open_splits(config)
@@ -211,19 +162,3 @@ def test_images_that_do_not_fit_are_refused_with_a_size_that_does(
     for scalable in (True, False):
         with pytest.raises(UserError, match=r"each device \(\w+\); set --config.run.cache=host$"):
             device_cache.plan_layout(sizes, mesh, 3, scalable=scalable)
-
-
-@pytest.mark.slow
-def test_two_processes_that_cannot_share_a_batch_evenly_change_nothing(photos_folder, tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    fields = [*SMALL, "optim.learning_rate=3e-5", "objective.temperature=1.0"]
-    fields += ["train.batch_size=9", "train.samples_per_class=3", "eval.metrics=recall,mrr,map@r"]
-    fields += ["run.cache=device", "data.stored_side=18", "eval.expansion=2"]
-    train.train_and_evaluate(small_runs.load(photos_folder, *fields), alone)
-    processes = ProcessPair(photos_folder, together, *fields, "run.microbatch=3")
-    assert [status for status, *_ in processes.wait_for_both()] == [0, 0]
-    metrics = [[*small_runs.step_metrics(run).values()] for run in (together, alone)]
-    np.testing.assert_allclose(*metrics, rtol=1e-4)
-    results = (alone / "results.json").read_text()
-    assert "map@r" in results and "notes" in results
-    assert (together / "results.json").read_text() == results
