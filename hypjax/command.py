@@ -219,6 +219,8 @@ def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.P
 
 def require_writable(folder: pathlib.Path) -> None:
     """Raises an error if files of a folder cannot be written."""
+    if not folder.is_dir():
+        raise errors.UserError(f"there is no folder {folder}; create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise errors.UserError(f"files in {folder} cannot be written; choose another folder")
 

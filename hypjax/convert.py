@@ -81,7 +81,7 @@ def _write_sentence_transformers(output: pathlib.Path) -> None:
     exact = write_folder(_WORKDIR.value, output, images=_IMAGES.value, features=features)
     print(f"wrote {output}; in Python:")
     print(f'  model = sentence_transformers.SentenceTransformer("{output}")')
-    print("  vectors = model.encode(images)  # Of Pillow, in colour.")
+    print("  vectors = model.encode(images)  # Pillow images, in RGB.")
     print(f"  {COMPARISONS[features]}")
     print(exact.replace("`", ""))
 
@@ -102,7 +102,9 @@ def _write_onnx(output: pathlib.Path) -> None:
 def _require_suffix(output: pathlib.Path, suffix: str) -> None:
     """Raises an error unless a file's name ends as its format does."""
     if output.suffix != suffix:
-        raise UserError(f"--output is {output}; its name must end in {suffix}")
+        raise UserError(
+            f"--output is {output}; with --format={_FORMAT.value}, its name must end in {suffix}"
+        )
 
 
 class _Format(NamedTuple):

@@ -69,6 +69,8 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
     location = os.fspath(location)
     path = pathlib.Path(location).expanduser()
     if export := _at_url(location):
+        if export.opener is None:
+            raise UserError(f"{location} holds no gallery; embed its images, and search these")
         return export.opener(location)
     export = EXPORTS.get(path.suffix.removeprefix("."))
     return export.opener(path) if export and export.opener else Embeddings.load(path)
@@ -78,8 +80,13 @@ def is_gallery(location: str | os.PathLike[str]) -> bool:
     """Whether a location looks like one that `open_gallery` opens."""
     location = os.fspath(location)
     suffixes = (f".{name}" for name, export in EXPORTS.items() if export.opener)
-    at = _at_url(location)
-    return bool(at and at.opener) or location.endswith((".npz", *suffixes))
+    if location.endswith((".npz", *suffixes)):
+        return True
+    try:
+        at = _at_url(location)
+    except UserError:  # It may be a dataset of images.
+        return False
+    return bool(at and at.opener)
 
 
 def find_export(name: str) -> Export:
@@ -115,10 +122,12 @@ def _collection(url: str) -> Export:
 
 
 def _repository(url: str) -> Export:
-    hub.is_repository(url)  # Or an error.
+    name = url.removeprefix(hub.SCHEME)
+    if not hub.is_name(name):
+        raise UserError(f"{url} names no repository to write; write {hub.SCHEME}OWNER/NAME")
 
     def push(embeddings: Embeddings, folder: pathlib.Path) -> str:
-        return push_dataset(embeddings, folder, url.removeprefix(hub.SCHEME))
+        return push_dataset(embeddings, folder, name)
 
     return Export(push, "huggingface_hub", "huggingface_hub")
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-from functools import partial
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from hypjax import __version__
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval.embeddings import Embeddings, describe_space
-from hypjax.system import console, hub
-from hypjax.system.files import replacing, write_text
+from hypjax.system import hub
+from hypjax.system.files import replacing, sha256, write_text
 
 _TABLE, _CARD = "gallery.parquet", "README.md"
 _README = """\
@@ -21,7 +20,7 @@ tags:
 - hypjax
 - image-retrieval
 configs:
-- config_name: default
+- config_name: gallery-{version_of_table}
   data_files:
   - split: gallery
     path: {table}
@@ -116,8 +115,10 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
         folder.mkdir(parents=True, exist_ok=True)
         export_parquet(shown, folder / _TABLE)
         card = _README.format(
+            # By the configuration's name alone, `datasets` notices that a table has changed.
+            version_of_table=sha256(folder / _TABLE)[:12],
             name=name or folder.name,
-            location=name or folder.absolute(),
+            location=name or folder.name,
             table=_TABLE,
             count=len(embeddings),
             version=__version__,
@@ -141,20 +142,17 @@ def _distance(space: Space) -> str:
     raise UserError(f"there is no formula of the distance in {space} for a card; export parquet")
 
 
-def push_dataset(
-    embeddings: Embeddings, folder: pathlib.Path, name: str, *, private: bool = False
-) -> str:
+def push_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str) -> str:
     """Writes a dataset into a folder, and uploads its files in one commit.
 
-    Without a token, or if the hub cannot be reached, the folder remains, and one sentence says why.
-    Returns where the dataset is.
+    A repository that is created is private, since names of files may be. Returns its address.
+
+    Raises:
+        UserError: It was not uploaded, but written.
     """
-    if not hub.is_name(name):
-        raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
     export_dataset(embeddings, folder, name)
+    options = {"private": True, "repo_type": "dataset", "marker": _TABLE}
     try:
-        upload = partial(hub.upload, private=private, owned=lambda file: False)
-        return upload(folder, [_TABLE, _CARD], name, repo_type="dataset")
+        return hub.upload(folder, [_TABLE, _CARD], name, owned=lambda file: False, **options)
     except UserError as error:
-        console.say(f"wrote {folder}, but did not upload it: {error}")
-    return str(folder)
+        raise UserError(f"wrote {folder}, but did not upload it: {error}") from error

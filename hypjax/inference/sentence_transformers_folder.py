@@ -39,12 +39,12 @@ _ELSEWHERE = "--format=onnx writes the whole model, with its space"
 _GREY = np.array([19595, 38470, 7471]) / 65536
 _FEATURES = (
     "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
-    "Cosine ranks otherwise."
+    "Cosine may rank differently."
 )
 # How unit vectors, or else features, are compared.
 COMPARISONS = (
     "similarities = model.similarity(vectors, vectors)  # Cosines.",
-    "distances = distance(vectors, vectors)  # Of distance.py in the folder.",
+    "distances = distance(vectors, vectors)  # From distance.py in the folder.",
 )
 _MODULES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
@@ -135,7 +135,7 @@ def write_folder(
         In what its vectors are to be compared, and why that is exact, as a sentence.
 
     Raises:
-        UserError: sentence-transformers has no such model, or cosine would rank otherwise.
+        UserError: sentence-transformers has no such model, or cosine would rank differently.
     """
     with reading(workdir) as run:
         config, model, params = restore_best(run)
@@ -207,8 +207,8 @@ def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
             "features instead of unit vectors, with the distance as a function"
         )
     return (
-        f"Cosine ranks as the distance in {space} does: the features of all of {what} are clipped "
-        "to one length."
+        f"Cosine ranks as the distance in {space} does: all features of {what} are clipped to "
+        "one length."
     )
 
 

@@ -9,6 +9,7 @@ from hypjax.errors import UserError
 from hypjax.system import console
 
 SCHEME = "hf://"
+_PLAIN = {".gitattributes", "LICENSE", "README.md"}  # What a new repository may hold.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -54,6 +55,12 @@ def download(location: str, files: Sequence[str], **options: Any) -> pathlib.Pat
     from huggingface_hub import errors
 
     name, revision = split(location)
+    if options.get("repo_type") == "dataset" and not hasattr(errors, "IncompleteSnapshotError"):
+        # Models have hashes, and so notice what is missing.
+        raise UserError(
+            "datasets of the hub need a newer huggingface_hub, which notices incomplete downloads: "
+            'pip install "huggingface_hub>=2.4"'
+        )
     try:
         return fetch(
             huggingface_hub.snapshot_download,
@@ -108,10 +115,12 @@ def upload(
     private: bool,
     owned: Callable[[str], bool],
     repo_type: str = "model",
+    marker: str | None = None,
 ) -> str:
     """Uploads files in one commit, which removes other `owned` ones; returns its web address.
 
-    Large files that an interrupted upload has left on the hub are not uploaded again.
+    Large files that an interrupted upload has left on the hub are not uploaded again. A repository
+    that holds other files, and not the `marker`, is someone's own, and is refused.
     """
     import huggingface_hub
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
@@ -122,6 +131,8 @@ def upload(
         api = huggingface_hub.HfApi()
         api.create_repo(name, private=private, exist_ok=True, repo_type=repo_type)
         present = api.list_repo_files(name, repo_type=repo_type)
+        if marker and marker not in present and not set(present) <= _PLAIN:
+            raise UserError(f"the repository {name} holds other files; name another")
         stale = [file for file in present if owned(file) and file not in files]
         operations = [
             *(CommitOperationDelete(file) for file in stale),
@@ -129,6 +140,8 @@ def upload(
         ]
         message = f"Upload a hypjax {repo_type}"
         commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
+    except UserError:
+        raise
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise UserError(f"the hub refused to write to {name} ({status})") from error

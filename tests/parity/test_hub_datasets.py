@@ -10,7 +10,7 @@ import hypjax
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
 from hypjax.data.splits import open_splits
-from hypjax.engines.exports import find_export
+from hypjax.engines.exports import find_export, is_gallery, open_gallery
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings
@@ -129,6 +129,7 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
     with serving(tmp_path / "cache") as hub:
         where = find_export("hf://me/gallery").write(gallery, folder)
         pushed = hub.commits["datasets/me/gallery"][-1].files
+        assert hub.private == {"datasets/me/gallery"}
     assert "/datasets/me/gallery/commit/" in where
     assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
     card = (folder / "README.md").read_text()
@@ -168,16 +169,29 @@ def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeyp
     assert printed == gallery.ids[items[0]].tolist()
 
 
-def test_what_is_not_pushed_is_one_sentence(tmp_path, capsys):
+def test_what_is_not_pushed_is_one_sentence(tmp_path):
     gallery = embeddings(clusters(BALL, 30), BALL)
     with serving(tmp_path / "cache") as hub:
         hub.close()
-        where = find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
-    assert where == str(tmp_path / "gallery.hf")
-    assert "but did not upload it: the hub cannot be reached" in capsys.readouterr().err
-    assert len(datasets.load_dataset(where, split="gallery")) == 30
-    with pytest.raises(UserError, match="names no repository"):
-        find_export("hf://gallery")
+        with pytest.raises(UserError, match="wrote .*, but did not upload it: the hub cannot be"):
+            find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+    where = str(tmp_path / "gallery.hf")
+    for count in (30, 20):  # Of another gallery in the same place.
+        find_export("dataset").write(gallery.take(np.arange(count)), tmp_path / "gallery.hf")
+        assert len(datasets.load_dataset(where, split="gallery")) == count
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/photos.parquet").touch()
+    with serving(tmp_path / "cache") as hub:
+        hub.put("datasets/me/gallery", tmp_path / "theirs")
+        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
+            find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+        assert len(hub.commits["datasets/me/gallery"]) == 1
+    for name in ("gallery", "me/gallery@v1"):
+        with pytest.raises(UserError, match="names no repository"):
+            find_export(f"hf://{name}")
+    assert not is_gallery("hf://me/photos?split=train")
+    with pytest.raises(UserError, match="holds no gallery; embed its images"):
+        open_gallery("hf://me/photos")
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="are no inner products"):
         find_export("dataset").write(

@@ -220,6 +220,7 @@ def test_the_manuals_service_answers(exported, monkeypatch):
     (exported / "search.py").write_text(blocks("import onnxruntime"))
     monkeypatch.syspath_prepend(exported)
     paths = sorted(map(str, pathlib.Path("photos").iterdir()))
+    pathlib.Path("photos/notes.txt").write_text("No image.")
     monkeypatch.setattr("sys.argv", ["serve.py", "photos"])
     program = blocks("import http.server")
     names = {"__name__": "service"}
@@ -236,6 +237,7 @@ def test_the_manuals_service_answers(exported, monkeypatch):
         connection.request("POST", "/", b"no image")
         assert connection.getresponse().status == 400
     finally:
+        pathlib.Path("photos/notes.txt").unlink()
         server.shutdown()
         thread.join()
         server.server_close()
