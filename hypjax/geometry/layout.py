@@ -28,6 +28,7 @@ _NEAREST = 0.01  # Quantile of the distances that stands for the smallest one.
 _SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _PAIRED = 1500  # Points whose pairs are ranked.
 _SMALLEST = 1e-12
+_FARTHEST = 40.0  # Length of a tangent, beyond which all places are at the edge; cosh² is finite.
 _EDGE = 1 - 1e-6  # Largest radius of a place: outliers are farther than numbers below 1 can say.
 _NEIGHBOURS = 15  # Of a point in UMAP's graph.
 Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
@@ -183,7 +184,7 @@ def _descend(
     ) -> tuple[Float[Array, "n 2"], None]:
         block, rate = inputs
         own = points[block]
-        wanted = scale * jnp.maximum(space.distance_matrix(own, own) - nearest, 0)
+        wanted = _wanted(own, own, space, nearest, scale)
         moves = rate * _bounded(jax.grad(stress)(tangents[block], wanted))
         return tangents.at[block].add(-moves), None
 
@@ -201,7 +202,7 @@ def _settle(
     scale: Float[Array, ""],
 ) -> Float[Array, "m 2"]:
     """Minimises the stress of each further point by gradient descent; the others stay."""
-    wanted = scale * jnp.maximum(space.distance_matrix(further, points) - nearest, 0)
+    wanted = _wanted(further, points, space, nearest, scale)
 
     def stress(tangents: Float[Array, "m 2"]) -> Array:
         return jnp.sum((_distances(tangents, placed) - wanted) ** 2) / len(placed) / 2
@@ -215,6 +216,18 @@ def _settle(
     return lax.scan(step, placed[misfits.argmin(axis=1)], rates)[0]
 
 
+def _wanted(
+    one: Float[Array, "n d"],
+    two: Float[Array, "m d"],
+    space: Space,
+    nearest: Float[Array, ""],
+    scale: Float[Array, ""],
+) -> Float[Array, "n m"]:
+    """The distances that are to be drawn."""
+    distances = scale * jnp.maximum(space.distance_matrix(one, two) - nearest, 0)
+    return jnp.minimum(distances, 2 * _FARTHEST)
+
+
 def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
     lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
     return moves / jnp.maximum(lengths / _LARGEST_MOVE, 1)
@@ -226,7 +239,8 @@ def _distances(one: Float[Array, "n 2"], two: Float[Array, "m 2"]) -> Float[Arra
     # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
     def lift(tangents: Array) -> tuple[Array, Array]:
         lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
-        return jnp.cosh(lengths), tangents * (jnp.sinh(lengths) / lengths)
+        drawn = jnp.minimum(lengths, _FARTHEST)
+        return jnp.cosh(drawn), tangents * (jnp.sinh(drawn) / lengths)
 
     (time, place), (other_time, other_place) = lift(one), lift(two)
     return jnp.arccosh(jnp.maximum(time * other_time.T - place @ other_place.T, 1 + 1e-6))

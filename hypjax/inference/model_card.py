@@ -10,12 +10,14 @@ from hypjax.config import default_config, identity
 from hypjax.config.choices import GIVEN, OWN
 from hypjax.geometry import Space
 from hypjax.models import Embedder
+from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
-from hypjax.models.weight_files import is_hub_name, repository_of
+from hypjax.models.weight_files import is_hub_name, repository_of, timm_weights
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
+from hypjax.system import hub
 
 _CARD = """\
 ---
@@ -82,8 +84,12 @@ def model_card(
     model: Embedder,
     space: Space,
     results: Mapping[str, Any] | None,
+    began: str | None,
 ) -> str:
-    """The card of a run's model, a README.md; results are None if the run is not finished."""
+    """The card of a run's model, a README.md; results are None if the run is not finished.
+
+    `began` is the repository of the weights that training began with, see `base_model`.
+    """
     data = config.data
     square = f"{data.image_size} × {data.image_size}"
     view = f"resized to {square} pixels, whatever their shape"
@@ -97,7 +103,7 @@ def model_card(
         name=name,
         description=describe(config),
         space=space,
-        metadata=_metadata(name, config, results, in_timm=not own),
+        metadata=_metadata(name, config, results, began, in_timm=not own),
         elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
         view=view,
         mean=list(data.mean),
@@ -109,13 +115,32 @@ def model_card(
     )
 
 
+def base_model(config: ConfigDict) -> str | None:
+    """The repository on the hub of the weights that training began with, if there is one."""
+    weights = config.model.weights
+    if not weights or not is_hub_name(weights):
+        return None
+    prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
+    known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
+    return repository_of(weights) if prefixed or known else None
+
+
 def _metadata(
-    name: str, config: ConfigDict, results: Mapping[str, Any] | None, *, in_timm: bool
+    name: str,
+    config: ConfigDict,
+    results: Mapping[str, Any] | None,
+    began: str | None,
+    *,
+    in_timm: bool,
 ) -> str:
-    """What the hub reads of a model, in YAML: by what it was trained, and its scores."""
+    """What the hub reads of a model, in YAML: by what it was trained, and its scores.
+
+    Scores with notes, which cannot be compared with others, stand in the text alone.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
-    state = (results or {}).get("best" if "best" in (results or {}) else "final", {})
+    results = {} if results is None or "notes" in results else results
+    state = results.get("best", results.get("final", {}))
     scores = [
         EvalResult(
             task_type="image-feature-extraction",
@@ -127,12 +152,11 @@ def _metadata(
         )
         for metric, value in state.get("head", {}).items()
     ]
-    weights = config.model.weights
     data = ModelCardData(
         library_name="hypjax",
         pipeline_tag="image-feature-extraction",
         tags=["image-retrieval", "metric-learning", *(["timm"] if in_timm else [])],
-        base_model=repository_of(weights) if weights and is_hub_name(weights) else None,
+        base_model=began,
         model_name=name,
         eval_results=scores or None,
     )

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from hypjax.config import flatten
 from hypjax.errors import UserError, writing
 from hypjax.inference.matches import read_matches, write_matches
-from hypjax.inference.model_card import model_card
+from hypjax.inference.model_card import base_model, model_card
 from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
@@ -78,6 +78,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
         config, model, params = restore_best(run)
+        began = base_model(config)
         config = without_paths(config)
         results = files.read_results(run / files.RESULTS)
         circumstances = {"images": saved_fingerprint(run)}
@@ -88,7 +89,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         write_json(folder / files.RESULTS, results)
     write_weights(folder, config, model, params)
     space = scored_space(config, params)
-    write_text(folder / _README, model_card(name, config, model, space, results))
+    write_text(folder / _README, model_card(name, config, model, space, results, began))
     write_contents(folder, config, space, circumstances, params.get("space"))
 
 

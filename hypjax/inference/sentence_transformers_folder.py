@@ -33,8 +33,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.system.files import write_json, write_text
 
 _MOST_IMAGES = 2000  # Whose norms are compared.
-_SAME_NORM = 1e-4  # Largest relative difference of norms that are equal but for rounding.
-_LONG = 1e6  # Norm of a feature that any clip radius shortens.
+_FLAT = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features themselves.
 _ELSEWHERE = "--format=onnx writes the whole model, with its space"
 # Pillow's weights of red, green and blue in grey, which add up to 1.
 _GREY = np.array([19595, 38470, 7471]) / 65536
@@ -86,8 +85,9 @@ _DISTANCE = '''\
 import numpy as np
 
 # Weight of each space's distance, its c (None is the sphere), its clip radius, and the factor of
-# features.
+# features, which are scaled to length 1 before if they are normalized.
 SPACES = {parts}
+NORMALIZED = {normalized}
 MAX_NORM = 1 - 1e-5  # Of √c times a point of the ball, as in training.
 
 
@@ -103,9 +103,12 @@ def points(features, c, radius, factor):
 
 def distance(one, other):
     """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    if NORMALIZED:
+        one, other = (points(each, None, None, 1.0) for each in (one, other))
     total = 0
     for weight, c, radius, factor in SPACES:
-        x, y = (points(np.asarray(each, float), c, radius, factor) for each in (one, other))
+        x, y = (points(each, c, radius, factor) for each in (one, other))
         found = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
         if c is not None:
             gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
@@ -196,8 +199,8 @@ def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
     space = embedder.space
     if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
         return f"Cosine ranks as the distance in {space} does, whatever the images."
-    points, what = _looked_at(embedder, images)
-    if count := int(np.sum(_nearer(space, points))):
+    features, what = _looked_at(embedder, images)
+    if count := int(np.sum(~_one_length(space, features))):
         raise UserError(
             f"cosine does not rank as the distance in {space} does: of {what}, the "
             f"features of {count} are not clipped, so lengths matter; add --features to write "
@@ -209,19 +212,22 @@ def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
     )
 
 
-def _nearer(space: Space, points: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
-    """Marks points that are nearer to the origin than those of clipped features."""
+def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
+    """Marks features that the space brings to one length, whatever their own.
+
+    Points do not show it: in a ball of large c, all but the shortest features are near its edge.
+    """
     if isinstance(space, Fused):
-        parts = zip(space.parts, space.split(points), strict=True)
-        return np.any([_nearer(part, own) for (part, _), own in parts], axis=0)
-    farthest = np.linalg.norm(space.embed(np.float32([_LONG] + [0] * (points.shape[1] - 1))))
-    return np.linalg.norm(points, axis=1) < (1 - _SAME_NORM) * farthest
+        return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
+    if isinstance(space, Sphere):
+        return np.ones(len(features), bool)
+    return np.asarray(space.clipped(features))
 
 
 def _looked_at(
     embedder: TrainedEmbedder, where: str | None
 ) -> tuple[Float[np.ndarray, "images dim"], str]:
-    """Points of images among which others are searched, and what these are."""
+    """Features of images among which others are searched, and what these are."""
     if where is not None:
         images, what = open_images(where), f"images in {where}"
     else:
@@ -235,6 +241,7 @@ def _looked_at(
             ) from error
         images, what = ImageSet.of_splits(splits, scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
+    embedder.space = _FLAT
     found = embedder.embed_images(chosen)
     if not len(found):
         raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
@@ -327,7 +334,8 @@ def _write_module(
 
 def distance_function(space: Space) -> str:
     """Source of a module of NumPy alone: a space's `distance` between features."""
-    return _DISTANCE.format(space=space, parts=_parts(space))
+    normalized = isinstance(space, Fused) and space.normalized
+    return _DISTANCE.format(space=space, parts=_parts(space), normalized=normalized)
 
 
 def _parts(space: Space) -> list[tuple[float, float | None, float | None, float]]:

@@ -46,7 +46,7 @@ def hub_repository(name: str) -> str:
 
 def repository_of(weights: str) -> str:
     """The repository of weights for which `is_hub_name` holds."""
-    name = weights.removeprefix(hub.SCHEME).removeprefix("hf-hub:")
+    name, _ = hub.split(weights.removeprefix("hf-hub:"))
     return name if "/" in name else hub_repository(name)
 
 
@@ -54,6 +54,8 @@ def is_hub_name(weights: str) -> bool:
     """Whether `model.weights` has the form of a name on the hub, whatever lies on this machine."""
     prefix, name = re.fullmatch(r"(hf-hub:|hf://|timm/)?(.*)", weights, re.DOTALL).groups()
     owned = name if prefix in ("hf-hub:", "hf://") else f"timm/{name}"
+    if prefix == hub.SCHEME:
+        owned, _ = hub.split(owned)
     return hub.is_name(owned) and (
         prefix == hub.SCHEME or pathlib.Path(name).suffix not in _READERS
     )

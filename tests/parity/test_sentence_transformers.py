@@ -107,6 +107,16 @@ def test_cosines_rank_as_the_space(runs, photos, letters, capsys, case):
         np.testing.assert_allclose(found["vectors"][::3], vectors, atol=1e-6)
 
 
+@pytest.mark.parametrize("c", [0.1, 10.0])
+def test_features_are_of_one_length_where_all_are_clipped(c):
+    lengths = np.array([0.99, 1.01, 40.0]) * 2.3
+    features = lengths[:, None] * np.float32([[0.6, -0.8]] * 3)
+    ball = PoincareBall(c, 2.3)
+    for space in (ball, Lorentz(c, 2.3), Fused(((Sphere(), 1.0), (ball, 1.0)), normalized=False)):
+        marked = sentence_transformers_folder._one_length(space, features)
+        assert marked.tolist() == [False, True, True]
+
+
 def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos, letters):
     words = r"cosine does not rank as .*: of 18 test images, the features of 18 are not clipped"
     with pytest.raises(UserError, match=words):
@@ -139,6 +149,7 @@ def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters,
         *(Sphere(), PoincareBall(0.3, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, 1.0)),
         Lorentz(0.5, 2.0, 1.7),
         Fused(((Sphere(), 0.7), (PoincareBall(0.3, None), 2.0)), normalized=False),
+        Fused(((Sphere(), 5.0), (PoincareBall(0.1, 2.3), 5.0))),
     ],
     ids=str,
 )
