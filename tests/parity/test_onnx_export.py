@@ -239,8 +239,8 @@ REFUSED = {
     "first": (lambda x: x - x[:1], f"slice across images.*{MIXING}"),
     "order": (lambda x: x + x[::-1], f"rev across images.*{MIXING}"),
     "rows of others": (
-        lambda x: jnp.take_along_axis(x, x.astype(jnp.uint32), axis=0),
-        f"gather across images.*{MIXING}",
+        lambda x: jnp.take_along_axis(x, x.astype(jnp.int32), axis=0),
+        f"number of images.*{MIXING}",
     ),
     "half": (lambda x: jnp.concatenate([x, x])[len(x) :], f"number of images.*{MIXING}"),
     "number": (lambda x: x * len(x), f"with the number of images.*{MIXING}"),
