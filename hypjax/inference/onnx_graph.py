@@ -10,6 +10,8 @@ import onnx
 from jaxtyping import Shaped
 from onnx import helper, numpy_helper
 
+from hypjax.errors import UserError
+
 # Programs are traced for this number of images. It is a prime, so that only lengths which are
 # multiples of the number of images are multiples of it.
 BATCH = 1_000_003
@@ -45,16 +47,28 @@ def integers(*values: int) -> Tensor:
     return known(np.array(values, np.int64), "integers")
 
 
+def counts_images(number: float) -> bool:
+    """Whether a length, or another number, is a multiple of the number of images."""
+    return number != 0 and number % BATCH == 0
+
+
 def lengths(shape: Shape) -> Tensor:
     """A shape as Reshape takes it: −1 stands for the length that depends on the images."""
-    return integers(*(-1 if length and length % BATCH == 0 else length for length in shape))
+    return integers(*(-1 if counts_images(length) else length for length in shape))
+
+
+def _depends_on_number(value: Shaped[np.ndarray, "..."]) -> bool:
+    """Whether a constant was made from the number of images."""
+    # Of longer ones, integers alone: others are weights.
+    exact = value.dtype.kind in "iu" or (value.dtype.kind == "f" and value.size == 1)
+    return any(map(counts_images, (*value.shape, *(value.ravel().tolist() if exact else ()))))
 
 
 class Graph:
     """Nodes and the constants that they read.
 
     Attributes:
-        scope: Where the nodes that are added belong, such as 'encoder/block_0'.
+        scope: Where the nodes that are added belong, such as 'encoder/block_0', or ''.
         batch: The number of images, a vector of one int64.
     """
 
@@ -64,6 +78,13 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}  # By hashes of their contents.
         self._names: Counter[str] = Counter()
+
+    def mixing(self, what: str) -> UserError:
+        """The error for an operation whose result depends on the other images of a batch."""
+        return UserError(
+            f"{self.scope or 'the model'} computes {what}, but in an ONNX file the point of an "
+            "image must not depend on the others of its batch; write it for each image alone"
+        )
 
     def add(
         self, op: str, inputs: Sequence[Tensor | None], shape: Shape, **attributes: Any
@@ -87,7 +108,7 @@ class Graph:
         if tensor.shape == shape:
             return tensor
         sizes = [1 if own == n else n for own, n in zip(tensor.shape, shape, strict=True)]
-        places = [i for i, n in enumerate(sizes) if n and n % BATCH == 0]
+        places = [i for i, n in enumerate(sizes) if counts_images(n)]
         if not places and tensor.value is not None:
             return known(np.broadcast_to(tensor.value, shape), tensor.name)
         if not places:
@@ -103,6 +124,8 @@ class Graph:
         """The name by which a node reads a tensor; equal constants are stored once."""
         if tensor.value is None:
             return tensor.name
+        if _depends_on_number(tensor.value):
+            raise self.mixing("with the number of images")
         value = np.ascontiguousarray(tensor.value).reshape(tensor.shape)
         content = f"{value.dtype}{value.shape}".encode() + hashlib.sha256(value).digest()
         if content not in self._constants:

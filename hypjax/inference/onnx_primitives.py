@@ -9,22 +9,31 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 from onnx import helper
 
 from hypjax.errors import UserError
-from hypjax.inference.onnx_graph import Graph, Shape, Tensor, integers, known, lengths
+from hypjax.inference.onnx_graph import (
+    Graph,
+    Shape,
+    Tensor,
+    counts_images,
+    integers,
+    known,
+    lengths,
+)
 
 Rule = Callable[..., Tensor | list[Tensor]]
 
 
-def unsupported(equation: core.JaxprEqn, why: str = "") -> UserError:
+def unsupported(graph: Graph, equation: core.JaxprEqn, why: str = "") -> UserError:
     """The error for an operation without a rule, or of which its rule covers a part only."""
-    place = str(equation.source_info.name_stack) or "the model"
     return UserError(
-        f"{place} computes {equation.primitive.name}{why}, which hypjax does not convert to ONNX; "
-        "write it with other operations"
+        f"{graph.scope or 'the model'} computes {equation.primitive.name}{why}, which hypjax does "
+        "not convert to ONNX; write it with other operations"
     )
 
 
@@ -65,6 +74,24 @@ def _identity(graph: Graph, equation: core.JaxprEqn, *inputs: Tensor) -> list[Te
     return list(inputs)
 
 
+def _logical(op: str) -> Rule:
+    """The rule of an operation that ONNX has for truth values alone."""
+
+    def rule(graph: Graph, equation: core.JaxprEqn, *inputs: Tensor) -> Tensor:
+        if equation.invars[0].aval.dtype != bool:
+            raise unsupported(graph, equation, " of the bits of integers")
+        return _same(op)(graph, equation, *inputs)
+
+    return rule
+
+
+def _precision(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
+    own, kind = equation.params, jnp.finfo(equation.invars[0].aval.dtype)
+    if own["exponent_bits"] < kind.nexp or own["mantissa_bits"] < kind.nmant:
+        raise unsupported(graph, equation, " to fewer bits")
+    return x
+
+
 def _convert(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
     return graph.add("Cast", [x], x.shape, to=_onnx_type(equation.params["new_dtype"]))
 
@@ -94,7 +121,7 @@ def _finite(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
 
 def _select(graph: Graph, equation: core.JaxprEqn, which: Tensor, *cases: Tensor) -> Tensor:
     if equation.invars[0].aval.dtype != bool or len(cases) != 2:
-        raise unsupported(equation, " of more than two cases")
+        raise unsupported(graph, equation, " of more than two cases")
     return _same("Where")(graph, equation, which, cases[1], cases[0])
 
 
@@ -102,29 +129,42 @@ def _clamp(graph: Graph, equation: core.JaxprEqn, low: Tensor, x: Tensor, high: 
     return _same("Min")(graph, equation, _same("Max")(graph, equation, x, low), high)
 
 
-def _with_one(*ops: str) -> Rule:
-    """The rule of an operation with 1 as a further argument of one of its steps, '+', or '1-'."""
+def _one(equation: core.JaxprEqn) -> Tensor:
+    return known(np.array(1, equation.outvars[0].aval.dtype))
 
-    def rule(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
-        one = known(np.array(1, equation.outvars[0].aval.dtype))
-        for op in ops:
-            inputs = {"+": [x, one], "-": [x, one], "1-": [one, x]}.get(op, [x])
-            x = graph.add({"+": "Add", "-": "Sub", "1-": "Sub"}.get(op, op), inputs, x.shape)
-        return x
 
-    return rule
+def _erfc(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
+    return graph.add("Sub", [_one(equation), graph.add("Erf", [x], x.shape)], x.shape)
+
+
+def _log1p(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
+    """Kahan's log u · x / (u − 1), where u is 1 + x as it is rounded; x where u = 1."""
+    one = _one(equation)
+    u = graph.add("Add", [x, one], x.shape)
+    ratio = graph.add("Div", [x, graph.add("Sub", [u, one], x.shape)], x.shape)
+    found = graph.add("Mul", [graph.add("Log", [u], x.shape), ratio], x.shape)
+    return graph.add("Where", [graph.add("Equal", [u, one], x.shape), x, found], x.shape)
+
+
+def _expm1(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
+    """tanh(x/2) · (exp x + 1), of which no step loses digits near 0."""
+    half = known(np.array(0.5, equation.outvars[0].aval.dtype))
+    tanh = graph.add("Tanh", [graph.add("Mul", [x, half], x.shape)], x.shape)
+    more = graph.add("Add", [graph.add("Exp", [x], x.shape), _one(equation)], x.shape)
+    return graph.add("Mul", [tanh, more], x.shape)
 
 
 ELEMENTWISE: dict[str, Rule] = {
     **{op.lower(): _same(op) for op in ("Add", "Sub", "Div", "Max", "Min", "Pow", "Neg")},
     **{op.lower(): _same(op) for op in ("Abs", "Exp", "Log", "Sqrt", "Sign", "Floor", "Ceil")},
     **{op.lower(): _same(op) for op in ("Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh", "Erf")},
-    **{op.lower(): _same(op) for op in ("Asinh", "Acosh", "Atanh", "Atan", "And", "Or", "Not")},
+    **{op.lower(): _same(op) for op in ("Asinh", "Acosh", "Atanh", "Atan")},
+    **{op.lower(): _logical(op) for op in ("And", "Or", "Not")},
     **{"logistic": _same("Sigmoid"), "eq": _same("Equal"), "ne": _then("Equal", "Not")},
     **{"lt": _same("Less"), "le": _same("LessOrEqual"), "gt": _same("Greater")},
     **{"ge": _same("GreaterOrEqual"), "rsqrt": _then("Sqrt", "Reciprocal")},
-    **{"log1p": _with_one("+", "Log"), "expm1": _with_one("Exp", "-")},
-    **{"erfc": _with_one("Erf", "1-"), "square": _square, "integer_pow": _power},
+    **{"log1p": _log1p, "expm1": _expm1, "erfc": _erfc},
+    **{"square": _square, "integer_pow": _power},
     **{
         "mul": _multiply,
         "convert_element_type": _convert,
@@ -132,7 +172,7 @@ ELEMENTWISE: dict[str, Rule] = {
         "select_n": _select,
     },
     **{"clamp": _clamp, "stop_gradient": _identity, "copy": _identity, "copy_p": _identity},
-    **{"optimization_barrier": _identity, "reduce_precision": _identity},
+    **{"optimization_barrier": _identity, "reduce_precision": _precision},
 }
 
 
@@ -187,7 +227,11 @@ def _stack(graph: Graph, equation: core.JaxprEqn, *inputs: Tensor) -> Tensor:
 
 
 def _tile(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
-    return graph.add("Tile", [x, integers(*equation.params["reps"])], _shape(equation))
+    times, shape = equation.params["reps"], _shape(equation)
+    pairs = list(zip(x.shape, times, strict=True))
+    x = graph.expanded(x, tuple(time if n == 1 else n for n, time in pairs))
+    rest = integers(*(1 if n == 1 else time for n, time in pairs))
+    return x if x.shape == shape else graph.add("Tile", [x, rest], shape)
 
 
 def _split(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> list[Tensor]:
@@ -215,7 +259,7 @@ def _slice(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
 
 def _dynamic_slice(graph: Graph, equation: core.JaxprEqn, x: Tensor, *starts: Tensor) -> Tensor:
     if any(start.value is None for start in starts):
-        raise unsupported(equation, " at a place that depends on the image")
+        raise unsupported(graph, equation, " at a place that depends on the image")
     sizes = equation.params["slice_sizes"]
     most = (n - size for n, size in zip(x.shape, sizes, strict=True))
     first = [min(max(int(s.value), 0), m) for s, m in zip(starts, most, strict=True)]
@@ -225,6 +269,8 @@ def _dynamic_slice(graph: Graph, equation: core.JaxprEqn, x: Tensor, *starts: Te
 
 def _reverse(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
     axes = equation.params["dimensions"]
+    if any(counts_images(x.shape[axis]) for axis in axes):
+        raise graph.mixing("rev across images")
     first, last, step = (integers(*[each] * len(axes)) for each in (-1, -(2**31), -1))
     return graph.add("Slice", [x, first, last, integers(*axes), step], x.shape)
 
@@ -232,25 +278,42 @@ def _reverse(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
 def _pad(graph: Graph, equation: core.JaxprEqn, x: Tensor, value: Tensor) -> Tensor:
     low, high, inside = zip(*equation.params["padding_config"], strict=True)
     if any(inside):
-        raise unsupported(equation, " between the elements")
+        raise unsupported(graph, equation, " between the elements")
     return graph.add("Pad", [x, integers(*low, *high), value], _shape(equation))
 
 
 def _gather(graph: Graph, equation: core.JaxprEqn, x: Tensor, indices: Tensor) -> Tensor:
-    """What `take_along_axis` and an index of one axis, as in x[:, 0], become."""
+    """What `take_along_axis` and an index of one axis, as in x[:, 0], become.
+
+    ONNX counts negative indices from the end and refuses those outside; JAX takes the nearest one
+    inside, or a value that says that there is none.
+    """
     numbers, shape = equation.params["dimension_numbers"], _shape(equation)
     axes, sizes = numbers.start_index_map, list(equation.params["slice_sizes"])
     if len(axes) != 1 or tuple(numbers.collapsed_slice_dims) != tuple(axes):
-        raise unsupported(equation, " of several axes")
+        raise unsupported(graph, equation, " of several axes")
     (axis,) = axes
+    if counts_images(x.shape[axis]):
+        raise graph.mixing("gather across images")
     others = tuple(i for i in range(len(x.shape)) if i != axis)
     if numbers.operand_batching_dims == others == numbers.start_indices_batching_dims:
-        places = _reshaped(graph, indices, indices.shape[:-1])
-        return graph.add("GatherElements", [x, places], shape, axis=axis)
-    whole = all(sizes[i] == x.shape[i] for i in others) and not numbers.operand_batching_dims
-    if indices.shape != (1,) or not whole:
-        raise unsupported(equation, " of such indices")
-    return graph.add("Gather", [x, _reshaped(graph, indices, ())], shape, axis=axis)
+        op, places = "GatherElements", _reshaped(graph, indices, indices.shape[:-1])
+    elif indices.shape == (1,) and all(sizes[i] == x.shape[i] for i in others):
+        op, places = "Gather", _reshaped(graph, indices, ())
+    else:
+        raise unsupported(graph, equation, " of such indices")
+    places = graph.add("Cast", [places], places.shape, to=_onnx_type(np.int64))
+    bounds = known(np.int64(0)), known(np.int64(x.shape[axis] - 1))
+    inside = graph.add("Clip", [places, *bounds], places.shape)
+    found = graph.add(op, [x, inside], shape, axis=axis)
+    if equation.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return found
+    fill, dtype = equation.params["fill_value"], equation.outvars[0].aval.dtype
+    if fill is None and dtype.kind != "f":
+        raise unsupported(graph, equation, " of integers, perhaps outside of the array")
+    is_inside = graph.add("Equal", [places, inside], places.shape)
+    value = known(np.array(np.nan if fill is None else fill, dtype))
+    return graph.add("Where", [is_inside, found, value], shape)
 
 
 # Sums and products.
@@ -258,8 +321,10 @@ def _gather(graph: Graph, equation: core.JaxprEqn, x: Tensor, indices: Tensor) -
 
 def _reduce(op: str) -> Rule:
     def rule(graph: Graph, equation: core.JaxprEqn, x: Tensor) -> Tensor:
-        axes = integers(*equation.params["axes"])
-        return graph.add(op, [x, axes], _shape(equation), keepdims=0)
+        axes = equation.params["axes"]
+        if not axes:
+            return x
+        return graph.add(op, [x, integers(*axes)], _shape(equation), keepdims=0)
 
     return rule
 
@@ -341,7 +406,9 @@ def _matmul(graph: Graph, left: _Factor, right: _Factor, shape: Shape) -> Tensor
 def _convolution(graph: Graph, equation: core.JaxprEqn, x: Tensor, kernel: Tensor) -> Tensor:
     own = equation.params
     if any(n != 1 for n in own["lhs_dilation"]) or own["batch_group_count"] != 1:
-        raise unsupported(equation, " with spread images or groups of images")
+        raise unsupported(graph, equation, " with spread images or groups of images")
+    if any(n < 0 for pair in own["padding"] for n in pair):
+        raise unsupported(graph, equation, " with negative padding")
     numbers = own["dimension_numbers"]
     x = _transposed(graph, x, numbers.lhs_spec)
     kernel = _transposed(graph, kernel, numbers.rhs_spec)
@@ -371,7 +438,9 @@ def _pool(op: str) -> Rule:
             (window[i], strides[i], tuple(padding[i])) == (1, 1, (0, 0)) for i in (0, 3)
         )
         if not whole or any(n != 1 for n in (*own["base_dilation"], *own["window_dilation"])):
-            raise unsupported(equation, " of such windows")
+            raise unsupported(graph, equation, " of such windows")
+        if not all(0 <= n < window[i] for i in (1, 2) for n in padding[i]):
+            raise unsupported(graph, equation, " with padding that is negative or fills windows")
         pads = [padding[i][end] for end in (0, 1) for i in (1, 2)]
         options = {"kernel_shape": window[1:3], "strides": strides[1:3], "pads": pads}
         options |= {"count_include_pad": 1} if op == "AveragePool" else {}

@@ -10,17 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import onnx
 from jax.extend import core
 from jaxtyping import Array, PyTree
 from onnx import helper
 
-from hypjax.inference.onnx_graph import BATCH, Graph, Tensor, integers, known
+from hypjax.inference.onnx_graph import BATCH, Graph, Tensor, counts_images, integers, known
 from hypjax.inference.onnx_primitives import ELEMENTWISE, RULES, broadcast, unsupported
 from hypjax.types import View
 
 Values = dict[core.Var, Tensor]
+_CALLS = {
+    *("jit", "pjit", "call", "core_call", "closed_call", "core_closed_call"),
+    *("remat", "remat2", "checkpoint"),  # Names of several versions of JAX.
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+}
 _PIXELS, _FEATURES = "images", "features"  # Names of the input.
 
 
@@ -43,7 +49,7 @@ def onnx_model(
         metadata: What the model says about itself.
 
     Raises:
-        UserError: An operation of the function has no rule.
+        UserError: An operation of the function has no rule, or makes images depend on each other.
         ValueError: The weights do not fit into one file.
     """
     graph = Graph()
@@ -56,14 +62,15 @@ def onnx_model(
     graph.batch = graph.add("Slice", [given, integers(0), integers(1)], (1,))
     if view is not None:
         batch = _viewed(graph, batch, given, view)
-    (output,) = _trace(graph, function, params, batch, example.dtype)
+    graph.scope = ""
+    output = _trace(graph, function, params, batch, example.dtype)
     inputs = [helper.make_tensor_value_info(name, kind, open_shape)]
     return graph.model(inputs, output, metadata)
 
 
 def _trace(
     graph: Graph, function: Callable[..., Array], params: PyTree, batch: Tensor, dtype: Any
-) -> list[Tensor]:
+) -> Tensor:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), params)
     images = jax.ShapeDtypeStruct(batch.shape, dtype)
     traced = jax.make_jaxpr(function)(shapes, images)
@@ -72,7 +79,8 @@ def _trace(
         known(leaf, jax.tree_util.keystr(path, simple=True, separator="/")) for path, leaf in paths
     ]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return _walk(graph, traced.jaxpr, traced.consts, [*weights, batch])
+        (output,) = _walk(graph, traced.jaxpr, traced.consts, [*weights, batch])
+        return graph.expanded(output, traced.out_avals[0].shape)
 
 
 def _viewed(graph: Graph, images: Tensor, given: Tensor, view: View) -> Tensor:
@@ -122,7 +130,7 @@ def _walk(
     outer = graph.scope
     for equation in jaxpr.eqns:
         own = str(equation.source_info.name_stack)
-        graph.scope = own or outer
+        graph.scope = "/".join(filter(None, (outer, own)))  # Its own is relative to the call.
         inputs = [_read(values, atom) for atom in equation.invars]
         outputs = _converted(graph, equation, inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
@@ -144,20 +152,21 @@ def _converted(graph: Graph, equation: core.JaxprEqn, inputs: list[Tensor]) -> l
     if name == "cond":
         which, *rest = inputs
         if which.value is None:
-            raise unsupported(equation, " by a number that depends on the image")
+            raise unsupported(graph, equation, " by a number that depends on the image")
         branch = params["branches"][int(which.value)]
         return _walk(graph, branch.jaxpr, branch.consts, rest)
     if name == "scan":
         return _unrolled(graph, equation, inputs)
     if name == "broadcast_in_dim":
         return [broadcast(graph, equation, inputs[0])]
-    called = params.get("jaxpr", params.get("call_jaxpr"))
-    if called is not None and name != "while":
+    if name in _CALLS:
+        called = params.get("jaxpr", params.get("call_jaxpr"))
         closed = isinstance(called, core.ClosedJaxpr)
         program, constants = (called.jaxpr, called.consts) if closed else (called, [])
         return _walk(graph, program, constants, inputs)
     if _is_known(equation, inputs):
         return _computed(equation, inputs)
+    _check(graph, equation)
     if name in ELEMENTWISE:
         found = ELEMENTWISE[name](graph, equation, *inputs)
     elif name in RULES:
@@ -165,8 +174,20 @@ def _converted(graph: Graph, equation: core.JaxprEqn, inputs: list[Tensor]) -> l
         whole = [graph.expanded(each, atom.aval.shape) for each, atom in pairs]
         found = RULES[name](graph, equation, *whole)
     else:
-        raise unsupported(equation)
+        raise unsupported(graph, equation)
     return [found] if isinstance(found, Tensor) else found
+
+
+def _check(graph: Graph, equation: core.JaxprEqn) -> None:
+    """Refuses what loses the axis of images, has two of them, or is in a type that ONNX lacks."""
+    before, after = (
+        max((sum(map(counts_images, atom.aval.shape)) for atom in atoms), default=0)
+        for atoms in (equation.invars, equation.outvars)
+    )
+    if after > 1 or before > after:
+        raise graph.mixing(f"{equation.primitive.name} across images")
+    if any(atom.aval.dtype == jnp.bfloat16 for atom in (*equation.invars, *equation.outvars)):
+        raise unsupported(graph, equation, " in bfloat16")
 
 
 def _is_known(equation: core.JaxprEqn, inputs: Sequence[Tensor]) -> bool:
@@ -174,7 +195,7 @@ def _is_known(equation: core.JaxprEqn, inputs: Sequence[Tensor]) -> bool:
     if any(each.value is None for each in inputs):
         return False
     atoms = (*equation.invars, *equation.outvars)
-    return not any(n and n % BATCH == 0 for atom in atoms for n in atom.aval.shape)
+    return not any(counts_images(n) for atom in atoms for n in atom.aval.shape)
 
 
 def _computed(equation: core.JaxprEqn, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -194,10 +215,11 @@ def _unrolled(graph: Graph, equation: core.JaxprEqn, inputs: Sequence[Tensor]) -
     fixed, state = list(inputs[:constants]), list(inputs[constants : constants + carry])
     steps = inputs[constants + carry :]
     if len(equation.outvars) != carry or any(each.value is None for each in steps):
-        raise unsupported(equation, " over values that depend on the image")
+        raise unsupported(graph, equation, " over values that depend on the image")
     order = range(own["length"])
     body = own["jaxpr"]
     for i in reversed(order) if own["reverse"] else order:
-        rows = [known(each.value[i], each.name) for each in steps]
+        # An axis of length 1 may stand for all steps.
+        rows = [known(each.value[i % len(each.value)], each.name) for each in steps]
         state = _walk(graph, body.jaxpr, body.consts, [*fixed, *state, *rows])
     return state

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from PIL import Image
 
 import hypjax
@@ -167,6 +168,118 @@ def test_encoders_of_ones_own_are_converted_if_they_can_be(tmp_path):
     with pytest.raises(UserError, match="computes sort, which hypjax does not convert to ONNX"):
         saved(tmp_path / "sorting", Sorting(sorts=True)).to_onnx(tmp_path / "sorting.onnx")
     assert sorted(path.name for path in tmp_path.glob("*onnx*")) == ["own.onnx"]
+
+
+ROWS = (6, 8)  # The shape of one image's features in what follows.
+
+
+def from_features(function, shape=ROWS):
+    return onnx_model(function, {}, jax.ShapeDtypeStruct(shape, np.float32), None, {})
+
+
+def along(x, shift, mode):
+    """The rows at some distance from the largest."""
+    return jnp.take_along_axis(x, jnp.argmax(x, axis=1, keepdims=True) + shift, axis=1, mode=mode)
+
+
+CONVERTED = {
+    "index clipped": lambda x: jnp.take(x, 100, axis=1, mode="clip"),
+    "negative index clipped": lambda x: jnp.take(x, -3, axis=1, mode="clip"),
+    "index outside": lambda x: jnp.take(x, 100, axis=1, mode="fill"),
+    "index from the end": lambda x: jnp.take(x, -3, axis=1),
+    "indices clipped": lambda x: along(x, 3, "clip"),
+    "negative indices clipped": lambda x: along(x, -3, "clip"),
+    "indices outside": lambda x: along(x, 3, "fill"),
+    "indices from the end": lambda x: along(x, -3, "fill"),
+    "equal steps": lambda x: lax.scan(lambda c, a: (c * a + x, None), x, jnp.full(3, 0.5))[0],
+    "equal rows of steps": lambda x: lax.scan(lambda c, a: (c + a, None), x, jnp.ones((3, 8)))[0],
+    "sum over no axis": lambda x: lax.reduce_sum_p.bind(x, axes=()),
+    "constants tiled": lambda x: x + jnp.tile(np.arange(48.0).reshape(1, 6, 8), (len(x), 1, 1)),
+    "equal points": lambda x: jnp.zeros((len(x), 4)),
+    "equal coordinates": lambda x: jnp.broadcast_to(x[:, 0, :1], (len(x), 4)),
+    "precision kept": lambda x: lax.reduce_precision(x, 8, 23),
+    "log1p": lambda x: jnp.log1p(jnp.abs(x) * 1e-6) * 1e6,
+    "log1p of more": lambda x: jnp.log1p(jnp.exp(4 * x) - 0.9),
+    "expm1": lambda x: jnp.expm1(x * 1e-6) * 1e6,
+    "expm1 of more": lambda x: jnp.tanh(jnp.expm1(60 * x)),
+}
+
+
+@pytest.mark.parametrize("case", CONVERTED)
+def test_operations_with_edge_cases_have_the_same_results(case):
+    function = CONVERTED[case]
+    session = session_of(from_features(lambda _, x: function(x)))
+    features = np.random.default_rng(0).normal(size=(3, *ROWS)).astype(np.float32)
+    for batch in (features, features[:1]):
+        (found,) = session.run(None, {"features": batch})
+        np.testing.assert_allclose(found, jax.jit(function)(batch), rtol=2e-5, atol=1e-6)
+
+
+MIXING = "an image must not depend on the others"
+REFUSED = {
+    "reduction": (lambda x: lax.reduce(x, np.float32(0), jnp.hypot, (1,)), "computes reduce,"),
+    "windows": (
+        lambda x: lax.reduce_window(x, np.float32(0), jnp.hypot, (1, 2, 2), (1, 1, 1), "SAME"),
+        "computes reduce_window,",
+    ),
+    "padding of windows": (
+        lambda x: nn.max_pool(x[..., None], (2, 2), (2, 2), ((2, 2), (2, 2))),
+        "with padding that is negative or fills windows",
+    ),
+    "negative padding": (
+        lambda x: lax.conv_general_dilated(x, jnp.ones((4, 6, 3)), (1,), [(-1, 0)]),
+        "with negative padding",
+    ),
+    "bits": (lambda x: x * (x.astype(jnp.int32) & 1), "and of the bits of integers"),
+    "precision": (lambda x: lax.reduce_precision(x, 8, 7), "reduce_precision to fewer bits"),
+    "bfloat16": (lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), "in bfloat16"),
+    "mean": (lambda x: x - x.mean(0), f"reduce_sum across images.*{MIXING}"),
+    "maximum": (lambda x: x - x.max(), f"reduce_max across images.*{MIXING}"),
+    "products": (lambda x: jnp.einsum("aij,bij->ab", x, x), f"dot_general across .*{MIXING}"),
+    "first": (lambda x: x - x[:1], f"slice across images.*{MIXING}"),
+    "order": (lambda x: x + x[::-1], f"rev across images.*{MIXING}"),
+    "rows of others": (
+        lambda x: jnp.take_along_axis(x, x.astype(jnp.int32), axis=0),
+        f"number of images.*{MIXING}",
+    ),
+    "half": (lambda x: jnp.concatenate([x, x])[len(x) :], f"number of images.*{MIXING}"),
+    "number": (lambda x: x * len(x), f"with the number of images.*{MIXING}"),
+    "numbers": (lambda x: x + np.arange(len(x))[:, None, None], f"number of images.*{MIXING}"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_operations_that_would_be_wrong_are_refused(case):
+    function, message = REFUSED[case]
+    with pytest.raises(UserError, match=message):
+        from_features(lambda _, x: function(x))
+
+
+@pytest.mark.parametrize("transform", [nn.jit, nn.remat, lambda module: module])
+def test_nodes_and_errors_name_the_whole_place(transform):
+    class Part(nn.Module):
+        sorts: bool = False
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(jnp.sort(x) if self.sorts else x)
+
+    class Whole(nn.Module):
+        sorts: bool = False
+
+        @nn.compact
+        def __call__(self, x):
+            return transform(Part)(self.sorts, name="part")(x)
+
+    def whole(sorts):
+        module = Whole(sorts, name="encoder")
+        params = module.init(jax.random.key(0), jnp.zeros((1, 8)))
+        return from_features(lambda _, x: module.apply(params, x), (8,))
+
+    names = [node.name for node in whole(False).graph.node]
+    assert "encoder/part/Dense_0/MatMul" in names
+    with pytest.raises(UserError, match="encoder/part.* computes sort"):
+        whole(True)
 
 
 @pytest.fixture(scope="module")
