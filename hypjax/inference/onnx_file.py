@@ -92,6 +92,8 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
     arguments = (embedder.params, example, view if pixels else None, _metadata(embedder, precision))
     try:
         converted = onnx_model(_function(embedder, written), *arguments)
+    except UserError:  # Which is a ValueError, too.
+        raise
     except ValueError as error:
         raise UserError(
             f"the model has {error}, more than the 2 GB that an ONNX file can hold; use a smaller "
