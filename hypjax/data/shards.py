@@ -67,10 +67,18 @@ class ShardedDataset(NamedTuple):
 
     def rows(self) -> Iterator[Row]:
         """Reads all images in order; raises a UserError if a file is damaged or lacks a column."""
+        # A dataset that was downloaded must not name files of this machine.
+        folder = None if hub.is_repository(self.root) else pathlib.Path(self.root)
         for shard in self.shards:
-            read = _tar_rows if shard.path.suffix == ".tar" else _table_rows
+            if shard.path.suffix == ".tar":
+                rows = _tar_rows(shard, self.options)
+            else:
+                rows = _table_rows(shard, self.options, folder)
             try:
-                yield from read(shard, self.options)
+                for row in rows:
+                    if len(row.image) > LARGEST_FILE:
+                        raise UserError(f"{row.name} is larger than {LARGEST_FILE} bytes")
+                    yield row
             except UserError:
                 raise
             except Exception as error:  # pyarrow raises almost anything on damaged files.
@@ -130,7 +138,9 @@ def find_shards(where: str) -> ShardedDataset | None:
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
-    """Separates a location and the options that follow it."""
+    """Separates a location and the options that follow it; names of files may have a '?', too."""
+    if os.path.exists(os.path.expanduser(where)):
+        return where, {}
     location, _, given = where.rpartition("?")
     pairs = [pair.partition("=") for pair in given.split("&")]
     if not location or not all(re.fullmatch(r"[a-z_]+", name) and mark for name, mark, _ in pairs):
@@ -204,7 +214,9 @@ def _shard(root: pathlib.Path, name: str, split: str | None = None) -> Shard:
 
 
 def _expanded(pattern: str) -> list[pathlib.Path]:
-    """Files of a pattern, in which braces are expanded as shells do."""
+    """Files of a pattern, in which braces are expanded as shells do; or the file of this name."""
+    if os.path.isfile(pattern):
+        return [pathlib.Path(os.path.abspath(pattern))]
     if braces := re.search(r"\{([^{}]*)\}", pattern):
         values = braces[1].split(",")
         if ends := re.fullmatch(r"(\d+)\.\.(\d+)", braces[1]):
@@ -272,8 +284,10 @@ def _choose(
     return candidates[0] if candidates else None
 
 
-def _table_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
-    """Reads the rows of a Parquet or Arrow file."""
+def _table_rows(
+    shard: Shard, options: Mapping[str, str], root: pathlib.Path | None
+) -> Iterator[Row]:
+    """Reads the rows of a Parquet or Arrow file; images beside it lie below the root."""
     schema, read = (_open_arrow if shard.path.suffix == ".arrow" else _open_parquet)(shard.path)
     features, names = _features(schema), schema.names
     groups = [name for name in _SUPERLABELS if name in names]
@@ -289,7 +303,7 @@ def _table_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
     }
     if (image := chosen["image"]) is None:
         raise UserError(f"{shard.path} has no column of images; its columns are {', '.join(names)}")
-    if "split" in names and pyarrow.types.is_string(schema.field("split").type):
+    if "split" in names:
         chosen["split"] = "split"
     shown = {
         column: _shown(schema.field(column).type, features.get(column), f"{shard.path}: {column}")
@@ -301,7 +315,7 @@ def _table_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
         split = value.get("split") or None
         yield Row(
             f"{shard.name}/{number}",
-            _content(row[image], shard.path.parent),
+            _content(row[image], shard.path, root),
             value.get("label", ""),
             _SPLITS.get(split, split) if split else shard.split,
             value.get("superlabel") or None,
@@ -316,17 +330,23 @@ def _shown(kind: pyarrow.DataType, feature: Any, where: str) -> Callable[[Any], 
     if _kind(feature) == "ClassLabel":
         names = feature["names"]
         return lambda value: "" if value is None or value < 0 else names[value]
-    if types.is_floating(kind):  # As pandas writes whole numbers, if some are missing.
-        return lambda value: "" if value is None or value != value else f"{value:g}"
     return _text
 
 
-def _content(value: Any, folder: pathlib.Path) -> bytes:
+def _content(value: Any, shard: pathlib.Path, root: pathlib.Path | None) -> bytes:
     """The encoded image of a column's value: bytes, or a structure of bytes and a path."""
-    if isinstance(value, dict):
-        content, path = value.get("bytes"), value.get("path")
-        return read_bytes(folder / path) if content is None and path else content or b""
-    return value or b""
+    if not isinstance(value, dict):
+        return value or b""
+    content, path = value.get("bytes"), value.get("path")
+    if content is not None or not path:
+        return content or b""
+    file = (shard.parent / path).resolve()
+    if root is None or os.path.isabs(path) or not file.is_relative_to(root.resolve()):
+        raise UserError(
+            f"{shard} names the image {path} by a path that leads out of the dataset; store the "
+            "image itself"
+        )
+    return read_bytes(file)
 
 
 _Reading = tuple[pyarrow.Schema, Callable[[list[str]], Iterator[dict[str, Any]]]]
@@ -389,7 +409,12 @@ def _json(content: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """The name of a class, in UTF-8; '' if it is missing. A whole number has one name, 1 or 1.0."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():  # As pandas writes if some are missing.
+        return str(int(value))
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _samples(path: pathlib.Path) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -18,6 +18,7 @@ from tests.data.test_photos import open_at
 from tests.helpers.fake_hub import serving
 from tests.helpers.pictures import encode_png, write_pictures, write_table
 
+SPLIT_NAMES = ["train", "test"]
 PICTURE = encode_png(np.zeros((8, 9, 3), np.uint8))
 
 
@@ -30,7 +31,7 @@ def rows(photos_folder):
 def write_rows(path, rows, features=None, **options):
     """Writes a .parquet or .arrow file, with the types of `datasets` if they are given."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.Table.from_pylist(rows)
+    table = rows if isinstance(rows, pyarrow.Table) else pyarrow.Table.from_pylist(rows)
     if features:
         facts = json.dumps({"info": {"features": features}})
         table = table.replace_schema_metadata({"huggingface": facts})
@@ -157,24 +158,29 @@ def test_columns_are_those_that_datasets_declares(tmp_path):
     assert labels_of(f"{plain}?image=photo") == ["", ""]
 
 
+def write_paths(path, names):
+    """Writes a dataset that names its images by their paths."""
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    images = pyarrow.array([{"bytes": None, "path": name} for name in names], kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": names}), path)
+
+
 def test_images_of_a_structure_may_lie_beside_it(tmp_path):
     write_pictures(tmp_path, ["pictures/1.png"])
-    rows = [{"image": {"bytes": None, "path": "pictures/1.png"}, "label": "a"}]
-    pyarrow.parquet.write_table(
-        pyarrow.table(
-            {
-                "image": pyarrow.array(
-                    [row["image"] for row in rows],
-                    pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]),
-                ),
-                "label": ["a"],
-            }
-        ),
-        tmp_path / "a.parquet",
-    )
+    write_paths(tmp_path / "a.parquet", ["pictures/1.png"])
     images = open_images(f"{tmp_path / 'a.parquet'}")
     expected = (tmp_path / "pictures/1.png").read_bytes()
     assert images.dataset.records[0]["image"] == expected
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "link.png", "{root}/secret.png"])
+def test_a_dataset_reads_no_file_outside_of_it(name, tmp_path):
+    write_pictures(tmp_path, ["secret.png"])
+    write_paths(tmp_path / "set/a.parquet", [name.format(root=tmp_path)])
+    (tmp_path / "set/link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(UserError, match=r"a\.parquet names the image .* leads out of the dataset;"):
+        open_images(str(tmp_path / "set/a.parquet"))
 
 
 def test_classes_of_tar_files(tmp_path):
@@ -221,6 +227,44 @@ def test_a_column_tells_splits_too(rows, tmp_path):
     write_rows(path, [row | {"split": f"s{i % 2}"} for i, row in enumerate(rows)])
     with pytest.raises(UserError, match=r"a split s0; name splits by \?split="):
         open_images(str(path))
+
+
+@pytest.mark.parametrize("kind", ["large_string", "string_view", "dictionary", "ClassLabel"])
+def test_a_column_of_splits_has_any_type_of_names(kind, rows, tmp_path):
+    values = pyarrow.array(["train", "test"] * 30)
+    features = None
+    if kind == "dictionary":
+        values = values.dictionary_encode()
+    elif kind == "ClassLabel":
+        values = pyarrow.array([0, 1] * 30)
+        features = {"image": {"_type": "Image"}, "split": {"_type": kind, "names": SPLIT_NAMES}}
+    else:
+        values = values.cast(getattr(pyarrow, kind)())
+    table = pyarrow.Table.from_pylist(rows).append_column("split", values)
+    path = write_rows(tmp_path / "a.parquet", table, features)
+    assert open_images(str(path)).splits.tolist() == ["train", "test"] * 30
+
+
+def test_numbers_are_classes_by_their_values(tmp_path):
+    """Whole ones by one name, of whatever type, and none is rounded."""
+    numbers = [1234567.0, 1234568.0, None, 3.0, 0.5]
+    path = write_rows(tmp_path / "a.parquet", [{"image": PICTURE, "label": n} for n in numbers])
+    assert labels_of(path) == ["1234567", "1234568", "", "3", "0.5"]
+    samples = {
+        f"{i}": {"png": PICTURE, "json": b'{"label": %s}' % label}
+        for i, label in enumerate((b"1", b"1.0", b'"1"'))
+    }
+    assert labels_of(write_tar(tmp_path / "a.tar", samples)) == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize("folder", ["set[1]", "a{x,y}", "a?split=b", "a*"])
+def test_what_exists_is_no_pattern_and_has_no_options(folder, rows, tmp_path):
+    path = write_rows(tmp_path / folder / "b.parquet", rows)
+    assert len(open_images(str(path))) == len(open_images(str(path.parent))) == len(rows)
+    assert len(open_images(f"{path}?label=label")) == len(rows)
+    pictures = tmp_path / f"{folder}-of-pictures?label=x"
+    write_pictures(pictures, ["a/1.png"])
+    assert find_shards(str(pictures)) is None
 
 
 def test_folders_of_images_and_tables_stay_what_they_are(rows, photos_folder, tmp_path):
@@ -286,10 +330,7 @@ MISTAKES = {
 def test_mistakes_in_tables_are_one_sentence(mistake, tmp_path):
     rows, suffix, message = MISTAKES[mistake]
     path = tmp_path / "a.parquet"
-    if isinstance(rows, list):
-        write_rows(path, rows)
-    else:
-        pyarrow.parquet.write_table(rows, path)
+    write_rows(path, rows)
     where = str(tmp_path) + suffix if suffix.startswith("/") else str(path) + suffix
     with pytest.raises(UserError, match=message):
         open_at(where)
@@ -352,6 +393,10 @@ def test_a_repository_is_downloaded_once(rows, tmp_path):
         assert len(open_images("hf://me/birds?subset=other")) == 30
         with pytest.raises(UserError, match="there is no repository me/bees on the hub that you"):
             open_images("hf://me/bees")
+        write_paths(tmp_path / "paths/a.parquet", ["a.parquet"])
+        hub.put("datasets/me/paths", tmp_path / "paths")
+        with pytest.raises(UserError, match="names the image a.parquet by a path that leads out"):
+            open_images("hf://me/paths")
         (tmp_path / "empty").mkdir()
         hub.put("datasets/me/empty", tmp_path / "empty")
         with pytest.raises(UserError, match="no Parquet, Arrow or tar files; the hub may have"):
