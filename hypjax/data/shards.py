@@ -114,7 +114,7 @@ def find_shards(where: str) -> ShardedDataset | None:
     location, options = _options(where)
     path, root, shards = pathlib.Path(location).expanduser(), location, []
     if hub.is_repository(location):
-        shards = _shards_below(_download(location, options), options)
+        shards = _shards_below(_download(location, options), options, downloaded=True)
         if not shards:
             raise UserError(
                 f"{location} has no Parquet, Arrow or tar files; the hub may have converted it: "
@@ -167,43 +167,90 @@ def _read_card(root: pathlib.Path, options: Mapping[str, str]) -> list[tuple[str
 
     try:
         subsets = huggingface_hub.metadata_load(root / _CARD)["configs"]
-        subsets = {subset["config_name"]: subset for subset in subsets}
+        subsets = {str(subset["config_name"]): subset for subset in subsets}
     except Exception:  # There may be no card, or it says anything.
+        subsets = {}
+    if not subsets:
         return [(None, f"{options['subset']}/*")] if "subset" in options else []
     defaults = [name for name, subset in subsets.items() if subset.get("default")]
     name = options.get("subset") or next(iter([*defaults, *subsets]))
     if name not in subsets or (len(subsets) > 1 and not ("subset" in options or defaults)):
         raise UserError(f"the dataset has the subsets {', '.join(subsets)}; name one by ?subset=")
-    files = subsets[name].get("data_files") or [f"*{suffix}" for suffix in SUFFIXES]
-    files = [files] if isinstance(files, str) else files
-    files = [{"path": file} if isinstance(file, str) else file for file in files]
-    folder = subsets[name].get("data_dir")
-    return [
-        (file.get("split"), f"{folder}/{path}" if folder else path)
-        for file in files
-        for path in ([file["path"]] if isinstance(file["path"], str) else file["path"])
-    ]
+    folder, files = (subsets[name].get(key) for key in ("data_dir", "data_files"))
+    if not files:
+        return [(None, f"{folder}/*")] if folder else []
+    try:
+        listed = [
+            (None if file.get("split") is None else str(file["split"]), path)
+            for file in map(_with_path, _listed(files))
+            for path in map(_pattern, _listed(file["path"]))
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{root / _CARD} lists the data_files of {name} in a form that `datasets` does not "
+            "know; correct it, or name the files themselves"
+        ) from error
+    return [(split, f"{folder}/{path}" if folder else path) for split, path in listed]
 
 
-def _shards_below(root: pathlib.Path, options: Mapping[str, str]) -> list[Shard]:
-    """Files below a folder, with their splits; none if it has images, or of another subset."""
-    names = []
-    for folder, folders, files in os.walk(root):
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _with_path(file: Any) -> dict[str, Any]:
+    return {"path": file} if isinstance(file, str) else file
+
+
+def _pattern(path: str) -> str:
+    """The pattern of fnmatch, whose stars match any number of folders."""
+    return path.removeprefix("./").replace("**/", "*")
+
+
+def files_below(root: pathlib.Path) -> Iterator[str]:
+    """Names of visible files at any depth of a folder, with '/'; follows links.
+
+    Raises a UserError if a folder cannot be read.
+    """
+    visited = set()
+    for parent, folders, files in os.walk(root, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(parent)
+        if real in visited:  # A link to a parent folder would be followed without end.
+            folders.clear()
+            continue
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if any(os.path.splitext(file)[1].lower() in IMAGES for file in files):
+        folder = pathlib.Path(parent).relative_to(root)
+        yield from (str(folder / name) for name in files if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+
+def _shards_below(
+    root: pathlib.Path, options: Mapping[str, str], downloaded: bool = False
+) -> list[Shard]:
+    """Files below a folder, with their splits; none if it is a folder of images.
+
+    It is one if there are images among the files that its card lists, or if it has any and no card.
+    """
+    if not root.exists():  # Nothing was downloaded.
+        return []
+    card = _read_card(root, options)
+    found = []
+    for name in files_below(root):
+        splits = {split for split, pattern in card if fnmatch.fnmatchcase(name, pattern)}
+        if card and not splits:
+            continue
+        stem, suffix = os.path.splitext(os.path.basename(name))
+        if suffix.lower() in IMAGES and not downloaded:
             return []
         # Files that `datasets` caches beside those that it saved are named cache-….
-        kept = (f for f in files if f.endswith(SUFFIXES) and not f.startswith((".", "cache-")))
-        names += [os.path.relpath(os.path.join(folder, file), root) for file in kept]
-    names.sort()
-    if not (card := _read_card(root, options)):
-        return [_shard(root, name) for name in names]
-    return [
-        _shard(root, name, split)
-        for split, pattern in card
-        for name in names
-        if fnmatch.fnmatchcase(name, pattern.removeprefix("./"))
-    ]
+        if suffix in SUFFIXES and not stem.startswith("cache-"):
+            found += [(name, split) for split in splits or {None}]
+    order = [split for split, _ in card] or [None]
+    found.sort(key=lambda file: (order.index(file[1]), file[0]))
+    return [_shard(root, name, split) for name, split in found]
 
 
 def _shard(root: pathlib.Path, name: str, split: str | None = None) -> Shard:

@@ -4,11 +4,14 @@ import io
 import json
 import tarfile
 
+import huggingface_hub
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from hypjax.benchmarks import input
+from hypjax.benchmarks.measure import Options
 from hypjax.data import stored_images
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
@@ -371,6 +374,47 @@ configs:
   data_files: parts/b-*
 ---
 """
+
+
+def test_a_picture_beside_the_files_that_a_card_lists_hides_nothing(rows, tmp_path):
+    clone = tmp_path / "clone"
+    write_rows(clone / "data/train-0.parquet", rows)
+    write_pictures(clone, ["assets/banner.png"])
+    assert find_shards(str(clone)) is None
+    card = "---\nconfigs:\n- config_name: all\n  data_files: {}\n---\n"
+    (clone / "README.md").write_text(card.format("data/**/*.parquet"))
+    assert len(open_images(str(clone))) == len(rows)
+    (clone / "README.md").write_text(card.format('"**"'))  # As of a folder of images.
+    assert find_shards(str(clone)) is None
+    (clone / "README.md").unlink()
+    with serving(tmp_path / "hub") as hub:
+        hub.put("datasets/me/birds", clone)
+        huggingface_hub.snapshot_download("me/birds", repo_type="dataset")
+        assert len(open_images("hf://me/birds")) == len(rows)
+
+
+def test_a_folder_of_links_to_classes_is_one_of_images(rows, photos_folder, tmp_path):
+    for name in ("class0", "class1"):
+        (tmp_path / name).symlink_to(photos_folder / name)
+    write_rows(tmp_path / "meta.parquet", rows)
+    assert find_shards(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("files", ["[1, {a: 2}]", "[{path: 1}]", "{train: a.parquet}"])
+def test_a_card_that_cannot_be_understood_is_named(files, rows, tmp_path):
+    write_rows(tmp_path / "a.parquet", rows)
+    (tmp_path / "README.md").write_text("---\nconfigs: []\n---\n")
+    assert len(open_images(str(tmp_path))) == len(rows)
+    card = f"---\nconfigs:\n- config_name: all\n  data_files: {files}\n---\n"
+    (tmp_path / "README.md").write_text(card)
+    with pytest.raises(UserError, match=r"README\.md lists the data_files of all in a form that"):
+        open_images(str(tmp_path))
+
+
+def test_the_benchmark_of_input_reads_files_of_images(rows, tmp_path):
+    path = write_rows(tmp_path / "a.parquet", rows)
+    with pytest.raises(UserError, match="a.parquet holds no files of single images"):
+        next(input.tasks(Options(quick=True, images=str(path))))
 
 
 def test_a_repository_is_downloaded_once(rows, tmp_path):
