@@ -1,9 +1,9 @@
 """Datasets in files of many images: Parquet, Arrow and tar files, here or on the Hugging Face hub.
 
-Nothing but a row is in memory at a time. What the columns of a Parquet or Arrow file mean is read
-from the types that `datasets` stores with them, or else from their Arrow types and their names. A
-tar file is one of WebDataset's: members that share a name up to its first dot are a row, and the
-rest of the name is the column.
+A few rows are in memory at a time, and of a Parquet file what its reader buffers of a row group.
+What the columns of a Parquet or Arrow file mean is read from the types that `datasets` stores with
+them, or else from their Arrow types and their names. A tar file is one of WebDataset's: members
+that share a name up to its first dot are a row, and the rest of the name is the column.
 """
 
 import fnmatch
@@ -299,12 +299,11 @@ def _images(schema: pyarrow.Schema, features: Mapping[str, Any]) -> list[str]:
     """Names of the columns that may hold images."""
     if declared := [name for name, kind in features.items() if _kind(kind) == "Image"]:
         return declared
-    types = pyarrow.types
 
     def holds_bytes(kind: pyarrow.DataType) -> bool:
-        if types.is_struct(kind):
+        if pyarrow.types.is_struct(kind):
             return any(part.name == "bytes" and holds_bytes(part.type) for part in kind)
-        return types.is_binary(kind) or types.is_large_binary(kind)
+        return _is_bytes(kind)
 
     return [field.name for field in schema if holds_bytes(field.type)]
 
@@ -372,12 +371,27 @@ def _table_rows(
 def _shown(kind: pyarrow.DataType, feature: Any, where: str) -> Callable[[Any], str]:
     """Returns the function from a column's values to names; raises a UserError if there is none."""
     types = pyarrow.types
-    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+    if types.is_nested(kind) or _is_bytes(kind):
         raise UserError(f"{where} is {kind}; classes are names or whole numbers")
-    if _kind(feature) == "ClassLabel":
-        names = feature["names"]
-        return lambda value: "" if value is None or value < 0 else names[value]
-    return _text
+    if _kind(feature) != "ClassLabel" or not (types.is_integer(kind) or types.is_floating(kind)):
+        return _text
+    names = dict(enumerate(feature["names"]))
+
+    def name_of(value: float | None) -> str:
+        if value is None or value != value or value < 0:
+            return ""
+        if value not in names:
+            raise UserError(f"{where} is {value} in a row, but names only {len(names)} classes")
+        return names[value]
+
+    return name_of
+
+
+def _is_bytes(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        return _is_bytes(kind.value_type)
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
 def _content(value: Any, shard: pathlib.Path, root: pathlib.Path | None) -> bytes:
@@ -430,9 +444,14 @@ def _open_arrow(path: pathlib.Path) -> _Reading:
 def _tar_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
     """Reads the rows of a tar file."""
     texts = {"cls", "txt", options.get("label"), options.get("superlabel")}
-    for key, members in _samples(shard.path):
-        where, names = f"{shard.path}/{key}", list(members)
-        images = [name for name in names if f".{name.rpartition('.')[2]}" in IMAGES]
+    named = {*texts, "json", options.get("image")}
+
+    def matters(name: str) -> bool:
+        return name in named or ("image" not in options and _is_image(name))
+
+    for key, members in _samples(shard.path, matters):
+        where, names = f"{shard.path}/{_text(key)}", list(members)
+        images = [name for name in names if _is_image(name)]
         if (image := _choose("image", options, images, names, where)) is None:
             raise UserError(f"{where} has no image; its members are {', '.join(names)}")
         values = {name: members[name].decode().strip() for name in names if name in texts}
@@ -442,7 +461,7 @@ def _tar_rows(shard: Shard, options: Mapping[str, str]) -> Iterator[Row]:
         label = _choose("label", options, labels, list(values), where)
         group = _choose("superlabel", options, groups, list(values), where)
         yield Row(
-            f"{shard.name}/{key}",
+            f"{shard.name}/{_text(key)}",
             members[image],
             _text(values.get(label)),
             shard.split,
@@ -464,26 +483,44 @@ def _text(value: Any) -> str:
     return str(value).encode(errors="backslashreplace").decode()
 
 
-def _samples(path: pathlib.Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yields the keys of a tar file's samples, with the contents of their members by suffix."""
+def _is_image(name: str) -> bool:
+    return f".{name.rpartition('.')[2]}" in IMAGES
+
+
+def _samples(
+    path: pathlib.Path, matters: Callable[[str], bool]
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yields the keys of a tar file's samples, with the contents of their members by suffix.
+
+    The contents of members that do not matter are left out.
+    """
     key, sample = None, {}
-    with tarfile.open(path, "r|", errors="replace") as archive:
+    # Names that are not UTF-8 stay different; `errors` must not be replaced by one character.
+    with tarfile.open(path, "r|", encoding="utf-8", errors="surrogateescape") as archive:
         for member in archive:
             archive.members = []  # Or it keeps them all.
             folder, _, file = member.name.rpartition("/")
-            if not member.isreg() or file.startswith((".", "__")):
-                continue
-            if member.size > LARGEST_FILE:
-                raise UserError(f"{path}: {member.name} is larger than {LARGEST_FILE} bytes")
             stem, _, suffix = file.partition(".")
-            name = f"{folder}/{stem}" if folder else stem
+            if not member.isreg() or not suffix or file.startswith((".", "__")):
+                continue
+            name, suffix = f"{folder}/{stem}" if folder else stem, suffix.lower()
             if name != key and sample:
                 yield key, sample
                 sample = {}
             key = name
-            sample[suffix.lower()] = archive.extractfile(member).read()
+            where = f"{path}: {_text(member.name)}"
+            if suffix in sample:
+                raise UserError(f"{where} comes twice in a sample; write each member once")
+            sample[suffix] = b""
+            if not matters(suffix):
+                continue
+            if member.issparse():
+                raise UserError(f"{where} is a sparse file; write it in full")
+            if member.size + sum(map(len, sample.values())) > LARGEST_FILE:
+                raise UserError(f"{where} is larger than {LARGEST_FILE} bytes, with its sample")
+            sample[suffix] = archive.extractfile(member).read()
         # A complete file ends with blocks of zeros; tarfile does not ask for them.
         if path.stat().st_size - archive.offset < tarfile.BLOCKSIZE:
-            raise UserError(f"{path} is cut off after {key}; fetch it again")
+            raise UserError(f"{path} is cut off after {_text(key)}; fetch it again")
     if sample:
         yield key, sample

@@ -12,7 +12,7 @@ import pytest
 
 from hypjax.benchmarks import input
 from hypjax.benchmarks.measure import Options
-from hypjax.data import stored_images
+from hypjax.data import shards, stored_images
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
 from hypjax.data.shards import find_shards
@@ -52,10 +52,14 @@ def write_tar(path, samples):
     with tarfile.open(path, "w") as archive:
         for key, sample in samples.items():
             for suffix, content in sample.items():
-                member = tarfile.TarInfo(f"{key}.{suffix}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+                add_member(archive, f"{key}.{suffix}", content)
     return path
+
+
+def add_member(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
 def as_samples(rows):
@@ -203,6 +207,56 @@ def test_classes_of_tar_files(tmp_path):
         assert images.labels.tolist() == [label] and images.ids[0].endswith(f"{key}.tar/deep/{key}")
     assert labels_of(tmp_path / "{a,b}.tar?label=species") == ["7", "7"]
     assert open_images(str(tmp_path / "b.tar")).superlabels.tolist() == ["bird"]
+
+
+def test_names_in_tar_files_that_are_not_utf8_stay_different(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("README"))
+        for name, label in (("café", b'"\\ud800"'), ("cafè", b'"b"')):
+            add_member(archive, f"{name}.png", PICTURE)
+            add_member(archive, f"{name}.json", b'{"label": %s}' % label)
+    images = open_images(str(path))
+    assert images.labels.tolist() == ["\\ud800", "b"]
+    assert [name.rpartition("/")[2] for name in images.ids] == ["caf\\udce9", "caf\\udce8"]
+
+
+def test_members_of_tar_files_are_bounded(tmp_path, monkeypatch):
+    """Those that matter; others may be of any size."""
+    monkeypatch.setattr(shards, "LARGEST_FILE", 200)
+    assert len(PICTURE) < 100
+    sample = {"png": PICTURE, "cls": b"a", "mp4": bytes(300)}
+    path = write_tar(tmp_path / "a.tar", {"1": sample, "2": sample})
+    assert labels_of(path) == ["a", "a"]
+    for extra in ({"txt": bytes(300)}, {"jpg": bytes(150)}):
+        write_tar(path, {"1": sample | extra})
+        with pytest.raises(UserError, match=r"a\.tar: 1\.(txt|jpg) is larger than 200 bytes"):
+            open_images(str(path))
+    write_tar(path, {"1": {"png": PICTURE, "PNG": PICTURE}})
+    with pytest.raises(UserError, match=r"a\.tar: 1\.PNG comes twice in a sample"):
+        open_images(str(path))
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("1.png")
+        member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "150"}
+        archive.addfile(member)
+    with pytest.raises(UserError, match=r"a\.tar: 1\.png is a sparse file; write it in full"):
+        open_images(str(path))
+    rows = write_rows(tmp_path / "a.parquet", [{"image": bytes(300), "label": "a"}])
+    with pytest.raises(UserError, match=r"a\.parquet/0 is larger than 200 bytes"):
+        open_images(str(rows))
+
+
+@pytest.mark.parametrize("kind", ["large_binary", "binary_view", "dictionary"])
+def test_columns_of_images_have_any_type_of_bytes(kind, tmp_path):
+    images = pyarrow.array([PICTURE, PICTURE])
+    is_dictionary = kind == "dictionary"
+    images = images.dictionary_encode() if is_dictionary else images.cast(getattr(pyarrow, kind)())
+    table = pyarrow.table({"image": images, "label": [1.0, None]})
+    features = {"label": {"_type": "ClassLabel", "names": ["robin", "wren"]}}
+    assert labels_of(write_rows(tmp_path / "a.parquet", table, features)) == ["wren", ""]
+    path = write_rows(tmp_path / "b.parquet", [{"image": PICTURE, "label": 2}], features)
+    with pytest.raises(UserError, match="label is 2 in a row, but names only 2 classes"):
+        open_images(str(path))
 
 
 def test_files_of_splits_are_splits(rows, tmp_path, capsys):
