@@ -81,7 +81,7 @@ def tasks(options: Options) -> Iterator[Task]:
 def _image_files(where: str) -> list[pathlib.Path]:
     photos = find_photos(where)
     if any(photo.content is not photo.path or photo.vector is not None for photo in photos):
-        raise UserError(f"{where} holds no files of single images, which this benchmark reads")
+        raise UserError(f"{where} holds no files of single images; name a folder of them")
     return [pathlib.Path(photo.path) for photo in photos]
 
 

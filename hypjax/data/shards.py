@@ -105,8 +105,8 @@ def find_shards(where: str) -> ShardedDataset | None:
     """Finds the files of a dataset; None if the location is something else, such as a table.
 
     A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a folder
-    of such files, as `datasets` saves one, without image files; or a pattern, data/*.parquet or
-    photos-{000..007}.tar.
+    of such files, as `datasets` saves one, without image files, unless its card lists the others;
+    or a pattern, data/*.parquet or photos-{000..007}.tar, if no file has this name.
     Options may follow, as in hf://OWNER/NAME?label=species&split=train: the columns `image`,
     `label` and `superlabel`; the `split`, or several, as in train+test, which count as one; and the
     `subset` of a repository. Raises a UserError if there are no such files.
@@ -248,16 +248,32 @@ def _shards_below(
         # Files that `datasets` caches beside those that it saved are named cache-….
         if suffix in SUFFIXES and not stem.startswith("cache-"):
             found += [(name, split) for split in splits or {None}]
+    if downloaded and not card:
+        _check_subsets(name for name, _ in found)
     order = [split for split, _ in card] or [None]
     found.sort(key=lambda file: (order.index(file[1]), file[0]))
     return [_shard(root, name, split) for name, split in found]
 
 
+def _check_subsets(names: Iterable[str]) -> None:
+    """Refuses to merge folders that may be subsets: several, and not of splits."""
+    folders = sorted({name.partition("/")[0] for name in names if "/" in name})
+    if len(folders) > 1 and not any(_split_of(folder) for folder in folders):
+        raise UserError(
+            f"the dataset has the folders {', '.join(folders)}, and no card that says how they "
+            "belong together; name one by ?subset=, or read all by ?subset=*"
+        )
+
+
 def _shard(root: pathlib.Path, name: str, split: str | None = None) -> Shard:
-    if split is None:
-        words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in _SPLITS]
-        split = words[-1] if words else None
+    split = _split_of(name) if split is None else split
     return Shard(root / name, name, _SPLITS.get(split, split))
+
+
+def _split_of(name: str) -> str | None:
+    """The last word in a file's or folder's name that names a split."""
+    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in _SPLITS]
+    return words[-1] if words else None
 
 
 def _expanded(pattern: str) -> list[pathlib.Path]:

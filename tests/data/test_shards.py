@@ -501,6 +501,13 @@ def test_a_repository_is_downloaded_once(rows, tmp_path):
             open_images("hf://me/empty")
         with pytest.raises(UserError, match="names no repository; write hf://OWNER/NAME"):
             open_images("hf://birds")
+        write_rows(tmp_path / "two/x/train-0.parquet", rows[:20])
+        write_rows(tmp_path / "two/y/train-0.parquet", rows[20:])
+        hub.put("datasets/me/two", tmp_path / "two")
+        with pytest.raises(UserError, match=r"the folders x, y, and no card .*\?subset="):
+            open_images("hf://me/two")
+        assert len(open_images("hf://me/two?subset=x")) == 20
+        assert len(open_images("hf://me/two?subset=*")) == len(rows)
         hub.close()
         assert len(open_images("hf://me/birds?subset=other")) == 30
         with pytest.raises(UserError, match="not in this machine's cache, and the hub cannot be"):
