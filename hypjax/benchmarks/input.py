@@ -27,6 +27,7 @@ from hypjax.data.photos import find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
+from hypjax.errors import UserError
 from hypjax.models.layers import mirror
 from hypjax.system.machine import usable_cores
 from hypjax.types import View
@@ -46,7 +47,7 @@ def tasks(options: Options) -> Iterator[Task]:
         if options.images is None:
             paths = _make_photos(small, width=500, count=64)  # Of CUB's typical size.
         else:
-            paths = [photo.path for photo in find_photos(options.images)]
+            paths = _image_files(options.images)
         files, count = _open_dataset(paths), batches * _BATCH
         height, width = files.sizes.mean(axis=0).round().astype(int)
         words = f"{count} crops of photos of {width}×{height}"
@@ -75,6 +76,13 @@ def tasks(options: Options) -> Iterator[Task]:
             name,
             items=len(paths),
         )
+
+
+def _image_files(where: str) -> list[pathlib.Path]:
+    photos = find_photos(where)
+    if any(photo.content is not photo.path or photo.vector is not None for photo in photos):
+        raise UserError(f"{where} holds no files of single images; name a folder of them")
+    return [pathlib.Path(photo.path) for photo in photos]
 
 
 def _make_photos(folder: pathlib.Path, width: int, count: int) -> list[pathlib.Path]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from hypjax.data.shards import IMAGES, ShardedDataset, find_shards
+from hypjax.data.shards import IMAGES, ShardedDataset, files_below, find_shards
 from hypjax.data.stored_images import StoredImage, open_stored
 from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval.embeddings import read_features
@@ -226,21 +226,9 @@ def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _image_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Finds visible files with an image suffix at any depth; follows links."""
-    found, visited = [], set()
-    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise_user_error):
-        real = os.path.realpath(parent)
-        if real in visited:  # A link to a parent folder would be followed without end.
-            folders.clear()
-            continue
-        visited.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths = (pathlib.Path(parent, name) for name in names if not name.startswith("."))
-        found += [path for path in paths if path.suffix.lower() in IMAGES]
-    return sorted(found)
-
-
-def _raise_user_error(error: OSError) -> None:
-    raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+    return sorted(
+        folder / name for name in files_below(folder) if os.path.splitext(name)[1].lower() in IMAGES
+    )
 
 
 def read_table(table: pathlib.Path) -> list[Photo]:

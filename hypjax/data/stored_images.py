@@ -17,7 +17,7 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.files import replacing, sync
 from hypjax.system.locks import claimed
 
-_VERSION = 1  # Of what is stored, and of how columns are understood.
+_VERSION = 2  # Of what is stored, and of how columns are understood.
 _IMAGES, _INDEX = "images.array_record", "index.parquet"
 _NAME = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 _SCHEMA = pyarrow.schema(
