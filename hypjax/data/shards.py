@@ -421,7 +421,7 @@ def _content(value: Any, shard: pathlib.Path, root: pathlib.Path | None) -> byte
     if root is None or os.path.isabs(path) or not file.is_relative_to(root.resolve()):
         raise UserError(
             f"{shard} names the image {path} by a path that leads out of the dataset; store the "
-            "image itself"
+            "image itself, as save_to_disk of datasets does"
         )
     return read_bytes(file)
 

@@ -54,7 +54,8 @@ def written(dataset, photos_folder, tmp_path_factory):
     dataset.save_to_disk(str(root / "saved"), num_shards=2)
     halves = {"train": dataset.select(range(30)), "val": dataset.select(range(30, 60))}
     datasets.DatasetDict(halves).save_to_disk(str(root / "saved splits"))
-    dataset.to_parquet(str(root / "photos.parquet"), batch_size=7)
+    stored = datasets.load_from_disk(str(root / "saved"))  # Which holds the images themselves.
+    stored.to_parquet(str(root / "photos.parquet"), batch_size=7)
     wds = pytest.importorskip("webdataset", reason="needs webdataset")
     with wds.ShardWriter(str(root / "photos-%03d.tar"), maxcount=25, verbose=0) as writer:
         for i, photo in enumerate(list_folder(photos_folder)):
@@ -63,7 +64,7 @@ def written(dataset, photos_folder, tmp_path_factory):
     (root / "hub/me/photos/data").mkdir(parents=True)
     (root / "hub/me/photos/README.md").write_text(CARD)
     for i in range(2):
-        shard, name = dataset.shard(2, i, contiguous=True), f"data/train-0000{i}-of-00002.parquet"
+        shard, name = stored.shard(2, i, contiguous=True), f"data/train-0000{i}-of-00002.parquet"
         shard.to_parquet(str(root / "hub/me/photos" / name))
     with serving(root / "cache") as hub:
         hub.put("datasets/me/photos", root / "hub/me/photos")
