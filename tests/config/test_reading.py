@@ -102,7 +102,7 @@ HIER = "objective.name=hier+proxy_anchor"
         ("data.mean=0.5,0.5,0.5", "must be one number per channel (1)"),
         ("data.validation_classes=1.5", "a number of classes, or a fraction of them below 1"),
         ("data.path=photos", "must be None if data.name is glyphs"),
-        ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
+        ("data.name=folder", "config.data.path is None; it must be images: a folder, a table, a"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
         ("eval.pca.head=0", "must be between 1 and 16384, or None"),
         ("eval.whiten=True", "must be False unless eval.pca.head or eval.pca.encoder is set"),

@@ -246,12 +246,13 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypat
 
     class Api:
         def create_repo(self, name, **settings):
+            assert settings.pop("repo_type") == "model"
             calls.append((name, settings))
 
-        def list_repo_files(self, name):
+        def list_repo_files(self, name, repo_type):
             return ["model.safetensors", "head.safetensors", "LICENSE", "projections/mine.npz"]
 
-        def create_commit(self, name, operations, commit_message):
+        def create_commit(self, name, operations, commit_message, repo_type):
             calls.append([type(each).__name__[15:] + each.path_in_repo for each in operations])
             return mock.Mock(commit_url=f"https://hub/{name}/commit/1")
 
