@@ -8,6 +8,7 @@ import pytest
 import hypjax
 from hypjax.errors import UserError
 from tests.helpers.fake_hub import FakeHub, serving
+from tests.helpers.manual import programs
 
 NAME = "me/photos"
 
@@ -53,6 +54,17 @@ def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, push, run
     fake_hub.close()
     assert hypjax.load(NAME).fingerprint == own  # From the cache.
     assert hypjax.load(f"{NAME}@{40 * 'b'}").fingerprint == own
+
+
+def test_the_manuals_program_pushes_and_loads(fake_hub, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/glyphs-hyp").symlink_to(run)
+    (program,) = programs("take-it-with-you.md", "The Hugging Face hub")
+    found = {}
+    exec(program, found)
+    assert found["model"].fingerprint == hypjax.load(run).fingerprint
+    assert fake_hub.private == {"OWNER/NAME"} and (tmp_path / "hub/NAME/README.md").exists()
 
 
 def test_a_private_model_is_loaded_with_a_token_alone(fake_hub, push, run, monkeypatch):
