@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hypjax.geometry import register_space
     from hypjax.inference.model import Model, load
-    from hypjax.inference.push import push
     from hypjax.inference.save import save
+    from hypjax.integrations.hub import push
     from hypjax.models import register_encoder
     from hypjax.objectives import register_objective
     from hypjax.train import train
@@ -28,7 +28,7 @@ __all__ = [
 _MODULES = {
     "Model": "inference.model",
     "load": "inference.model",
-    "push": "inference.push",
+    "push": "integrations.hub",
     "register_encoder": "models",
     "register_objective": "objectives",
     "register_space": "geometry",

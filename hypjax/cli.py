@@ -27,7 +27,6 @@ COMMANDS = {
     "prepare": "hypjax.prepare",
     "export": "hypjax.export",
     "convert": "hypjax.convert",
-    "benchmark": "hypjax.benchmark",
 }
 
 

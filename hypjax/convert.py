@@ -75,7 +75,7 @@ def _write_timm(output: pathlib.Path) -> None:
 
 def _write_sentence_transformers(output: pathlib.Path) -> None:
     """Writes a folder for sentence-transformers, and says what its vectors are."""
-    from hypjax.inference.sentence_transformers_folder import COMPARISONS, write_folder
+    from hypjax.integrations.sentence_transformers import COMPARISONS, write_folder
 
     features = _FEATURES.value
     exact = write_folder(_WORKDIR.value, output, images=_IMAGES.value, features=features)

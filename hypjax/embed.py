@@ -63,7 +63,7 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in .npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
-    from hypjax.engines.exports import find_export
+    from hypjax.integrations.exports import find_export
     from hypjax.monitoring.health import warn_if_collapsed
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
@@ -111,7 +111,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 def _open_embedder() -> ImageEmbedder:
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.external_embedder import open_encoder
-    from hypjax.inference.onnx_encoder import PixelOptions
+    from hypjax.integrations.onnx_encoder import PixelOptions
 
     if _WORKDIR.value:
         return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)

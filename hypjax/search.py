@@ -70,11 +70,11 @@ def main(overrides: list[str]) -> None:
         raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
-    from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
-    from hypjax.inference.onnx_encoder import PixelOptions
+    from hypjax.integrations.exports import open_gallery
+    from hypjax.integrations.onnx_encoder import PixelOptions
     from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking

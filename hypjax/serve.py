@@ -11,8 +11,8 @@ from hypjax.errors import require_package
 if TYPE_CHECKING:  # They import JAX.
     import socket
 
-    from hypjax.engines.exports import Gallery
     from hypjax.inference.model import Model
+    from hypjax.integrations.exports import Gallery
 
 EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
 FLAGS = command.Flags()
@@ -39,9 +39,9 @@ def main(overrides: list[str]) -> None:
     command.require(_WORKDIR, _GALLERY)
     command.refuse_overrides(overrides)
     _require_packages()
-    from hypjax.engines.exports import open_gallery
     from hypjax.inference.model import load
-    from hypjax.serving import server
+    from hypjax.integrations.exports import open_gallery
+    from hypjax.integrations.serve import server
 
     with server.listen(_HOST.value, _PORT.value) as listener:
         gallery = open_gallery(_GALLERY.value)
@@ -70,7 +70,7 @@ def serve(
         UserError: A package is missing, the port is taken, or the gallery is another model's.
     """
     _require_packages()
-    from hypjax.serving import server
+    from hypjax.integrations.serve import server
 
     with server.listen(host, port) as listener:
         _answer(listener, model, gallery, [host, *names])
@@ -86,9 +86,9 @@ def _answer(listener: socket.socket, model: Model, gallery: Gallery, names: Sequ
 
     from PIL import Image
 
-    from hypjax.serving import server
-    from hypjax.serving.app import create_app
-    from hypjax.serving.searcher import Searcher
+    from hypjax.integrations.serve import server
+    from hypjax.integrations.serve.app import create_app
+    from hypjax.integrations.serve.searcher import Searcher
     from hypjax.system import console
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.

@@ -36,7 +36,7 @@ stage() {
 }
 benchmark() { # benchmark SUITE LIMIT FLAG...
   # Otherwise its group gets the signal again, and the second one ends it at once.
-  foreground=1 stage "$1" "$2" python -m hypjax.benchmark "$1" "${quick[@]}" --output="$scratch/$1.json" "${@:3}"
+  foreground=1 stage "$1" "$2" python -m benchmarks "$1" "${quick[@]}" --output="$scratch/$1.json" "${@:3}"
 }
 
 device() {

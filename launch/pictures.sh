@@ -84,7 +84,7 @@ sweep hyp 0.01 0.05 0.2 1
 sweep hyp 1 0.05 0.2 1
 python -m hypjax.compare "$runs"/sweep/* --x=objective.temperature --output="$output/temperature.png"
 
-python -m hypjax.benchmark ann --output="$scratch/recall-speed.json"
+python -m benchmarks ann --output="$scratch/recall-speed.json"
 cp "$scratch/recall-speed.png" "$output"
 
 # Palettes of 256 colours: files of half the size or less, which look the same.

@@ -24,7 +24,7 @@ _OPTIMISED = (
     "parity/test_timm",
     "parity/test_usearch",
     "data/test_device_cache",
-    "engines",
+    "integrations",
     "geometry/test_layout",
     "retrieval/test_exactness",
 )

@@ -101,7 +101,7 @@ def test_mistakes_are_one_sentence(line, message, tmp_path, monkeypatch):
 
 
 def test_flags_overrides_and_words_are_separated():
-    module = importlib.import_module("hypjax.benchmark")
+    module = importlib.import_module("benchmarks")
     flag_values = copy.deepcopy(module.FLAGS)
     argv = ["benchmark", "job", "--quick", "--config.run.microbatch=5", "--showprefixforinfo"]
     assert command.parse(argv, flag_values, module.CHOICES) == [["run.microbatch=5"], "job"]

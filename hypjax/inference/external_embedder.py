@@ -20,10 +20,10 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
-from hypjax.inference import onnx_encoder, torch_encoders
 from hypjax.inference.image_embedder import ImageEmbedder
-from hypjax.inference.onnx_encoder import NO_OPTIONS, PixelOptions
 from hypjax.inference.partial_gallery import Embedded
+from hypjax.integrations import onnx_encoder, torch_encoders
+from hypjax.integrations.onnx_encoder import NO_OPTIONS, PixelOptions
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.machine import usable_cores

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from hypjax.data.photos import Photo
-from hypjax.engines.exports import Gallery
-from hypjax.engines.graph import GraphGallery
-from hypjax.engines.qdrant import Neighbours
 from hypjax.errors import UserError, on_one_line
 from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.integrations.exports import Gallery
+from hypjax.integrations.qdrant import Neighbours
+from hypjax.integrations.usearch import GraphGallery
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.selection import KeptGallery

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.data.photos import Given, given_photos
-from hypjax.engines.exports import Gallery, is_gallery, open_gallery
 from hypjax.errors import UserError, devices_explained, require_package
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.model_card import describe
+from hypjax.integrations.exports import Gallery, is_gallery, open_gallery
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import console, hub
@@ -122,7 +122,7 @@ class Model:
         """
         for package in ("onnx", "onnxruntime"):
             require_package(package, "an ONNX file", "hypjax[onnx]")
-        from hypjax.inference.onnx_file import write_onnx
+        from hypjax.integrations.onnx import write_onnx
 
         return str(write_onnx(self._embedder, pathlib.Path(path).expanduser(), precision))
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hypjax.benchmarks import job
-from hypjax.benchmarks.measure import Options
+from benchmarks import job
+from benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 from tests.helpers.process_pair import python
@@ -40,7 +40,7 @@ def test_runs_without_accelerator_are_refused(monkeypatch):
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path):
     short = ("--quick", "--cache=none", "--config.train.total_steps=4", "--config.model.depth=1")
-    done = python("-m", "hypjax.benchmark", "job", *short, cwd=tmp_path, TMPDIR=str(tmp_path))
+    done = python("-m", "benchmarks", "job", *short, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("hypjax-job-*"))
     written = json.loads((tmp_path / "benchmark.json").read_text())
@@ -61,7 +61,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 from hypjax import benchmark, command
-from hypjax.benchmarks import input, measure, retrieval, train
+from benchmarks import input, measure, retrieval, train
 # What is measured need not be exact.
 measure.product_rate = lambda *_, **__: 1e11
 measure._MIN_SECONDS = 1e-9

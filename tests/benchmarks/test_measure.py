@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hypjax.benchmarks import measure, train
-from hypjax.benchmarks.programs import step_config
+from benchmarks import measure, train
+from benchmarks.programs import step_config
 from hypjax.errors import Interrupted
 from hypjax.models import create_embedder
 

@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hypjax.benchmarks import input
-from hypjax.benchmarks.measure import Options
+from benchmarks import input
+from benchmarks.measure import Options
 from hypjax.data import shards, stored_images
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder

@@ -21,7 +21,6 @@ from hypjax.data.image_set import ImageSet
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
-from hypjax.engines.exports import find_export
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
@@ -32,6 +31,7 @@ from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
+from hypjax.integrations.exports import find_export
 from hypjax.objectives import softmax_temperature
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space

@@ -19,8 +19,8 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
-from hypjax.inference.push import without_paths
 from hypjax.inference.weights import restore_models
+from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.scores import Score
 from hypjax.runs.files import read_results

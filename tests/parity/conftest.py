@@ -1,3 +1,3 @@
 """Comparisons with other libraries, which are optional: tests without theirs are skipped."""
 
-from hypjax.benchmarks import peers  # noqa: F401  Lets a CPU build of torch import timm.
+from benchmarks import peers  # noqa: F401  Lets a CPU build of torch import timm.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.benchmarks import loss, measure, programs, retrieval, train
+from benchmarks import loss, measure, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
@@ -19,7 +19,7 @@ def torch_peers():
     """The module of PyTorch's side, if it and pytorch-metric-learning are installed."""
     pytest.importorskip("torch", reason="needs the parity extra: torch")
     pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
-    from hypjax.benchmarks import torch_peers
+    from benchmarks import torch_peers
 
     return torch_peers
 
@@ -45,8 +45,8 @@ def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys, 
     traced = functools.partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", traced)
     # Each worker of its loaders imports all of this.
-    monkeypatch.setattr("hypjax.benchmarks.input.usable_cores", lambda: 1)
-    monkeypatch.setattr("hypjax.benchmarks.input._BATCH", 4)
+    monkeypatch.setattr("benchmarks.input.usable_cores", lambda: 1)
+    monkeypatch.setattr("benchmarks.input._BATCH", 4)
     rate = measure.product_rate
     monkeypatch.setattr(measure, "product_rate", lambda dim, *_, **__: rate(dim, side=256))
     # What is measured need not be exact.

@@ -12,12 +12,11 @@ from PIL import Image
 import hypjax
 from hypjax.config import load_config
 from hypjax.data.preparation import fonts, glyphs
-from hypjax.engines import euclidean
-from hypjax.engines.exports import EXPORTS, find_export, open_gallery
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.geometry.learned import values
-from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
+from hypjax.integrations.exports import EXPORTS, find_export, open_gallery
+from hypjax.retrieval import euclidean, mean_average_precision_at_r, r_precision, recall_at_k
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 from tests.helpers import commands, small_runs
@@ -85,7 +84,7 @@ def test_a_graph_of_faiss_finds_hyperbolic_neighbours(neighbours, tmp_path):
     gallery = embeddings(clusters(BALL, 300, dim=128), BALL)
     said = find_export("faiss:hnsw").write(gallery, tmp_path / "gallery.faiss")
     assert "Euclidean distances" in said and "find 100.0% of the 10 nearest" in said
-    ids, distances = run("import faiss\nfrom hypjax.engines import euclidean")
+    ids, distances = run("import faiss\nfrom hypjax.retrieval import euclidean")
     np.testing.assert_array_equal(ids, neighbours[0])
     np.testing.assert_allclose(distances, neighbours[1], rtol=1e-5, atol=1e-5)
 

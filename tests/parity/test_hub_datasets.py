@@ -10,9 +10,9 @@ import hypjax
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
 from hypjax.data.splits import open_splits
-from hypjax.engines.exports import find_export, is_gallery, open_gallery
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.integrations.exports import find_export, is_gallery, open_gallery
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results

@@ -5,8 +5,8 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.inference import mteb_encoder
-from hypjax.inference.mteb_encoder import MtebEncoder
+from hypjax.integrations import mteb as mteb_encoder
+from hypjax.integrations.mteb import MtebEncoder
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 from tests.helpers import small_runs
 from tests.helpers.manual import programs

@@ -34,8 +34,8 @@ from tests.helpers.small_runs import REPOSITORY
 pytest.importorskip("onnx", reason="needs onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 
-onnx_file = importlib.import_module("hypjax.inference.onnx_file")
-onnx_model = importlib.import_module("hypjax.inference.to_onnx").onnx_model
+onnx_file = importlib.import_module("hypjax.integrations.onnx")
+onnx_model = importlib.import_module("hypjax.integrations.to_onnx").onnx_model
 
 BALL = PoincareBall(0.1, 2.3)
 SIDE, RESIZE = 32, 37
@@ -403,7 +403,7 @@ def test_models_that_disagree_are_not_written(exported, monkeypatch):
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given)[::-1])
     with pytest.raises(UserError, match="of the nearest neighbours remain among 256 test images"):
         model.to_onnx(exported / "wrong.onnx", "int8")
-    monkeypatch.setattr("hypjax.inference.onnx_graph._LARGEST_FILE", 1000)
+    monkeypatch.setattr("hypjax.integrations.onnx_graph._LARGEST_FILE", 1000)
     with pytest.raises(UserError, match="more than the 2 GB that an ONNX file can hold"):
         model.to_onnx(exported / "wrong.onnx")
     assert not list(exported.glob("*wrong*"))

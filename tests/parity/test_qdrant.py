@@ -12,11 +12,11 @@ import threading
 import numpy as np
 import pytest
 
-from hypjax.engines import qdrant_collections
-from hypjax.engines.exports import find_export, open_gallery
-from hypjax.engines.qdrant import QdrantGallery, export_qdrant, point_id
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.integrations import qdrant_collections
+from hypjax.integrations.exports import find_export, open_gallery
+from hypjax.integrations.qdrant import QdrantGallery, export_qdrant, point_id
 from hypjax.retrieval.embeddings import describe_space
 from tests.helpers.galleries import (
     check_neighbours,

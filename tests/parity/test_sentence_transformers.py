@@ -12,7 +12,7 @@ import hypjax
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.inference import sentence_transformers_folder
+from hypjax.integrations import sentence_transformers as sentence_transformers_folder
 from hypjax.models import create_embedder, model_shapes
 from hypjax.models.pretrained import save_timm, timm_constructor
 from hypjax.types import View

@@ -23,8 +23,8 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.engines.exports import find_export, open_gallery
 from hypjax.errors import UserError
+from hypjax.integrations.exports import find_export, open_gallery
 from tests.helpers import commands, small_runs
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
@@ -33,10 +33,10 @@ pytest.importorskip("usearch", reason="needs the ann extra")
 pytest.importorskip("qdrant_edge", reason="needs the qdrant extra")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
-from hypjax.serving import limits, server  # noqa: E402
-from hypjax.serving.app import create_app  # noqa: E402
-from hypjax.serving.items import items_of  # noqa: E402
-from hypjax.serving.searcher import Searcher  # noqa: E402
+from hypjax.integrations.serve import limits, server  # noqa: E402
+from hypjax.integrations.serve.app import create_app  # noqa: E402
+from hypjax.integrations.serve.items import items_of  # noqa: E402
+from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)

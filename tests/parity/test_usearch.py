@@ -9,13 +9,13 @@ import shutil
 import numpy as np
 import pytest
 
-from hypjax.benchmarks import ann
-from hypjax.benchmarks.measure import Options
-from hypjax.engines import graph
-from hypjax.engines.exports import open_gallery
-from hypjax.engines.graph import GraphGallery, export_usearch
+from benchmarks import ann
+from benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.integrations import usearch as graph
+from hypjax.integrations.exports import open_gallery
+from hypjax.integrations.usearch import GraphGallery, export_usearch
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import (
     check_neighbours,
@@ -224,9 +224,9 @@ def test_tables_of_wrong_types_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("hypjax.engines.graph._DENSE", (2, 2))
-    monkeypatch.setattr("hypjax.engines.graph._CANDIDATES", (1,))
-    monkeypatch.setattr("hypjax.engines.graph._SCANNED", (0.0,))
+    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", (2, 2))
+    monkeypatch.setattr("hypjax.integrations.usearch._CANDIDATES", (1,))
+    monkeypatch.setattr("hypjax.integrations.usearch._SCANNED", (0.0,))
     gallery = GraphGallery.build(embeddings(clusters(SPACES[1], 3000), SPACES[1]))
     assert gallery.recall < 0.9
     assert (
@@ -237,7 +237,7 @@ def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
 
 def test_points_near_the_centre_are_scanned(monkeypatch, tmp_path):
     """They are found although the graph takes too few candidates; also those that are added."""
-    monkeypatch.setattr("hypjax.engines.graph._SCANNED", (0.2,))
+    monkeypatch.setattr("hypjax.integrations.usearch._SCANNED", (0.2,))
     ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
     points = np.asarray(ball.embed(ann._features(4000, 128)))
     norms = np.linalg.norm(points, axis=1)

@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
+from benchmarks import programs
+from benchmarks.gpus import GPUS
 from hypjax import parallel
-from hypjax.benchmarks import programs
-from hypjax.benchmarks.gpus import GPUS
 from hypjax.config import load_config
 
 pytest.importorskip("jax_plugins.xla_cuda12", reason="compiling for GPUs needs jax[cuda12]")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from benchmarks import programs
 from hypjax import parallel
-from hypjax.benchmarks import programs
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces

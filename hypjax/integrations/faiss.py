@@ -1,0 +1,81 @@
+"""Galleries as index files of faiss."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from hypjax.errors import writing
+from hypjax.geometry import Space
+from hypjax.retrieval import euclidean
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.neighbors import search
+from hypjax.system.files import replacing
+
+
+def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Writes the search vectors as an IndexFlatIP, which is exact; returns where the file is."""
+    import faiss
+
+    vectors = embeddings.search_vectors()
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    _write(index, path)
+    return f"{path}, a flat index of inner products, which is exact"
+
+
+def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Writes the points as an IndexHNSWFlat of Euclidean distances, to be searched twice.
+
+    `hypjax.retrieval.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a
+    sample are found, which is added last. Returns where the file is, and how many are found.
+    """
+    import faiss
+
+    euclidean.curvature(embeddings.space)  # Checks the space.
+    index = faiss.IndexHNSWFlat(embeddings.vectors.shape[1], euclidean.LINKS)
+    index.hnsw.efConstruction = euclidean.ADDED
+    recall = _fill(index, embeddings)
+    _write(index, path)
+    return (
+        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
+        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the "
+        f"{euclidean.NEAREST} nearest neighbours"
+    )
+
+
+def _fill(index: Any, embeddings: Embeddings) -> float:
+    """Adds the points, and chooses the candidates of searches; returns the share that they find."""
+    points, space = embeddings.vectors, embeddings.space
+    chosen, others = euclidean.held_out(len(points), len(points))
+    sample, gallery, k = points[chosen], points[others], min(euclidean.NEAREST, len(others))
+    index.add(_in_ball(gallery, space))
+    exact = search(sample, None, gallery, k=k, space=space)
+
+    def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
+        index.hnsw.efSearch = candidates
+        separations, items = euclidean.nearest(
+            lambda queries, m: index.search(queries, m)[1],
+            *(gallery, sample),
+            k=k,
+            space=space,
+            candidates=min(candidates, len(others)),
+        )
+        return np.asarray(space.distance_at(separations)), items
+
+    recall = euclidean.tune(found, exact)
+    index.add(_in_ball(sample, space))
+    index.permute_entries(np.argsort(np.concatenate([others, chosen])))
+    return recall
+
+
+def _in_ball(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n d"]:
+    return euclidean.in_ball(points, space).astype(np.float32, copy=False)
+
+
+def _write(index: Any, path: pathlib.Path) -> None:
+    import faiss
+
+    with writing(path), replacing(path) as temporary:
+        temporary.write_bytes(faiss.serialize_index(index).tobytes())

@@ -1,0 +1,155 @@
+"""A model and a gallery that answer searches."""
+
+import functools
+import io
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from PIL import Image
+
+from hypjax.data.pixels import read_image
+from hypjax.errors import UserError
+from hypjax.geometry import layout
+from hypjax.inference.matches import read_matches
+from hypjax.inference.model import Model
+from hypjax.integrations.exports import Gallery
+from hypjax.integrations.serve.items import Found, Item, items_of
+from hypjax.integrations.serve.limits import Refused, check_image
+from hypjax.models.encoder import FEATURES
+from hypjax.runs.cloud_copy import reading
+
+_SAMPLE = 300  # Images in the disk, whose places take seconds to find.
+_SIDE = 256  # Pixels of the longer side of a thumbnail.
+_THUMBNAILS = 2000  # That are kept, about 10 kB each.
+_Answer = dict[str, Any]
+
+
+class Searcher:
+    """Embeds images, finds their neighbours, and places both in the Poincaré disk.
+
+    The methods but `thumbnail` are called by one thread at a time.
+
+    Attributes:
+        model: The model.
+        about: A description of the gallery for clients: its number of `images`, its `space`, its
+            `classes`, and a `sample` of images with their places in the disk.
+    """
+
+    def __init__(self, model: Model, gallery: Gallery) -> None:
+        """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
+        if gallery.fingerprint != model.fingerprint:
+            raise UserError(
+                "the gallery was embedded by another run, by other parameters or as another "
+                "embedding; embed it again with this run"
+            )
+        if model.config.model.architecture == FEATURES:
+            raise UserError(
+                "this run was trained on features of another model, so it cannot embed images"
+            )
+        self.model, self._items = model, items_of(gallery)
+        with reading(model.source) as folder:
+            self._match = read_matches(folder).get(model.fingerprint)
+        sample = self._items.sample(_SAMPLE)
+        if not sample:
+            raise UserError("there are no images in the gallery")
+        self._root = _shared_folder([item.path for item in sample])
+        points = np.stack([item.point for item in sample])
+        places = layout.lay_out(points, model.space)
+        self._place = layout.placing_among(points, places, model.space)
+        self.about: _Answer = {
+            "images": len(self._items),
+            "space": str(model.space),
+            "classes": self._items.classes,
+            "sample": self._shown(sample, places),
+        }
+        image = io.BytesIO()  # Compiles what every search runs.
+        Image.new("L", (1, 1)).save(image, "png")
+        self.by_image(image.getvalue(), 12, None, placed=True)
+        self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
+
+    def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
+        """Embeds the file of an image, or raises `Refused` if it is none."""
+        check_image(encoded)
+        embedded = self.model.gallery([encoded])
+        for reason in embedded.unreadable.values():
+            raise Refused(400, f"the image cannot be read ({reason})")
+        return embedded.vectors[0]
+
+    def find(self, key: str) -> Item:
+        """Returns an image of the gallery, or raises `Refused` if there is none."""
+        item = self._items.find(key)
+        if item is None:
+            raise Refused(404, "the gallery has no image with this key")
+        return item
+
+    def by_image(self, encoded: bytes, k: int, label: str | None, placed: bool) -> _Answer:
+        """Searches with the file of an image."""
+        return self._answer(self.embed(encoded), None, k, label, placed)
+
+    def by_item(self, key: str, k: int, label: str | None, placed: bool) -> _Answer:
+        """Searches with an image of the gallery, which is not found itself."""
+        item = self.find(key)
+        return self._answer(item.point, item, k, label, placed)
+
+    def nearest(
+        self, point: Float32[np.ndarray, " d"], k: int, label: str | None, own: Item | None = None
+    ) -> Found:
+        """Finds at most k images, of a class if that is given; see `ArrayItems.nearest`."""
+        return self._items.nearest(point, k, label, own)
+
+    def _answer(
+        self, point: np.ndarray, own: Item | None, k: int, label: str | None, placed: bool
+    ) -> _Answer:
+        found = self.nearest(point, k, label, own)
+        items = [item for item, _ in found]
+        query = self._shown([own])[0] if own else {}
+        hits = self._shown(items)
+        if placed:
+            places = self._place(np.stack([point, *(item.point for item in items)]))
+            query["place"], *of_hits = _pairs(places)
+            hits = [hit | {"place": place} for hit, place in zip(hits, of_hits, strict=True)]
+        for hit, (_, distance) in zip(hits, found, strict=True):
+            hit["distance"] = distance
+        return {"query": query, "remark": self._remark(found), "hits": hits}
+
+    def _remark(self, found: Found) -> str:
+        return self._match.remark(found[0][1]) if self._match and found else ""
+
+    def _shown(self, items: list[Item], places: layout.Places | None = None) -> list[_Answer]:
+        """Describes images to clients; paths begin below the folder that all of them share."""
+        shown = []
+        for item in items:
+            below = bool(self._root) and item.path.startswith(self._root)
+            name = item.path[len(self._root) :] if below else os.path.basename(item.path)
+            shown.append({"key": item.key, "name": name, "class": item.label})
+        if places is None:
+            return shown
+        return [each | {"place": at} for each, at in zip(shown, _pairs(places), strict=True)]
+
+    def _thumbnail(self, key: str) -> bytes:
+        try:
+            image = read_image(self.find(key).path, 3, least=2 * _SIDE)
+        except Refused:
+            raise
+        except Exception as error:  # Moved or damaged since it was embedded.
+            raise Refused(404, "the file of this image cannot be read") from error
+        image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        file = io.BytesIO()
+        image.save(file, "jpeg", quality=85)
+        return file.getvalue()
+
+
+def _shared_folder(paths: list[str]) -> str:
+    """The folder that holds all files, with a slash at its end; '' if that is none, or the root."""
+    try:
+        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+        return "" if shared == os.sep else os.path.join(shared, "")
+    except ValueError:  # Some are absolute, and others are not.
+        return ""
+
+
+def _pairs(places: layout.Places) -> list[list[float]]:
+    # Rounded towards the origin, so that places remain in the disk.
+    return (np.trunc(np.stack([places.real, places.imag], axis=1) * 1e4) / 1e4).tolist()

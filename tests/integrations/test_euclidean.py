@@ -1,0 +1,156 @@
+"""Neighbours among candidates: of Euclidean searches, and of scans, against brute force."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypjax.geometry import Lorentz, PoincareBall, Sphere
+from hypjax.integrations.usearch import _Centre
+from hypjax.retrieval import euclidean
+from hypjax.retrieval.euclidean import assured, found_neighbours, rank
+
+
+def points_of(space, rng, n, dim=4):
+    """Points of the sphere, or up to 0.99 of the radius of a space's ball."""
+    x = rng.normal(size=(n, dim))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    if not isinstance(space, Sphere):
+        x *= 0.99 / np.sqrt(space.c or 0.1) * rng.uniform(0, 1, size=(n, 1))
+        x = np.asarray(space.from_ball(x))
+    return x.astype(np.float32)
+
+
+def separations_of(queries, x, space):
+    q, x = queries[:, None].astype(np.float64), x.astype(np.float64)
+    if isinstance(space, Sphere):
+        return np.sum((q - x) ** 2, axis=-1)
+    if isinstance(space, Lorentz):
+        with jax.enable_x64(True):
+            return np.asarray(space.separation(q, x))
+    gaps = (1 - space.c * np.sum(y**2, axis=-1) for y in (q, x))
+    return np.sum((q - x) ** 2, axis=-1) / np.prod(np.broadcast_arrays(*gaps), axis=0)
+
+
+SPACES = [Sphere(), PoincareBall(0.1, None), PoincareBall(1.0, None), PoincareBall(0.0, None)]
+SPACES += [Lorentz(1.0, None)]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_candidates_are_ranked_once_each_by_their_separations(space):
+    rng = np.random.default_rng(0)
+    x = points_of(space, rng, 50)
+    x[7] = x[3]  # A tie, which the order of the gallery decides.
+    q = x[:3]
+    rows = rng.integers(0, 2, 200)  # The last query has no candidate.
+    items = rng.integers(0, 50, 200)
+    found, listed = rank(q, x, rows, items, k=30, space=space)
+    exact = separations_of(q, x, space)
+    for row in range(3):
+        candidates = np.unique(items[rows == row])
+        order = candidates[np.argsort(exact[row, candidates], kind="stable")][:30]
+        np.testing.assert_array_equal(listed[row, : len(order)], order)
+        np.testing.assert_allclose(found[row, : len(order)], exact[row, order], rtol=1e-12)
+        assert (listed[row, len(order) :] == -1).all() and np.isinf(found[row, len(order) :]).all()
+
+
+def test_most_samples_assure_less_than_the_mean():
+    for mean in (0.9, 0.99):
+        samples = np.random.default_rng(0).random((1000, 200, 10)) < mean
+        bounds = np.array([assured(hits) for hits in samples])
+        assert 0.93 < np.mean(bounds <= mean) < 0.999
+        assert mean - bounds.mean() < 0.02
+    assert assured(np.zeros((0, 1), bool)) == 1  # A single image.
+
+
+def test_items_as_far_as_the_last_neighbour_count_as_found():
+    exact = np.array([[0.0, 1.0, 2.0, 2.0]]), np.array([[5, 3, 1, 2]])
+    for items, distances, found in (
+        ([5, 3, 1, 2], [0, 1, 2, 2], [True, True, True, True]),
+        ([5, 3, 9, 8], [0, 1, 2, 2], [True, True, True, True]),  # Others, as far as these.
+        ([5, 9, 8, 7], [0, 2, 2, 2], [True, False, True, True]),
+        ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, False, True]),
+        ([5, 3, -1, -1], [0, 1, np.inf, np.inf], [True, True, False, False]),
+    ):
+        hits = found_neighbours(exact, (np.array([distances]), np.array([items])))
+        assert hits.tolist() == [found], items
+
+
+@given(
+    seed=st.integers(0, 999),
+    space=st.sampled_from(SPACES),
+    scanned=st.integers(0, 40),
+    queries=st.sampled_from([1, 3, 300]),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_scan_finds_all_points_within_a_separation(seed, space, scanned, queries):
+    rng = np.random.default_rng(seed)
+    x, q = points_of(space, rng, 60), points_of(space, rng, queries)
+    items = rng.permutation(60)[:scanned]
+    exact = separations_of(q, x, space)
+    limits = np.quantile(exact, 0.3, axis=1)
+    rows, found = _Centre(x, items, space).within(q, limits)
+    listed = np.zeros(exact.shape, bool)
+    listed[rows, found] = True
+    expected = np.isin(np.arange(60), items) & (exact <= limits[:, None])
+    assert (listed | ~expected).all()
+    assert not listed[:, np.setdiff1d(np.arange(60), items)].any()
+    if isinstance(space, Sphere) or space.c == 0:  # Elsewhere float32 is coarse near the boundary.
+        assert (exact[rows, found] <= limits[rows] + 1e-3).all()
+
+
+def flat(x):
+    """Exact searches among x, and the numbers of candidates they were asked for."""
+
+    def search(points, m):
+        squares = np.sum((points[:, None].astype(np.float64) - x) ** 2, axis=-1)
+        return np.argsort(squares, axis=1, kind="stable")[:, :m]
+
+    return search
+
+
+@given(seed=st.integers(0, 999), c=st.sampled_from([0.01, 0.1, 1.0, 5.0]), dim=st.integers(1, 6))
+@settings(max_examples=50, deadline=None)
+def test_the_points_within_a_separation_are_a_euclidean_ball(seed, c, dim):
+    rng, ball = np.random.default_rng(seed), PoincareBall(c, None)
+    x, q = points_of(ball, rng, 60, dim), points_of(ball, rng, 5, dim)
+    all_separations = separations_of(q, x, ball)
+    limits = np.median(all_separations, axis=1)
+    centres = euclidean.centres(q, limits, ball).astype(np.float64)
+    squares = np.sum((centres[:, None] - x) ** 2, axis=-1)
+    inside = all_separations <= limits[:, None]
+    nearest_outside = np.where(inside, np.inf, squares).min(axis=1)
+    farthest_inside = np.where(inside, squares, 0).max(axis=1)
+    assert (farthest_inside <= nearest_outside * (1 + 1e-5) + 1e-6 / c).all()
+
+
+@pytest.mark.parametrize(
+    "space", [PoincareBall(0.1, None), PoincareBall(1.0, None), Lorentz(1.0, None)], ids=str
+)
+def test_two_searches_find_what_one_misses_near_the_boundary(space):
+    rng, ball = np.random.default_rng(0), space.ball()
+    features = 4 * points_of(PoincareBall(ball.c, None), rng, 5000, dim=3)
+    x = np.asarray(space.embed(features))
+    q, in_ball = x[:200], np.asarray(ball.embed(features))
+    wide = separations_of(q, x, space)
+    exact = np.argsort(wide, axis=1, kind="stable")[:, :10]
+    found, places = euclidean.nearest(flat(in_ball), x, q, k=10, space=space, candidates=50)
+    np.testing.assert_array_equal(places, exact)
+    np.testing.assert_allclose(found, np.take_along_axis(wide, exact, axis=1), rtol=1e-12)
+    one = flat(in_ball)(in_ball[:200], 50)
+    assert (exact[:, :, None] == one[:, None]).any(axis=2).mean() < 0.97
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.0, None)], ids=str)
+def test_flat_spaces_and_missing_items(space):
+    x = points_of(space, np.random.default_rng(0), 50)
+    found, places = euclidean.nearest(flat(x), x, x[:5], k=3, space=space, candidates=10)
+    np.testing.assert_array_equal(places, flat(x)(x[:5], 3))
+    np.testing.assert_allclose(found[:, 1], np.sum((x[:5] - x[places[:, 1]]) ** 2, 1), rtol=1e-5)
+
+    def two(points, m):
+        return np.pad(flat(x)(points, 2), ((0, 0), (0, m - 2)), constant_values=-1)
+
+    found, places = euclidean.nearest(two, x, x[:5], k=3, space=space, candidates=10)
+    assert np.isinf(found[:, 2]).all() and (places[:, 2] == -1).all()
