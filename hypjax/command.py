@@ -138,19 +138,16 @@ def parse(
         The overrides of the configuration, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and,
         if there are choices, the chosen word or None, or the list of any words.
     """
-    own = [f"--{name}" for name in flag_values]
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
             flag_values[flag.name] = flag
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         rest = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])
-    except flags.UnrecognizedFlagError as error:
-        raise _unknown_flag(error.flagname, own) from error
-    except flags.IllegalFlagValueError as error:
-        raise _invalid_value(error, flag_values) from error
     except flags.Error as error:
-        raise errors.UserError(f"{error} (--help lists the flags)") from error
+        field = "." in getattr(error, "flagname", "")
+        hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
+        raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
     words = rest[1:]
     if choices is None:
         return [overrides, words]
@@ -239,29 +236,6 @@ def refuse_overrides(overrides: Sequence[str]) -> None:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"
         )
-
-
-def _unknown_flag(name: str, valid: Sequence[str]) -> errors.UserError:
-    if "." in name and "--config" in valid:
-        return errors.UserError(f"unknown flag --{name}; fields are set by {_OVERRIDE}FIELD=VALUE")
-    meant = errors.nearest(f"--{name}", valid)
-    return errors.UserError(f"unknown flag --{name}{meant} (--help describes the flags)")
-
-
-def _invalid_value(
-    error: flags.IllegalFlagValueError, flag_values: flags.FlagValues
-) -> errors.UserError:
-    """Returns absl's error about a flag's value in our words."""
-    text = str(error).removeprefix("flag --").removesuffix(f": {error.__context__}")
-    name, _, value = text.partition("=")
-    parser = flag_values[name].parser
-    if isinstance(parser, flags.EnumParser):
-        return errors.UserError(f"--{name} is {value!r}{errors.nearest(value, parser.enum_values)}")
-    kinds = {flags.IntegerParser: "a whole number", flags.FloatParser: "a number"}
-    words = kinds.get(type(parser), "true or false")
-    least = getattr(parser, "lower_bound", None)
-    limit = "" if least is None else f", {least} or more"
-    return errors.UserError(f"--{name} is {value!r}; it must be {words}{limit}")
 
 
 def _join_global_flags(flag_values: flags.FlagValues) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 from absl import flags
 from absl.testing import flagsaver
@@ -31,12 +32,14 @@ _READERS_FILE = re.compile(r"(.*/)?my\w*\.py(:.*)?")  # Such as configs/my_photo
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _SCRIPT = re.compile(r"(?:^|[/!])launch/([\w.-]+)$")
+_BENCHMARKS = "benchmarks"
+_COMMAND = re.compile(r"\bhypjax\.|-m benchmarks|launch/")
 _FILE_SUFFIXES = {"py", "json", "jsonl", "md", "csv", "npz", "safetensors", "yaml", "sh", "log"}
 
 
 def call(name: str, *arguments: object) -> None:
     """Runs a command in this process, without absl around it, or raises its `UserError`."""
-    module = importlib.import_module(f"hypjax.{name}")
+    module = _module(name)
     saved = flagsaver.save_flag_values(module.FLAGS)
     argv = [name, *map(str, arguments)]
     try:
@@ -48,6 +51,13 @@ def call(name: str, *arguments: object) -> None:
 def names() -> list[str]:
     """Modules that run as python -m hypjax.NAME."""
     return sorted(module.removeprefix("hypjax.") for module in COMMANDS.values())
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a command, or of the benchmarks, which a clone has beside the package."""
+    return importlib.import_module(
+        "benchmarks.__main__" if name == _BENCHMARKS else f"hypjax.{name}"
+    )
 
 
 @functools.cache
@@ -79,7 +89,7 @@ def _fenced(page: str) -> Iterator[tuple[str, str | None]]:
         lines = re.sub(r"\\\n\s*", "", block[3]).splitlines()
         for line, after in zip(lines, [*lines[1:], ""], strict=True):
             error = after.strip() if after.strip().startswith("error: ") else None
-            if re.search(r"\bhypjax[. ]|launch/", line):
+            if _COMMAND.search(line) or "hypjax " in line:
                 yield line.strip().removeprefix("$ "), error
 
 
@@ -107,7 +117,7 @@ def _check(text: str) -> None:
                 _check_flag(flag[1])
         return
     known = text.split()[0] in ("hypjax", *names())
-    if not known and "hypjax." not in text and "launch/" not in text:
+    if not known and not _COMMAND.search(text):
         return
     for tokens in _simple_commands(text):
         if tokens[0] in names() and any(token.startswith("--") for token in tokens):
@@ -140,7 +150,7 @@ def _check_command(tokens: Sequence[str]) -> None:
             _check_module(module.removeprefix("hypjax."), tokens[2:])
         return
     for i, token in enumerate(tokens):
-        if token == "-m" and i + 1 < len(tokens) and tokens[i + 1].startswith("hypjax."):
+        if token == "-m" and tokens[i + 1].startswith(("hypjax.", _BENCHMARKS)):
             _check_module(tokens[i + 1].removeprefix("hypjax."), tokens[i + 2 :])
             return
         if script := _SCRIPT.search(token):
@@ -172,9 +182,9 @@ def _check_script(script: str, arguments: Sequence[str]) -> None:
 def _check_module(name: str, arguments: Sequence[str]) -> None:
     if not name or _PLACEHOLDER.fullmatch(name):
         return
-    if name not in names():
+    if name not in (_BENCHMARKS, *names()):
         raise UserError(f"there is no command hypjax.{name}")
-    module = importlib.import_module(f"hypjax.{name}")
+    module = _module(name)
     flag_values: flags.FlagValues = copy.deepcopy(module.FLAGS)
     argv, incomplete = [name], False
     for argument in arguments:
@@ -197,7 +207,7 @@ def _check_module(name: str, arguments: Sequence[str]) -> None:
 
 def _check_flag(name: str) -> None:
     """Checks a flag outside any command: that some command has it."""
-    flags_of = [importlib.import_module(f"hypjax.{command}").FLAGS for command in names()]
+    flags_of = [_module(command).FLAGS for command in (_BENCHMARKS, *names())]
     if name not in _FOREIGN_FLAGS and not any(name in known for known in flags_of):
         raise UserError(f"no command has the flag --{name}")
 
