@@ -46,11 +46,8 @@ def test_what_the_comments_of_a_script_show_exists(script):
         ),
         ("launch/cpus.sh --config=configs/cub.py", "there is no launch/cpus.sh"),
         ("A=1 launch/until_done.sh launch/gpus.sh --conf=configs/cub.py", "flag 'conf'"),
-        ("launch/sweep.sh configs/cub.py objective.c 0.1 x", "config.objective.c is 'x'"),
         ("`run.cached`", "unknown field config.run.cached"),
-        ("`train.batch_size`, `.samples`", "unknown field config.train.samples"),
         ("`--exports=faiss`", "no command has the flag --exports"),
-        ("`--config.run.cache=disk`", "config.run.cache is 'disk'"),
         ("`main --config=configs/cub.py --mod=evaluate`", "flag 'mod'"),
     ],
 )
