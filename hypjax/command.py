@@ -178,14 +178,10 @@ def require_one(*flag_choices: flags.FlagHolder[Any]) -> None:
 def run_names(workdirs: flags.FlagHolder[list[str]]) -> dict[str, str]:
     """Returns short names of the runs that a flag lists, by the folders or URLs that it gives.
 
-    They are those of the folders, if these differ. Raises an error if no run is named, or one is
-    named twice.
+    They are those of the folders, if these differ. Raises an error if no run is named.
     """
     require(workdirs)
-    paths = workdirs.value
-    for i, path in enumerate(paths):
-        if path in paths[:i]:
-            raise errors.UserError(f"--{workdirs.name}={errors.redacted(path)} is given twice")
+    paths = list(dict.fromkeys(workdirs.value))
     names = [os.path.basename(os.path.abspath(path)) for path in paths]
     if len(set(names)) < len(names):
         names = [errors.redacted(path) for path in paths]
@@ -203,13 +199,10 @@ def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.P
     Its name must end in one of the suffixes.
     """
     path = pathlib.Path(flag.value).expanduser()
-    given = f"--{flag.name} is {path}"
-    if path.suffix not in suffixes:
-        raise errors.UserError(f"{given}; its name must end in {', '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise errors.UserError(f"{given}, but the folder {path.parent} does not exist")
-    if path.is_dir():
-        raise errors.UserError(f"{given}, which is a folder; name a file")
+    if path.suffix not in suffixes or path.is_dir():
+        raise errors.UserError(
+            f"--{flag.name} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
+        )
     require_writable(path.parent)
     return path
 

@@ -87,13 +87,12 @@ MISTAKES = {
         ("plot disk --output=a.png --workdir=a --parts=val", "--parts=val"),
         ("plot grid --output=a.png --workdir=a --parts=train,test", "one part"),
         ("plot map --output=a.png", "disk, grid"),
-        ("report --workdir=a --workdir=a", "twice"),
     ],
     "outputs": [
-        ("embed --workdir=a --images=. --output=g.txt", "must end in"),
-        ("plot disk --output=a.svg --workdir=a", "is a folder"),
-        ("report --workdir=a --output=a.pdf", "must end in .html"),
-        ("report --workdir=a --output=no/a.html", "does not exist"),
+        ("embed --workdir=a --images=. --output=g.txt", "end in"),
+        ("plot disk --output=a.svg --workdir=a", "must be a file"),
+        ("report --workdir=a --output=a.pdf", "ends in .html"),
+        ("report --workdir=a --output=no/a.html", "no folder no"),
     ],
 }
 
