@@ -105,7 +105,6 @@ _SCORE_SPACES = Rule(
     lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
     "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
-_SHOWN = 200  # Characters of a value in a message.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
 # refused, or its model fails, before it takes the machine's memory or days.
 _STEPS = 2**31 - 1
@@ -475,18 +474,11 @@ def _in_encoder(name: Any) -> bool:
 
 def refuse_objective(name: Any) -> None:
     """Raises a `UserError` for a name that no objective has; it lists those without a prefix."""
-    plain = [each for each in OBJECTIVES if "+" not in each]
-    prefixes = sorted({each.partition("+")[0] + "+" for each in OBJECTIVES if "+" in each})
-    refuse(
-        "objective.name",
-        name,
-        f"one of {', '.join(plain)}, or one of these after {', '.join(prefixes)} where the losses "
-        "can be combined" + nearest(str(name), OBJECTIVES),
-    )
+    plain = ", ".join(each for each in OBJECTIVES if "+" not in each)
+    words = f"one of {plain}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
+    refuse("objective.name", name, words)
 
 
 def refuse(field: str, value: Any, words: str) -> None:
     """Raises a `UserError` for an invalid value."""
-    shown = repr(value)
-    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-    raise UserError(f"config.{field} is {shown}; it must be {words}")
+    raise UserError(f"config.{field} is {value!r:.200}; it must be {words}")
