@@ -56,12 +56,6 @@ def test_fields_that_a_run_does_not_use_neither_split_lines_nor_appear():
     ]
 
 
-def test_fields_of_one_objective_alone_do_not_appear():
-    runs = [run(model__head_dim=d, objective=o) for d in (8, 16) for o in (None, "hypmix")]
-    names = "hypmix", "pairwise_cross_entropy"
-    assert labels(runs, "model.head_dim") == [f"objective.name={name}" for name in names]
-
-
 def test_names_seeds_and_circumstances_do_not_split_lines():
     others = {"seed": 3, "name": "mine", "variant": "x", "run__microbatch": 4, "eval__ks": (1, 7)}
     found = curves([*of_values(0.1, 0.2), *of_values(0.1, **others)], TEMPERATURE)
