@@ -30,7 +30,7 @@ from tests.helpers import commands, small_runs
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
 pytest.importorskip("usearch", reason="needs the ann extra")
-pytest.importorskip("qdrant_edge", reason="needs the qdrant extra")
+pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
 from hypjax.integrations.serve import limits, server  # noqa: E402
