@@ -365,14 +365,14 @@ def _load(folder: pathlib.Path) -> QdrantClient:
             raise UserError(f"{folder} is damaged; remove it, and export again") from error
 
 
-def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
+def _filter(label: str | None = None, without: str | None = None) -> models.Filter | None:
     """Keeps images of a class, and leaves out the one with a path."""
     kept = models.Filter(must=[], must_not=[])
     if label is not None:
         kept.must.append(models.FieldCondition(key="label", match={"value": label}))
     if without is not None:
         kept.must_not.append(models.HasIdCondition(has_id=[point_id(without)]))
-    return kept
+    return kept if kept.must or kept.must_not else None
 
 
 def _score(factor: float, space: Space) -> dict[str, Any]:
