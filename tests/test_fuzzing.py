@@ -3,6 +3,7 @@
 HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m slow tries so many examples of each kind.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -21,7 +22,6 @@ from hypjax.data.photos import find_photos, read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
@@ -29,6 +29,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.files import read_results
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system.array_cache import ArrayCache
 from tests.helpers.pictures import write_pictures, write_table
 
 pytestmark = pytest.mark.slow
@@ -207,22 +208,25 @@ def test_runs_are_read_or_refused(tmp_path):
     check()
 
 
-def test_parts_of_a_gallery_are_read_or_embedded_again(tmp_path):
-    def start():
-        return PartialGallery(tmp_path / "gallery.npz", "facts")
-
-    with start() as unfinished:
-        unfinished.add(np.ones((3, 2), np.float32), {1: "broken"}, saving=True)
-        folder = unfinished._folder
-    (part,) = folder.glob("*.npz")
-    content = part.read_bytes()
+@pytest.mark.parametrize("name", ["arrays", "index"])
+def test_cached_arrays_are_read_or_computed_again(tmp_path, name):
+    rows = np.ones((3, 2), np.float32)
+    cache, lock = ArrayCache(tmp_path, 4), contextlib.nullcontext()
+    with cache.filling(lock):
+        cache.append(rows, {1: "broken"})
+    files = {name: (tmp_path / name).read_bytes() for name in ("arrays", "index")}
 
     @fuzzed
-    @given(damaged(content))
+    @given(damaged(files[name]))
     def check(content):
-        part.write_bytes(content)
-        with start() as unfinished:
-            assert unfinished.done in (0, 3)
+        for path, original in files.items():
+            (tmp_path / path).write_bytes(original)
+        (tmp_path / name).write_bytes(content)
+        cache = ArrayCache(tmp_path, 4)
+        with cache.filling(lock) as done:
+            cache.append(np.ones((4 - done, 2), np.float32))
+        found, reasons = cache.table(np.float32)
+        assert (np.delete(found, list(reasons), axis=0) == 1).all()
 
     check()
 

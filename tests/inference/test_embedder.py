@@ -24,11 +24,9 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
-from hypjax.inference import partial_gallery as unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
 from hypjax.integrations.exports import find_export
@@ -237,18 +235,18 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
     shutil.copytree(photos_folder, tmp_path / "photos")
     found = find_photos(str(tmp_path / "photos"))
     path = tmp_path / "g.npz"
-    monkeypatch.setattr(unfinished, "_SECONDS_BETWEEN_SAVES", 0)
     monkeypatch.setattr(Embeddings, "save", lambda *_: (_ for _ in ()).throw(UserError("full")))
     with pytest.raises(UserError, match="full"):
         embedder.embed_to(path, ImageSet.of_photos(found))
     monkeypatch.undo()
-    parts = sorted((tmp_path / "g.npz.unfinished").glob("*.npz"))
-    assert len(parts) == 4
-    parts[1].write_bytes(b"")
+    (arrays,) = tmp_path.glob("g.npz.*.unfinished/arrays")
+    with arrays.open("r+b") as file:
+        file.write(b"damaged")
     whole = embedder.embed(found)
     np.testing.assert_allclose(
         embedder.embed_to(path, ImageSet.of_photos(found)).vectors, whole.vectors, atol=1e-6
     )
+    assert not list(tmp_path.glob("*.unfinished"))
     for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
             embedder.embed_to(path, ImageSet.of_photos(changed))
@@ -257,19 +255,18 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
         embedder.embed_to(path, ImageSet.of_photos(found))
 
 
-def test_unfinished_work_of_a_damaged_description_is_done_again(tmp_path):
-    with PartialGallery(tmp_path / "g.npz", "facts") as gallery:
-        gallery.add(np.ones((3, 2), np.float32), {}, saving=True)
-    (tmp_path / "g.npz.unfinished/facts").write_bytes(b"\xffacts")
-    with PartialGallery(tmp_path / "g.npz", "facts") as gallery:
-        assert gallery.done == 0
+def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path, monkeypatch):
+    images = ImageSet.of_photos(find_photos(str(photos_folder)))
+    embed = functools.partial(embedder.embed_to, tmp_path / "g.npz", images)
 
+    def batches(*_):
+        with pytest.raises(UserError, match="is in use by"):
+            embed()
+        return original(*_)
 
-def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
-    found = find_photos(str(photos_folder))
-    with PartialGallery(tmp_path / "g.npz", "facts"):
-        with pytest.raises(UserError, match="g.npz is being written by another process"):
-            embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    original = embedder.batches
+    monkeypatch.setattr(embedder, "batches", batches)
+    assert len(embed()) == 60
 
 
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
