@@ -37,7 +37,6 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
 from hypjax.system.caches import cache_folder
-from hypjax.system.code_hash import code_hash
 from hypjax.types import View, Workers
 
 
@@ -193,11 +192,7 @@ class Encodings:
             return _concatenated(compute(0))
         what = images.source, images.positions.tolist(), images.upright, images.fast
         platform = self.source.mesh.devices.flat[0].platform
-        encoder = self.model.encoder
-        how = (DECODER, self.source.view, self._scaling, self.scales, encoder, platform)
-        module = encoder.module if isinstance(encoder, OwnEncoder) else encoder
-        if not type(module).__module__.startswith("hypjax."):  # Whose code has no version.
-            how += (code_hash(module),)
+        how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
         folder = self._folder / feature_cache.key((*what, *how), params["encoder"])
         return feature_cache.shared(folder, len(images), len(self.scales), compute)
 
@@ -226,8 +221,9 @@ def frozen_encodings(
     embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
     scaling = (config.data.mean, config.data.std)
-    folder = None
-    if not isinstance(model.encoder, OwnEncoder):  # Whose code may change under the same name.
+    folder, kind = None, type(model.encoder)
+    # The code of a user's encoder may change under the same name.
+    if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
     return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)), folder)
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.own import own_name
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE, part_of, scored_spaces
@@ -20,7 +21,6 @@ from hypjax.retrieval.projection import Projection, fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.files import PROJECTIONS
-from hypjax.system.code_hash import settings_hash
 
 # By the names of `hypjax.inference.embedding`; parts without PCA have no projection.
 Points = Mapping[str, Float[np.ndarray, "n d"]]
@@ -69,7 +69,7 @@ def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTre
     facts += [] if scales == ONE_SCALE else [list(map(float, scales))]
     # What parameters do not show of a module of the user's: an activation, or a stride.
     module = ENCODERS.get(config.model.architecture)
-    facts += [] if module is None else [settings_hash(module)]
+    facts += [] if module is None else [own_name(module)]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
