@@ -413,30 +413,6 @@ def test_files_of_others_are_refused(make, message, tmp_path):
         Embeddings.load(tmp_path / "g.npz")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"vectors": np.ones(3, np.float32)},
-        {"vectors": np.array([["a"], ["b"], ["c"]])},
-        {"ids": np.arange(3)},
-        {"labels": np.array("a")},
-        *({"c": c} for c in ("0.1", None, [0.1], -0.1, True)),
-        *({"clip_radius": radius} for radius in ("2", -1, [])),
-        {"name": "plane"},
-        {"riemannian": 1},
-    ],
-)
-def test_galleries_of_wrong_types_are_refused(change, tmp_path):
-    embeddings(np.zeros((3, 2), np.float32), PoincareBall()).save(tmp_path / "g.npz")
-    arrays = dict(np.load(tmp_path / "g.npz"))
-    space = json.loads(str(arrays["space"]))
-    arrays |= {name: value for name, value in change.items() if name in arrays}
-    space |= {name: value for name, value in change.items() if name not in arrays}
-    np.savez(tmp_path / "g.npz", **arrays | {"space": np.array(json.dumps(space))})
-    with pytest.raises(UserError, match="g.npz is damaged .*; embed the images again"):
-        Embeddings.load(tmp_path / "g.npz")
-
-
 def test_a_flipped_bit_in_the_header_of_an_array_is_noticed(tmp_path):
     path = tmp_path / "g.npz"
     embeddings(np.zeros((3, 2), np.float32), PoincareBall()).save(path)
@@ -444,12 +420,11 @@ def test_a_flipped_bit_in_the_header_of_an_array_is_noticed(tmp_path):
     whole = path.read_bytes()
     first = whole.index(b"\x93NUMPY", whole.index(b"vectors.npy"))
     for place in range(first, first + 128):
-        for bit in range(8):
-            flipped = bytearray(whole)
-            flipped[place] ^= 1 << bit
-            path.write_bytes(flipped)
-            with pytest.raises(UserError, match="is damaged"):
-                Embeddings.load(path)
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(UserError, match="is damaged"):
+            Embeddings.load(path)
 
 
 read = functools.partial(read_image, channels=3)
