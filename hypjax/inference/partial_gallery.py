@@ -82,6 +82,7 @@ def _count(output: pathlib.Path) -> int:
     if not counts:
         raise UserError(f"there are no parts of {output}; embed them with --shard=1/2 and so on")
     if len(counts) > 1:
-        numbers = " and ".join(map(str, sorted(counts)))
-        raise UserError(f"there are parts of {numbers} of {output}; remove those of one number")
+        raise UserError(
+            f"there are parts of {sorted(counts)} of {output}; keep those of one number"
+        )
     return counts.pop()
