@@ -25,7 +25,7 @@ from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, featu
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
 from hypjax.retrieval.prefixes import prefix_points
 from hypjax.retrieval.refinement import Refinement
-from hypjax.system.files import read_npz, replacing
+from hypjax.system.files import replacing
 
 _BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
 
@@ -354,13 +354,3 @@ def space_of(description: dict[str, object]) -> Space:
         parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
         return Fused(parts, normalized=bool(fields["normalized"]))
     return SPACES[fields.pop("name")](**fields)
-
-
-def read_arrays(path: str | os.PathLike[str], remedy: str) -> dict[str, np.ndarray]:
-    """As `read_npz`; that the file cannot be read, or is damaged, is a `UserError`."""
-    try:
-        return read_npz(pathlib.Path(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-    except ValueError as error:
-        raise UserError(f"{path} is {error}; {remedy}") from error
