@@ -20,8 +20,8 @@ _ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
     None,
-    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch file, "
-    "a .qdrant folder or qdrant://host:6333/name.",
+    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch or "
+    ".qdrant folder, or qdrant://host:6333/name.",
 )
 _QUERY = FLAGS.string(
     "query", None, "An image, or several as in --images of python -m hypjax.embed."
