@@ -16,9 +16,8 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted
 from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.matches import read_matches
-from hypjax.inference.partial_gallery import Embedded
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, Embedder, register_encoder

@@ -20,8 +20,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
-from hypjax.inference.image_embedder import ImageEmbedder
-from hypjax.inference.partial_gallery import Embedded
+from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.integrations import onnx_encoder, torch_encoders
 from hypjax.integrations.onnx_encoder import NO_OPTIONS, PixelOptions
 from hypjax.retrieval.embeddings import Embeddings

@@ -251,7 +251,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
     np.testing.assert_array_equal(dataset_of_files(files[0]).crop(0, BOX, 32, 3), expected)
     for channels in (1, 3):
         exact = dataset_of_files(*files)
-        decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
+        decoded = DecodedImages(tmp_path / str(channels), exact.sizes, channels)
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
@@ -265,9 +265,9 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
+def test_the_host_cache_is_filled_once_and_resumed(tmp_path):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
     calls = []
 
     def decode(i, stop=None):
@@ -278,10 +278,9 @@ def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         decoded.fill(functools.partial(decode, stop=20))
-    assert not (tmp_path / "cache.bin").exists()
     calls.clear()
     decoded.fill(decode)
-    assert sorted(calls) == list(range(30))
+    assert 0 < min(calls) <= 20 and sorted(calls) == list(range(min(calls), 30))
     for i in range(len(exact)):
         np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
     calls.clear()
@@ -291,28 +290,23 @@ def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
 
 def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
     exact = random_dataset()
-    path = tmp_path / "cache.bin"
-    cached = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
+    folder = tmp_path / "cache"
+    cached = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
     fill_cache(cached, 3)
-    content = bytearray(path.read_bytes())
+    content = bytearray((folder / "arrays").read_bytes())
     content[5] ^= 1  # In the first image.
-    path.write_bytes(content)
+    (folder / "arrays").write_bytes(content)
     cached = pickle.loads(pickle.dumps(cached))
     for _ in range(2):
         for i in (0, 1):
             np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-    assert capsys.readouterr().err.count(f"some decoded images in {path} are damaged; ") == 1
-    assert not path.exists()
+    assert capsys.readouterr().err.count(f"{folder} is damaged; ") == 1
     later = pickle.loads(pickle.dumps(cached))  # Another worker, which has not opened the file.
     np.testing.assert_array_equal(later.image(1, 3), exact.image(1, 3))
+    fill_cache(cached, 3)
+    again = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
+    np.testing.assert_array_equal(again.image(0, 3), exact.image(0, 3))
     assert capsys.readouterr().err == ""
-    for damaged in (bytes(len(content)), content[:-1] + b"!"):  # Zeros; other checksums.
-        path.write_bytes(damaged)
-        fill_cache(cached, 3)
-        assert "they are decoded again" in capsys.readouterr().err
-        again = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
-        np.testing.assert_array_equal(again.image(7, 3), exact.image(7, 3))
-        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -327,7 +321,7 @@ def test_a_photo_that_was_replaced_is_named(fast):
 
 def test_lack_of_space_for_the_host_cache_is_reported_before_decoding(tmp_path, monkeypatch):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; choose"):
