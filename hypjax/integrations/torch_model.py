@@ -1,4 +1,4 @@
-"""A trained model in PyTorch: timm's encoder with its weights, the head, and the map to the space."""
+"""A trained model in PyTorch: timm's encoder, the head, and the map to the space."""
 
 import math
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import part_of
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, scaled_side
+from hypjax.models.layers import rmac_regions
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
 
@@ -42,13 +43,13 @@ class TorchModel(nn.Module):
         config, model, params = embedder.config, embedder.model, embedder.params
         self.space = embedder.space
         self.prefix = int(embedder.part.partition(":")[0].partition("@")[2] or 0) or None
-        sides = [scaled_side(model.encoder, scale) for scale in config.eval.scales]
-        sides = sides if embedder.takes_pixels else []
+        scales = config.eval.scales if embedder.takes_pixels else ()
+        sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not isinstance(self.space, Sphere):
             raise UserError(
-                f"this run sets eval.scales, whose mean in {self.space} is found step by step, which "
-                "one file cannot; on the sphere it can"
+                f"this run sets eval.scales, whose mean in {self.space} is found step by step; "
+                "leave it out, or compare on the sphere"
             )
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(config.data[name]))
@@ -149,7 +150,7 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 
 def shorten(space: Space, features: Tensor) -> Tensor:
-    """What is left of features in the points of a space: `space.features(space.embed(features))`."""
+    """What points tell of features: `space.features(space.embed(features))`."""
     if isinstance(space, Fused):
         features = functional.normalize(features, dim=-1) if space.normalized else features
         return shorten(space.parts[0][0], features)
