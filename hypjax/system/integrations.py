@@ -41,7 +41,7 @@ INTEGRATIONS = {
     "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
     "onnx": Integration(
-        "onnxruntime",
+        "onnx onnxruntime",
         "hypjax[onnx]",
         convert="onnx:write_onnx",
         encode="onnx_encoder:OnnxEncoder",
