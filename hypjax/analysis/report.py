@@ -32,7 +32,7 @@ from hypjax.errors import Interrupted, UserError, writing
 from hypjax.geometry import Space, layout, spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
-from hypjax.inference.model_card import describe
+from hypjax.inference.model_folder import describe
 from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading

@@ -14,7 +14,7 @@ from hypjax.errors import UserError, devices_explained, require_package
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.model_card import describe
+from hypjax.inference.model_folder import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.gallery_files import is_gallery, open_gallery
