@@ -87,7 +87,8 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
 
     logging.set_verbosity_error()  # Or it reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
-    answers = errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError
+    answers = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    answers += (errors.EntryNotFoundError,)
     try:
         return pathlib.Path(download(*args, **options))
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
