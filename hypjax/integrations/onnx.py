@@ -25,7 +25,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import embed_function
-from hypjax.integrations.torch_model import TorchModel
+from hypjax.integrations.torch_model import TorchModel, flatten
 from hypjax.models import create_embedder
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.system.files import replacing
@@ -48,30 +48,32 @@ _VIEW = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 view (uint8[batch, height, width, {channels}] images)
   => (uint8[batch, {side}, {side}, {channels}] seen)
-<int64[1] v_0 = {{0}}, int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[2] v_axes = {{2, 3}},
- int64[2] v_two = {{2, 2}}, int64[2] v_side = {{{side}, {side}}}, int64[2] v_flat = {{-1, 1}},
- int64[1] v_resize = {{{resize}}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
+<int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[2] v_side = {{{side}, {side}}},
+ int64[2] v_flat = {{-1, 1}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
 {{
   v_shape = Shape(images)
   v_given = Slice(v_shape, v_1, v_3)
   v_turned = Transpose<perm = [0, 3, 1, 2]>(images)
   v_wanted = Concat<axis = 0>(v_flat, v_given)
   v_planes = Reshape(v_turned, v_wanted)
-  {size}
+  %(size)s
   v_resized = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
     exclude_outside = 1>(v_planes, , , v_size)
-  {crop}
+  %(crop)s
   v_square = Reshape(v_cropped, v_channels)
   seen = Transpose<perm = [0, 2, 3, 1]>(v_square)
 }}
 """
 _SQUASH = {"size": "v_size = Identity(v_side)", "crop": "v_cropped = Identity(v_resized)"}
 _CENTRE = {
-    "size": """v_shorter = ReduceMin<keepdims = 1>(v_given)
+    "size": """v_resize = Constant<value_ints = [{resize}]>()
+  v_shorter = ReduceMin<keepdims = 1>(v_given)
   v_longer = Mul(v_given, v_resize)
   v_size = Div(v_longer, v_shorter)""",
     # The margin is half the rest, halves rounded to even numbers.
-    "crop": """v_rest = Sub(v_size, v_side)
+    "crop": """v_two = Constant<value_ints = [2, 2]>()
+  v_axes = Constant<value_ints = [2, 3]>()
+  v_rest = Sub(v_size, v_side)
   v_half = Div(v_rest, v_two)
   v_odd = Mod(v_rest, v_two)
   v_odd_half = Mod(v_half, v_two)
@@ -123,7 +125,8 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
             f"{precision} is for the encoder's products, and this run has no encoder, since it was "
             "trained on features; use --precision=float32"
         )
-    model, view = exported(embedder), View.of(embedder.config.data)
+    model = exported(embedder, flat=precision == "int8")
+    view = View.of(embedder.config.data)
     properties = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
     onnx.helper.set_model_props(model, properties)
     images, batch = _sample(embedder, view, measured=precision != "float32")
@@ -142,9 +145,14 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
     return compared
 
 
-def exported(embedder: TrainedEmbedder) -> onnx.ModelProto:
-    """Converts a model: `images` of any size, or `features`, to `points`, for any batch."""
+def exported(embedder: TrainedEmbedder, *, flat: bool = False) -> onnx.ModelProto:
+    """Converts a model: `images` of any size, or `features`, to `points`, for any batch.
+
+    `flat` makes matrix products of 1 × 1 convolutions.
+    """
     torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
+    if flat:
+        flatten(torch_model)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _LARGEST_FILE:
         raise UserError(
@@ -182,7 +190,7 @@ def view_model(view: View) -> onnx.ModelProto:
     """The model that resizes and crops `images` to those of a view, `seen`."""
     steps = _SQUASH if view.test == "squash" else _CENTRE
     sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
-    return parser.parse_model(_VIEW.format(ir=_IR_VERSION, opset=_OPSET, **sizes, **steps))
+    return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
 def _facts(embedder: TrainedEmbedder, precision: str) -> dict[str, object]:
@@ -204,7 +212,6 @@ def _facts(embedder: TrainedEmbedder, precision: str) -> dict[str, object]:
 
 def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
     """Writes a model with the encoder's products in int8, scaled by each column of weights."""
-    shapes = {weights.name: list(weights.dims[2:]) for weights in model.graph.initializer}
     logging.getLogger().addFilter(_quiet)  # It recommends a preparation that changes nothing here.
     try:
         quantize_dynamic(
@@ -212,12 +219,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
             path,
             weight_type=QuantType.QInt8,
             per_channel=True,
-            op_types_to_quantize=["MatMul", "Conv"],
-            nodes_to_exclude=[
-                node.name
-                for node in model.graph.node
-                if node.op_type == "Conv" and shapes[node.input[1]] != [1, 1]
-            ],
+            op_types_to_quantize=["MatMul"],
         )
     finally:
         logging.getLogger().removeFilter(_quiet)

