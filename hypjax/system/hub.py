@@ -87,20 +87,16 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
 
     logging.set_verbosity_error()  # Or it reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
+    answers = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    answers += (errors.EntryNotFoundError,)
     try:
         return pathlib.Path(download(*args, **options))
-    except errors.LocalEntryNotFoundError as error:
-        raise UnreachableError(type(error.__cause__ or error).__name__) from error
-    except (
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-        errors.EntryNotFoundError,
-    ):
-        raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+        if isinstance(error, answers) and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise
         if isinstance(error, OSError) and error.errno in _DISK:
             raise UserError(f"cannot write to the hub's cache ({error.strerror})") from error
-        reason = type(error).__name__
+        reason = type(error.__cause__ or error).__name__
     try:
         return pathlib.Path(download(*args, **options, local_files_only=True))
     except Exception as error:
