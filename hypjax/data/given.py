@@ -15,25 +15,23 @@ from PIL import Image
 from hypjax.config.choices import GIVEN
 from hypjax.data import pixels
 from hypjax.data.photos import SPLITS
-from hypjax.data.shards import LABELS
+from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
-
-_CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 
 
 class Item(NamedTuple):
     """An image of a dataset."""
 
-    place: tuple[Sequence[Any], int, str | None]  # A sequence, the index, and the column, if any.
+    images: Sequence[Any]  # All of the dataset.
+    position: int
     label: str
     split: str | None
 
     def get(self) -> Any:
-        """The image, or its path."""
-        sequence, i, column = self.place
-        return sequence[i] if column is None else sequence[i][column]
+        """The image, or its file's content or path."""
+        return self.images[self.position]
 
 
 def items_of(dataset: Any) -> list[Item]:
@@ -58,18 +56,18 @@ def items_of(dataset: Any) -> list[Item]:
             item._replace(split=split) for split, part in dataset.items() for item in items_of(part)
         ]
     if hasattr(dataset, "column_names"):
-        images, labels, column = _columns(dataset)
+        images, labels, *_ = rows_of(dataset, "the dataset")
     elif isinstance(dataset, tuple) and len(dataset) == 2:
-        (images, labels), column = dataset, None
+        images, labels = dataset
         images = np.asarray(images) if hasattr(images, "__array__") else images
         if len(images) != len(labels):
             raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
     else:
-        images, labels, column = *_pairs(dataset), None
+        images, labels = _pairs(dataset)
     names = [str(label.item() if hasattr(label, "item") else label) for label in labels]
     if not names:
         raise UserError("the dataset has no images")
-    return [Item((images, i, column), name, None) for i, name in enumerate(names)]
+    return [Item(images, i, name, None) for i, name in enumerate(names)]
 
 
 def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -83,24 +81,6 @@ def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return [image for image, _ in pairs], [label for _, label in pairs]
 
 
-def _columns(dataset: Any) -> tuple[Sequence[Any], Sequence[Any], str]:
-    """The rows of a Hugging Face dataset, its labels, and the column of its images."""
-    names, first = list(dataset.column_names), dataset[0] if len(dataset) else {}
-    images = [name for name in names if isinstance(first.get(name), Image.Image)]
-    labels = [name for name in LABELS if name in names]
-    for kind, found in (("images", images), ("labels", labels)):
-        if len(found) != 1:
-            raise UserError(
-                f"the dataset has the columns {', '.join(names)}, of which {len(found)} hold "
-                f"{kind}; leave one, named {'image' if kind == 'images' else 'label'}, by "
-                "select_columns and rename_column"
-            )
-    values, feature = dataset[labels[0]], getattr(dataset, "features", {}).get(labels[0])
-    if class_names := getattr(feature, "names", None):
-        values = [class_names[value] for value in values]
-    return dataset, values, images[0]
-
-
 class Pixels(Sequence):
     """The decoded images of a dataset, converted when they are accessed."""
 
@@ -112,17 +92,13 @@ class Pixels(Sequence):
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
         image = self._items[i].get()
+        if isinstance(image, bytes):
+            return pixels.array(pixels.decode(image, self._channels, upright=True))
         if not isinstance(image, Image.Image):
             values = np.asarray(image)
-            if values.dtype != np.uint8 or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
-                raise UserError(
-                    f"image {i} of the dataset is {values.dtype} of shape {list(values.shape)}; "
-                    "pixels are uint8, [height, width] or [height, width, channels] with 1, 3 or 4 "
-                    "channels"
-                )
+            image = pixels.from_pixels(values, f"image {i} of the dataset")
             if values.shape[2:] == (self._channels,):
                 return values
-            image = Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
         return pixels.array(pixels.converted(image, self._channels))
 
 

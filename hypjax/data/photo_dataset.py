@@ -26,9 +26,16 @@ from hypjax.data.parts import (
     hold_out_images,
     hold_out_validation,
 )
-from hypjax.data.photos import SPLITS, TABLES, Photo, list_folder, read_table, sharded_photos
-from hypjax.data.shards import find_shards
-from hypjax.data.stored_images import StoredImage
+from hypjax.data.photos import (
+    SPLITS,
+    TABLES,
+    Photo,
+    StoredImage,
+    list_classes,
+    read_table,
+    stored_photos,
+)
+from hypjax.data.shards import find_dataset
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -92,9 +99,8 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
-    A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
-    `photos.list_folder`, `photos.read_table` and `shards.find_shards`. Every image is decoded once
-    to check that it is readable, unless that was done before and no file has changed. Raises
+    See `photos.list_classes`, `photos.read_table` and `shards.find_dataset`. Every image is decoded
+    once to check that it is readable, unless that was done before and no file has changed. Raises
     UserError if one is not, or there are too few classes or images to train or to search.
     """
     photos, root = _labelled_photos(where)
@@ -118,14 +124,14 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
 
 def _labelled_photos(where: str) -> tuple[list[Photo], str | pathlib.Path]:
     """Lists images to train on, and returns what their paths begin with, too."""
-    if dataset := find_shards(where):
-        photos = sharded_photos(dataset)
+    if dataset := find_dataset(where):
+        photos = stored_photos(dataset)
         if nameless := next((photo.path for photo in photos if not photo.label), None):
             raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
-        return photos, dataset.root
+        return photos, dataset.location
     path = pathlib.Path(where).expanduser()
     if path.is_dir():
-        return list_folder(path), path
+        return list_classes(path), path
     if path.suffix.lower() in TABLES:
         return read_table(path), path.parent
     raise UserError(
@@ -332,7 +338,7 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     if isinstance(photo.image, StoredImage):
-        return (str(photo.path), photo.image.checksum)
+        return (str(photo.path), photo.image.images.fingerprint)
     try:
         stat = photo.path.stat()
     except (OSError, ValueError):  # The latter for a null character.
