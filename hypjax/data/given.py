@@ -6,7 +6,7 @@ import io
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -14,28 +14,15 @@ from PIL import Image
 
 from hypjax.config.choices import GIVEN
 from hypjax.data import pixels
-from hypjax.data.photos import SPLITS
+from hypjax.data.photos import SPLITS, Photo, StoredImage
 from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
 
-class Item(NamedTuple):
-    """An image of a dataset."""
-
-    images: Sequence[Any]  # All of the dataset.
-    position: int
-    label: str
-    split: str | None
-
-    def get(self) -> Any:
-        """The image, or its file's content or path."""
-        return self.images[self.position]
-
-
-def items_of(dataset: Any) -> list[Item]:
-    """Lists the images of a dataset.
+def photos_of(dataset: Any) -> list[Photo]:
+    """Lists the images of a dataset, each with its place there: a `StoredImage`.
 
     A dataset is one of
 
@@ -52,8 +39,9 @@ def items_of(dataset: Any) -> list[Item]:
             raise UserError(
                 f"the dataset has a split {unknown[0]}; splits are named {', '.join(SPLITS)}"
             )
+        parts = [(split, photo) for split, part in dataset.items() for photo in photos_of(part)]
         return [
-            item._replace(split=split) for split, part in dataset.items() for item in items_of(part)
+            photo._replace(path=f"image {i}", split=split) for i, (split, photo) in enumerate(parts)
         ]
     if hasattr(dataset, "column_names"):
         images, labels, *_ = rows_of(dataset, "the dataset")
@@ -67,7 +55,7 @@ def items_of(dataset: Any) -> list[Item]:
     names = [str(label.item() if hasattr(label, "item") else label) for label in labels]
     if not names:
         raise UserError("the dataset has no images")
-    return [Item(images, i, name, None) for i, name in enumerate(names)]
+    return [Photo(f"image {i}", name, image=StoredImage(images, i)) for i, name in enumerate(names)]
 
 
 def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -84,14 +72,14 @@ def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 class Pixels(Sequence):
     """The decoded images of a dataset, converted when they are accessed."""
 
-    def __init__(self, items: Sequence[Item], channels: int) -> None:
-        self._items, self._channels = items, channels
+    def __init__(self, photos: Sequence[Photo], channels: int) -> None:
+        self._photos, self._channels = photos, channels
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._photos)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        image = self._items[i].get()
+        image = self._photos[i].image.read()
         if isinstance(image, bytes):
             return pixels.array(pixels.decode(image, self._channels, upright=True))
         if not isinstance(image, Image.Image):
@@ -102,7 +90,7 @@ class Pixels(Sequence):
         return pixels.array(pixels.converted(image, self._channels))
 
 
-_given: list[Item] = []  # The dataset of this process, if there is one.
+_given: list[Photo] = []  # The dataset of this process, if there is one.
 
 
 def give(dataset: Any) -> dict[str, str | None]:
@@ -112,14 +100,14 @@ def give(dataset: Any) -> dict[str, str | None]:
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
-    items = items_of(dataset)
-    if isinstance(items[0].get(), str | os.PathLike):
-        return {"name": "folder", "path": str(_table(items))}
-    _given[:] = items
+    photos = photos_of(dataset)
+    if isinstance(photos[0].image.read(), str | os.PathLike):
+        return {"name": "folder", "path": str(_table(photos))}
+    _given[:] = photos
     return {"name": GIVEN, "path": None}
 
 
-def given() -> list[Item]:
+def given() -> list[Photo]:
     """The images of this process's dataset; a `UserError` if there is none."""
     if not _given:
         raise UserError(
@@ -129,15 +117,15 @@ def given() -> list[Item]:
     return list(_given)
 
 
-def _table(items: Iterable[Item]) -> pathlib.Path:
+def _table(photos: Iterable[Photo]) -> pathlib.Path:
     """Writes a table of paths to the cache, under a name that depends on all that it lists."""
     text = io.StringIO()
     table = csv.writer(text)
-    splits = [item.split for item in items if item.split]
+    splits = any(photo.split for photo in photos)
     table.writerow(["path", "label", *(["split"] if splits else [])])
-    for item in items:
-        path = pathlib.Path(item.get()).expanduser().absolute()
-        table.writerow([path, item.label, *([item.split] if splits else [])])
+    for photo in photos:
+        path = pathlib.Path(photo.image.read()).expanduser().absolute()
+        table.writerow([path, photo.label, *([photo.split] if splits else [])])
     digest = hashlib.sha256(text.getvalue().encode()).hexdigest()[:32]
     file = cache_folder() / "tables" / f"{digest}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)

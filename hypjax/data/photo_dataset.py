@@ -1,6 +1,7 @@
 """Users' own images as a dataset: checked once, and split by class."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -146,12 +147,9 @@ def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     Every image is looked at once for its size and its checksum. With the host cache, they are kept
     there; otherwise they remain where they are.
     """
-    items = given()
-    decoded = Pixels(items, decoding.channels)
-    measured = np.array([_measure_pixels(decoded, i) for i in range(len(items))], np.int64)
-    photos = [
-        Photo(pathlib.Path(f"image {i}"), item.label, item.split) for i, item in enumerate(items)
-    ]
+    decoded = Pixels(given(), decoding.channels)
+    photos = [photo._replace(image=None) for photo in given()]
+    measured = np.array([_measure_pixels(decoded, i) for i in range(len(photos))], np.int64)
     facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
     fingerprint = hash_facts(facts)
     everything = dataclasses.replace(
@@ -286,9 +284,9 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
 
     Raises UserError if any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.sizes"
-    if (measured := _read_measured(cached, len(photos))) is not None:
-        return measured
+    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
+    with contextlib.suppress(OSError, EOFError, ValueError):  # It is missing or damaged.
+        return np.load(cached)
     console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(_measure_file, photos)
@@ -304,23 +302,9 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     measured = np.array(outcomes, np.int64)
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
-        content = measured.astype("<i8").tobytes()
-        with replacing(cached) as temporary:
-            temporary.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+        with replacing(cached) as temporary, temporary.open("wb") as file:
+            np.save(file, measured)
     return measured
-
-
-def _read_measured(cached: pathlib.Path, photos: int) -> Int[np.ndarray, "photos 3"] | None:
-    """Reads what was measured, unless it is missing or damaged."""
-    try:
-        stored = cached.read_bytes()
-    except OSError:
-        return None
-    content, checksum = stored[:-4], stored[-4:]
-    if len(content) != 24 * photos or zlib.crc32(content).to_bytes(4, "little") != checksum:
-        console.warn(f"{cached} is damaged; the images are checked again")
-        return None
-    return np.frombuffer(content, "<i8").astype(np.int64).reshape(photos, 3)
 
 
 def _measure_file(photo: Photo) -> tuple[int, int, int] | str:

@@ -17,7 +17,6 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.shards import (
     IMAGES,
-    EncodedImages,
     StoredDataset,
     files_below,
     find_dataset,
@@ -34,13 +33,13 @@ Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray
 
 
 class StoredImage(NamedTuple):
-    """An image of a dataset in files, which is read when it is needed."""
+    """An image of a dataset, which is read when it is needed."""
 
-    images: EncodedImages
+    images: Sequence[Any]  # All of the dataset, such as `EncodedImages`.
     position: int
 
-    def read(self) -> bytes:
-        """Returns the encoded image."""
+    def read(self) -> Any:
+        """Returns the image, its file's content, or its path."""
         return self.images[self.position]
 
 
