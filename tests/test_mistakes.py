@@ -56,10 +56,8 @@ def test_invalid_settings(mistake, photos_folder, override, words):
 
 
 def test_empty_folder(mistake, tmp_path):
-    words = "has no sub-folders; put the images of each class into one"
-    assert mistake(tmp_path) == f"{tmp_path} {words}"
     (tmp_path / "a").mkdir()
-    assert mistake(tmp_path).startswith(f"no images in the sub-folders of {tmp_path} (.bmp")
+    assert mistake(tmp_path).startswith(f"no images in sub-folders of {tmp_path} (.bmp")
 
 
 def test_broken_images(mistake, tmp_path):
@@ -128,10 +126,6 @@ def test_invalid_tables(mistake, tmp_path, rows, line):
 def test_table_without_a_column(mistake, tmp_path):
     path = table(tmp_path, "1.png,a", header="file,label")
     assert mistake(path) == f"{path} has no column path; its columns are file, label"
-    line = mistake(table(tmp_path, header="path;label"))
-    assert line.endswith("its columns are path;label; separate columns by commas")
-    path.write_bytes(b"")
-    assert mistake(path) == f"{path} has no column path; it is empty"
     path.write_bytes("path,label\n\xe9.png,a".encode("latin-1"))
     assert mistake(path) == f"cannot read {path}: save it as UTF-8"
     path = tmp_path / "table.parquet"

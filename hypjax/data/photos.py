@@ -286,9 +286,9 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {table}: {reason}") from error
     for column in ("path", "label"):
         if column not in columns:
-            found = f"its columns are {', '.join(columns)}" if columns else "it is empty"
-            hint = "; separate columns by commas" if len(columns) == 1 else ""
-            raise UserError(f"{table} has no column {column}; {found}{hint}")
+            raise UserError(
+                f"{table} has no column {column}; its columns are {', '.join(columns) or 'none'}"
+            )
     return rows
 
 
