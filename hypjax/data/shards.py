@@ -184,15 +184,17 @@ def _is_table(path: pathlib.Path) -> bool:
 def rows_of(dataset: Any, where: str, options: Mapping[str, str] | None = None) -> Rows:
     """Reads a `datasets.Dataset` whose columns the options name, or else their types and names.
 
-    Images are a column of that type, or of bytes; classes are named `label`, for example, or are
-    the only `ClassLabel`. Raises UserError if there is no column of images, or several.
+    Images are the column of that type, or of bytes; classes are named `label`, for example, or are
+    the first `ClassLabel`. Raises UserError if there is no column of images, or several.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
-        advice = f"name one of {', '.join(images)} by ?image=" if images else "none holds images"
-        raise UserError(f"{where} has the columns {', '.join(features) or 'none'}; {advice}")
+        raise UserError(
+            f"{where} has the columns {', '.join(features) or 'none'}, of which {len(images)} hold "
+            "images; name one by ?image="
+        )
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
     others = dataset.remove_columns([image]).flatten()
