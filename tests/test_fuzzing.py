@@ -156,7 +156,7 @@ def test_damaged_images_are_named(name, tmp_path):
     @given(damaged(content))
     def check(content):
         (tmp_path / "a" / name).write_bytes(content)
-        splits = tolerates(open_photos, tmp_path, Decoding(3, False, None), held_out)
+        splits = tolerates(open_photos, str(tmp_path), Decoding(3, False, None), held_out)
         if splits is not None:
             for i in range(len(splits.train)):
                 splits.train.image(i, 3)

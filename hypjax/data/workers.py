@@ -20,6 +20,7 @@ from hypjax.system.machine import usable_cores
 
 _PIECE = 32  # Images.
 _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
+_MAX_BYTES = 2**62
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 
 
@@ -56,7 +57,6 @@ def assemble_batches(
                     images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
                 images[piece.start : piece.stop] = delivered.images
                 broken |= delivered.broken
-                del delivered  # Frees its shared memory.
             yield ReadableBatch(images, broken)
     except RuntimeError as error:
         if "exit code" not in str(error):
@@ -91,6 +91,10 @@ def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
     if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
         flags.FLAGS.mark_as_parsed()
     sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    # Pieces are copied through pipes. Shared memory, which Grain frees in a thread, is reported as
+    # leaked if a program ends soon afterwards, and containers have little of it.
+    without_shared = grain.experimental.DatasetOptions(min_shm_size=_MAX_BYTES)
+    sequential = grain.experimental.WithOptionsIterDataset(sequential, without_shared)
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD)
     return sequential.mp_prefetch(options, worker_init_fn=_start_worker)
 
