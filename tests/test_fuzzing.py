@@ -81,7 +81,7 @@ def write_image(path):
 
 
 def read_images(path):
-    splits = open_photos(path.parent.parent, Decoding(3, False, None), HeldOutClasses(2, 0, 0))
+    splits = open_photos(str(path.parent.parent), Decoding(3, False, None), HeldOutClasses(2, 0, 0))
     for i in range(len(splits.train)):
         splits.train.image(i, 3)
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import re
-import types
 
 import flax.linen as nn
 import jax
@@ -312,24 +311,6 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind)
         hypjax.save(params, BALL, tmp_path / "model", **arguments)
 
 
-class Table:
-    """What a `datasets.Dataset` offers, with a column that is of no use."""
-
-    column_names = ("id", "image", "label")
-    features = {"label": types.SimpleNamespace(names=["cat", "dog", "owl", "yak"])}
-
-    def __init__(self, images):
-        self.images, self.labels = images, [i // 2 for i in range(len(images))]
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, key):
-        if key == "label":
-            return self.labels
-        return {"id": key, "image": self.images[key], "label": self.labels[key]}
-
-
 def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_folder):
     images, names = pictures[0][:8], ["cat", "cat", "dog", "dog", "owl", "owl", "yak", "yak"]
     arrays = [np.asarray(image) for image in images]
@@ -337,7 +318,7 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     view = View.of(config.data)
     expected = open_splits(config).train.test_view(0, view)
     forms = [
-        *((images, names), (arrays, names), list(zip(images, names, strict=True)), Table(images)),
+        *((images, names), (arrays, names), list(zip(images, names, strict=True))),
         ((image, name) for image, name in zip(arrays, names, strict=True)),
     ]
     prints = set()
@@ -366,7 +347,6 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
         ([], "has no images"),
         ({"dev": []}, "has a split dev"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), r"image 0 of the dataset is float64 of shape"),
-        (Table(["a.png", "b.png"]), "the columns id, image, label, of which 0 hold images"),
     ],
 )
 def test_what_is_no_dataset_is_refused(dataset, message):

@@ -25,7 +25,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, machine
-from hypjax.types import View, Workers
+from hypjax.types import View
 
 Part = str  # "head", "encoder", or another name of `scored_spaces`, such as "head@16".
 
@@ -96,7 +96,7 @@ class TrainedEmbedder(ImageEmbedder):
         with machine.memory_explained("run.eval_batch_size"):
             embed = self._embed_on(devices, size)
         batches = readable_batches(
-            dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
+            dataset, View.of(self.config.data), rows, self.config.run.workers
         )
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):

@@ -37,14 +37,14 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
 from hypjax.system.caches import cache_folder
-from hypjax.types import View, Workers
+from hypjax.types import View
 
 
 class EvaluationInput(NamedTuple):
     """How images reach a model that is evaluated."""
 
     view: View
-    workers: Workers
+    workers: int
     batch_size: int
     mesh: Mesh  # Devices that share each batch.
 
@@ -52,7 +52,7 @@ class EvaluationInput(NamedTuple):
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
     """The input that a configuration describes."""
     run, mesh = config.run, mesh or parallel.create_mesh(config.run.mesh)
-    return EvaluationInput(View.of(config.data), Workers.of(run), run.eval_batch_size, mesh)
+    return EvaluationInput(View.of(config.data), run.workers, run.eval_batch_size, mesh)
 
 
 def embed_dataset(

@@ -46,28 +46,18 @@ def is_name(text: str) -> bool:
     return text.count("/") == 1 and text.isascii()
 
 
-def download(location: str, files: Sequence[str], **options: Any) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them.
-
-    Options are those of `huggingface_hub.snapshot_download`, such as `repo_type`.
-    """
+def download(location: str, files: Sequence[str]) -> pathlib.Path:
+    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
     import huggingface_hub
     from huggingface_hub import errors
 
     name, revision = split(location)
-    if options.get("repo_type") == "dataset" and not hasattr(errors, "IncompleteSnapshotError"):
-        # Models have hashes, and so notice what is missing.
-        raise UserError(
-            "datasets of the hub need a newer huggingface_hub, which notices incomplete downloads: "
-            'pip install "huggingface_hub>=2.4"'
-        )
     try:
         return fetch(
             huggingface_hub.snapshot_download,
             name,
             revision=revision,
             allow_patterns=list(files),
-            **options,
         )
     except errors.RevisionNotFoundError as error:
         raise UserError(f"the repository {name} has no revision {revision}") from error
