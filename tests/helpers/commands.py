@@ -36,7 +36,8 @@ _FILE_SUFFIXES = {"py", "json", "jsonl", "md", "csv", "npz", "safetensors", "yam
 
 def call(name: str, *arguments: object) -> None:
     """Runs a command in this process, without absl around it, or raises its `UserError`."""
-    module = importlib.import_module(f"hypjax.{name}")
+    module = "benchmarks.__main__" if name == "benchmarks" else f"hypjax.{name}"
+    module = importlib.import_module(module)
     saved = flagsaver.save_flag_values(module.FLAGS)
     argv = [name, *map(str, arguments)]
     try:
