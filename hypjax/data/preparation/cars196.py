@@ -13,7 +13,6 @@ import numpy as np
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-from hypjax.errors import UserError
 
 _CLASSES = 196  # The first half is for training.
 _ANNOTATIONS = "cars_annos.mat"
@@ -45,7 +44,7 @@ def _by_class(
             box = _box(photos[i]) if boxes else None
             yield Entry(split, name, str(titles[number - 1]), box=box)
     except (ValueError, TypeError, IndexError) as error:
-        raise damaged_list(str(tree.root), f"annotations cannot be read ({error})") from error
+        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
@@ -63,10 +62,8 @@ def _read(tree: FileTree, file: str, variable: str) -> Any:
     try:
         return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
     except Exception as error:  # scipy raises almost anything on damaged files.
-        raise UserError(
-            f"{tree.root / file} is damaged, or is not the dataset's file of that name "
-            f"({type(error).__name__}); fetch it again"
-        ) from error
+        problem = f"{variable} cannot be read ({type(error).__name__})"
+        raise damaged_list(tree, file, problem) from error
 
 
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"

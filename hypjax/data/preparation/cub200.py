@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, match_row, read_rows
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 _CLASSES = 200  # The first half is for training.
@@ -11,22 +11,18 @@ _CLASSES = 200  # The first half is for training.
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class and by path; the numbers of their folders are those of the classes."""
-    entries = sorted((path, place) for place, path in _paths(tree))
-    for path, place in entries:
+    for path in sorted(_paths(tree)):
         split = "train" if int(path[:3]) <= _CLASSES // 2 else "test"
-        yield Entry(split, f"images/{path}", label=path.split("/")[0], place=place)
+        yield Entry(split, f"images/{path}", label=path.split("/")[0])
 
 
-def _paths(tree: FileTree) -> Iterator[tuple[str, str]]:
-    """Place and path of each image in images.txt, or in the folders without it."""
+def _paths(tree: FileTree) -> Iterator[str]:
+    """Path of each image in images.txt, or in the folders without it."""
+    path = r"(\d{3}\.[^/]+/[^/]+)"
     if "images.txt" in tree.files:
-        for row in read_rows(tree, "images.txt"):
-            match = match_row(r"\d+\s+(\d{3}\.[^/]+/[^/]+)", row, "1 001.Class/image.jpg")
-            yield row.place, match[1]
-        return
-    for name in tree.files:
-        if match := re.fullmatch(r"images/(\d{3}\.[^/]+/[^/]+\.jpe?g)", name, re.IGNORECASE):
-            yield str(tree.root / name), match[1]
+        return (match[1] for match in read_rows(tree, "images.txt", rf"\d+\s+{path}"))
+    matches = (re.fullmatch(f"images/{path}", name) for name in tree.files)
+    return (match[1] for match in matches if match and match[1].lower().endswith((".jpg", ".jpeg")))
 
 
 DATASET = OfficialDataset(

@@ -15,7 +15,6 @@ from hypjax.data.preparation.official import (
     Entry,
     OfficialDataset,
     damaged_list,
-    match_row,
     read_rows,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
@@ -31,8 +30,8 @@ class _Product(NamedTuple):
     department: str
     icon: str  # Path of its iconic picture.
 
-    def entry(self, split: str, name: str, place: str) -> Entry:
-        return Entry(split, name, self.name, f"{self.department}/{self.coarse}", place)
+    def entry(self, split: str, name: str) -> Entry:
+        return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -44,21 +43,19 @@ def _list_icons(tree: FileTree) -> Iterator[Entry]:
     """Lists the same photos, then the iconic picture of each product, which they search."""
     products = _products(tree)
     yield from _photos(tree, products, tested="query")
-    place = str(tree.root / "classes.csv")
-    yield from (product.entry("gallery", product.icon, place) for product in products)
+    yield from (product.entry("gallery", product.icon) for product in products)
 
 
 def _photos(tree: FileTree, products: list[_Product], tested: str) -> Iterator[Entry]:
     """Lists photos; those of the products that are not trained on are in the split `tested`."""
     trained, numbered = _trained(products), []
     for part in _PARTS:
-        for row in read_rows(tree, f"{part}.txt"):
-            match = match_row(rf"({part}/.+), (\d+), \d+", row, f"{part}/Fruit/Kiwi/a.jpg, 5, 1")
+        for match in read_rows(tree, f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
             number = int(match[2])
             if number >= len(products):
-                raise damaged_list(row.place, f"there is no product {number}")
+                raise damaged_list(tree, f"{part}.txt", f"there is no product {number}")
             split = "train" if products[number].coarse in trained else tested
-            numbered.append((number, products[number].entry(split, match[1], row.place)))
+            numbered.append((number, products[number].entry(split, match[1])))
     numbered.sort(key=lambda pair: pair[0])  # Stable.
     return (entry for _, entry in numbered)
 
@@ -74,11 +71,11 @@ def _trained(products: list[_Product]) -> set[str]:
 def _products(tree: FileTree) -> list[_Product]:
     """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
     products = []
-    for row in read_rows(tree, "classes.csv")[1:]:
-        fields = next(csv.reader([row.text]))
+    for match in read_rows(tree, "classes.csv", ".+", skip=1):
+        fields = next(csv.reader([match[0]]))
         icon = pathlib.PurePosixPath(*fields[4:5]).parts[1:]  # It begins with a slash.
         if len(fields) != 6 or fields[1] != str(len(products)) or len(icon) < 2:
-            raise damaged_list(row.place, f"{row.text[:100]!r} is not product {len(products)}")
+            raise damaged_list(tree, "classes.csv", f"{match[0][:100]!r} is unexpected")
         products.append(_Product(fields[0], fields[2], icon[1], "/".join(icon)))
     return products
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, match_row, read_rows
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 
@@ -11,11 +11,10 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
-    for row in read_rows(tree, file)[2:]:  # After their count and the columns' names.
-        match = match_row(pattern, row, "img/WOMEN/Dresses/id_00000001/1.jpg id_00000001 train")
+    for match in read_rows(tree, file, pattern, skip=2):  # Their count, and the columns' names.
         name, group, item, status = match.groups()
         path = f"Img/{name}" if f"Img/{name}" in tree.files else name
-        yield Entry(status, name, item, group, row.place, path)
+        yield Entry(status, name, item, group, path)
 
 
 DATASET = OfficialDataset(

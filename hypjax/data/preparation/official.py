@@ -50,7 +50,6 @@ class Entry(NamedTuple):
     name: str  # Path within the dataset, with '/'; unique.
     label: str  # Name of the class, unique within the dataset.
     superlabel: str = ""  # Name of the coarser class; '' if the dataset has none.
-    place: str = ""  # Where it is listed, for messages.
     file: str = ""  # Path of its file; '' if that is the name.
     # Part of the image that is kept: left, top, right and bottom, in pixels. None: the whole.
     box: tuple[int, int, int, int] | None = None
@@ -119,7 +118,7 @@ class OfficialDataset:
         names, missing = set(), []
         for entry in self.list_images(tree):
             if entry.name in names:
-                raise damaged_list(entry.place, f"{entry.name!r} is listed twice")
+                raise damaged_list(tree, "", f"{entry.name!r} is listed twice")
             names.add(entry.name)
             file = entry.file or entry.name
             if file in tree.files:
@@ -132,36 +131,23 @@ class OfficialDataset:
         return splits
 
 
-class Row(NamedTuple):
-    """A line of a list, stripped, with its file and number for messages."""
+def read_rows(tree: FileTree, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
+    """Parses the non-empty lines of a list, without some at its beginning, by a pattern.
 
-    place: str
-    text: str
-
-
-def read_rows(tree: FileTree, name: str) -> list[Row]:
-    """Reads the non-empty lines of a list; raises UserError if it is missing or damaged."""
-    try:
-        lines = tree.read_list(name).decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{tree.root / name} is damaged: it is not a text file; fetch it again"
-        ) from error
-    numbered = enumerate((line.strip() for line in lines), 1)
-    return [Row(f"{tree.root / name}, line {n}", line) for n, line in numbered if line]
+    Raises UserError if the list is missing or damaged.
+    """
+    # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
+    lines = tree.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
+    for n, line in enumerate(lines[skip:], skip + 1):
+        if match := re.fullmatch(pattern, line.strip()):
+            yield match
+        elif line.strip():
+            raise damaged_list(tree, f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
 
 
-def match_row(pattern: str, row: Row, example: str) -> re.Match[str]:
-    """Parses a whole line by a regular expression, or raises UserError with the example of one."""
-    match = re.fullmatch(pattern, row.text)
-    if match is None:
-        raise damaged_list(row.place, f"{row.text[:100]!r} is not of the form {example!r}")
-    return match
-
-
-def damaged_list(place: str, problem: str) -> UserError:
+def damaged_list(tree: FileTree, place: str, problem: object) -> UserError:
     """Returns the error for a damaged list; the place is its file, and line if known."""
-    return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
+    return UserError(f"{tree.root / place}: {problem}; the list is damaged, fetch it again")
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:

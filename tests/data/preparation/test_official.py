@@ -131,41 +131,26 @@ def test_the_small_sets_of_omniglot_share_no_alphabet_and_come_last(tmp_path, do
 
 # Dataset, list, number of a line, what it is replaced by, and part of the message.
 DAMAGED_LINES = [
-    ("cub200", "images.txt", 3, "3 002.Bird_2/../../x.jpg", "is not of the form"),
+    ("cub200", "images.txt", 3, "3 002.Bird_2/../../x.jpg", "images.txt, line 3: "),
     ("cub200", "images.txt", 3, "3 001.Bird_1/Bird_1_0001.jpg", "is listed twice"),
-    ("sop", "Ebay_test.txt", 2, "10 11319 4 ../chair_final/1.JPG", "is not of the form"),
-    ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i both", "is not of the form"),
+    ("cub200", "images.txt", 3, "3 001.\ufffd/a.jpg/", "line 3"),
+    ("sop", "Ebay_test.txt", 2, "10 11319 4 ../chair_final/1.JPG", "Ebay_test.txt, line 2: "),
+    ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i both", "tion.txt, line 5: "),
     ("grocery", "dataset/val.txt", 1, "val/Fruit/Kiwi/a.jpg, 81, 3", "there is no product 81"),
-    ("grocery", "dataset/classes.csv", 2, "A,1,A,0,/icons/Fruit/a.jpg,/a.txt", "not product 0"),
+    ("grocery", "dataset/classes.csv", 2, "A,1,A,0,/icons/Fruit/a.jpg,/a.txt", "classes.csv: "),
+    ("cars196", "cars_annos.mat", 1, "MATLAB 5.0 MAT-file", "cars_annos.mat: "),
 ]
 
 
 @pytest.mark.parametrize(("name", "file", "line", "text", "problem"), DAMAGED_LINES)
-def test_a_damaged_line_is_named(name, file, line, text, problem, tmp_path, downloads):
+def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path, downloads):
     WRITERS[name](tmp_path)
     (path,) = tmp_path.glob(f"*/{file}")
-    lines = path.read_text().splitlines()
+    lines = path.read_text(errors="replace").splitlines()
     lines[line - 1] = text
     path.write_text("\n".join(lines) + "\n")
     sentence = error_at(name, tmp_path, downloads)
-    assert sentence.startswith(f"{path}, line {line}: ") and problem in sentence
-
-
-# Dataset, list and its content.
-DAMAGED_LISTS = [
-    ("cub200", "images.txt", b"1 001.\xff/a.jpg"),
-    ("cars196", "cars_annos.mat", b"MATLAB 5.0 MAT-file" + bytes(500)),
-    ("inshop", "Eval/list_eval_partition.txt", b"h\nh\n<html>"),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "content"), DAMAGED_LISTS)
-def test_a_damaged_list_is_named(name, file, content, tmp_path, downloads):
-    WRITERS[name](tmp_path)
-    (path,) = tmp_path.glob(f"*/{file}")
-    path.write_bytes(content)
-    sentence = error_at(name, tmp_path, downloads)
-    assert sentence.startswith(str(path)) and "damaged" in sentence and "fetch it" in sentence
+    assert sentence.startswith(str(tmp_path)) and problem in sentence and "damaged" in sentence
 
 
 def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypatch, capsys):
