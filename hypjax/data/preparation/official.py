@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import pyarrow
 import tensorflow_datasets as tfds
-import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
@@ -202,18 +201,13 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
-        if self.found is None:
-            raise UserError(
-                f"{self.name} is not prepared in {self.data_dir}; "
-                f"run python -m hypjax.prepare --dataset={self.name}"
-            )
         labels = [image.label for part in self.found.images.values() for image in part]
         self.info.features["label"].names = list(dict.fromkeys(labels))
         self._broken: list[tuple[str, str]] = []
+        self._total = len(labels)
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
-        bar = {"total": len(labels), "unit": "image", "disable": None, "leave": False}
         try:
-            with warnings.catch_warnings(), tqdm.tqdm(desc="preparing", **bar) as self._bar:
+            with warnings.catch_warnings():
                 # Large images are welcome. Pillow still rejects huge ones.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 written = super()._generate_splits(dl_manager, download_config)
@@ -236,7 +230,6 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
             while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
                 pending.append(self._pool.submit(_check, self.found.tree, following))
             outcome = pending.popleft().result()
-            self._bar.update()
             if isinstance(outcome, str):
                 self._broken.append((image.name, outcome))
             elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
