@@ -85,7 +85,7 @@ def test_the_official_folder_and_archives_list_the_same_images(name, tmp_path, d
 
 
 def test_cub_without_lists_uses_its_folders(tmp_path, downloads):
-    written = disk.write_cub(tmp_path, labels=False)
+    written = disk.write_cub(tmp_path)
     assert open_at("cub200", tmp_path, downloads) == written
     (tmp_path / "CUB_200_2011/images.txt").unlink()
     assert open_at("cub200", tmp_path, downloads) == written
