@@ -105,8 +105,8 @@ class Records(NamedTuple):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass's `_examples_by_split` returns each split's examples in the order of the records, with
-    an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
+    A subclass's `_examples_by_split` returns each split's examples in the order of the records: an
+    `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
     class's name or number), `name`, `class_name` and `superlabel`. For the progress bar, it may set
     `_total`, the number of all examples.
     """

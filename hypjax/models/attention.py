@@ -46,8 +46,8 @@ def attend(
 
 def _fastest_kernel(query: Heads, device: jax.Device) -> str:
     # A fixed rule: a choice by time could differ between processes, which then wait for each other
-    # forever, and after a resume. The roofline time of a ViT-S/16's step is 1.6 to 1.8 times as long
-    # by XLA on an H100, A100 and L4, and of a ViT-S/8's 2.6 to 3.3 times (`benchmarks programs`).
+    # forever, and after a resume. On an H100, A100 and L4, XLA's program takes 1.6 to 1.8 times the
+    # roofline time of a ViT-S/16's step, and 2.6 to 3.3 times that of a ViT-S/8's.
     supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128 and query.dtype.itemsize == 2
     from_ampere = _FROM_AMPERE.match(getattr(device, "compute_capability", ""))
     return "cudnn" if supported and from_ampere else "xla"
