@@ -31,13 +31,12 @@ from hypjax.runs.files import (
     RESULTS,
     TIMES,
     present,
-    remove,
     steps,
 )
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, Stored, explained, is_url, reason, url_hash
-from hypjax.system.files import write_json
+from hypjax.system.files import remove, write_json
 from hypjax.system.locks import claimed, claimed_or_refused
 
 _POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.

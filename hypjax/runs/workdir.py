@@ -14,9 +14,7 @@ from hypjax.config import (
     flatten,
     for_files,
     identity,
-    upgraded,
     validate,
-    without_secrets,
 )
 from hypjax.errors import UserError, writing
 from hypjax.geometry import SPACES, Space
@@ -61,7 +59,6 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         raise files.damaged(path, "it was not written by hypjax")
     if path.name == files.PUBLISHED:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
-    fields = upgraded(fields)
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     objective = fields.get("objective.name")
     if not is_known(objective):
@@ -198,7 +195,7 @@ class Workdir:
         # A field that was added since the run began has had its default.
         name = saved["identity"].get("objective.name")
         defaults = default_config(name) if name in list(OBJECTIVES) else self._config
-        began = identity(defaults) | without_secrets(upgraded(saved["identity"]))
+        began = identity(defaults) | saved["identity"]
         now = identity(self._config)
         # What was chosen to fit the images is the run's, too.
         unset = [field for field in FITTED if began[field] is None and now[field] is not None]
