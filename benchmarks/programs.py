@@ -327,7 +327,7 @@ def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: Any) -> Progr
 
 
 def _for_devices(config: ConfigDict, mesh: Mesh) -> ConfigDict:
-    """The configuration with cuDNN's attention for a GPU that is not here, where none is timed."""
+    """The configuration with cuDNN's attention for a GPU that is not JAX's first device."""
     config = config.copy_and_resolve_references()
     if config.run.attention == "auto" and _is_absent_gpu(mesh.devices.flat[0]):
         config.run.attention = "cudnn"
