@@ -236,7 +236,6 @@ def _run() -> ConfigDict:
     run = ConfigDict()
     run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
     run.workers = 0  # Processes that decode images; 0 uses threads.
-    run.input_timeout = 600.0  # Seconds that a step waits for a part of its input.
     # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
     # the memory of the devices, which crop them).
     run.cache = "none"

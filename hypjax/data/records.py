@@ -258,8 +258,7 @@ def read_table(
     path = pathlib.Path(builder.data_dir) / file
     try:
         content = path.read_bytes()
-        written = path.with_suffix(".crc32")  # Datasets prepared by earlier versions have none.
-        if written.exists() and written.read_text().strip() != f"{zlib.crc32(content):08x}":
+        if path.with_suffix(".crc32").read_text().strip() != f"{zlib.crc32(content):08x}":
             raise ValueError("its checksum differs")
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
         return table.select(schema.names).cast(schema)

@@ -27,7 +27,6 @@ from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import open_url, reading
 from hypjax.system import console, machine, watchdog
-from hypjax.system.code_hash import same_code
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
@@ -220,23 +219,21 @@ class Workdir:
         return {field: began[field] for field in unset if field in began}
 
     def require(self, circumstances: Mapping[str, str]) -> None:
-        """Refuses other images, code or precision than those with which the run began."""
+        """Refuses other images or precision than the run began with; warns of other code."""
         saved = (self._saved or {}).get("circumstances", {})
-        now = dict(circumstances)
-        code = {name: now.pop(name) for name in ("loss", "encoder") if name in now}
-        code = [name for name, mine in code.items() if not same_code(saved.get(name), mine)]
-        changed = [name for name in now if now[name] != saved.get(name)]
+        changed = [name for name, now in circumstances.items() if now != saved.get(name)]
         if saved and "images" in changed:
             raise UserError(
                 f"the images have changed since the run in {self.path} began (some were added, "
                 "removed or edited); restore them, or name another folder with --workdir"
             )
-        if saved and code:
-            raise UserError(
-                f"the {code[0]} has changed since the run in {self.path} began (its code, its "
-                "settings, or what it refers to); restore it, or name another folder with --workdir"
-            )
-        if saved and changed:
+        for name in ("loss", "encoder"):
+            if saved and name in changed:
+                console.warn(
+                    f"the code of the {name} has changed since the run in {self.path} began; if it "
+                    "computes something else now, name another folder with --workdir"
+                )
+        if saved and "precision" in changed:
             raise UserError(
                 f"the run in {self.path} computes in {saved['precision']}, but this device in "
                 f"{circumstances['precision']}; continue the run on a device of the same kind, or "

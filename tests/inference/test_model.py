@@ -17,7 +17,7 @@ from hypjax.config import default_config
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.inference.matches import read_matches
+from hypjax.inference.matches import match_distance, read_matches
 from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.scores import Score
@@ -156,6 +156,12 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
     assert max(remarks[0]).startswith("perhaps no match: 95% of the validation images with a match")
     expanded = model.search(photos_folder, queries, 1, Refinement(expansion=1))
     assert not any(hits.remark for hits in expanded)
+
+
+def test_too_few_queries_with_a_match_say_nothing(tmp_path):
+    assert read_matches(tmp_path) == {}
+    few = np.zeros((9, 2), np.float32)
+    assert match_distance(few, np.zeros(9), None, None, space=PoincareBall()) is None
 
 
 def test_it_says_what_it_is(model, run):
@@ -364,7 +370,7 @@ HEADER = b'{"norm.bias": {"dtype": "F32", "shape": [1000000000], "data_offsets":
         (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),
         (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
         (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
-        (of_projection(mean=np.full(16, np.nan)), "is damaged"),
+        (of_projection(components=np.ones((5, 3))), "is no projection"),
     ],
 )
 def test_a_strangers_model_cannot_harm(copy, change, message):

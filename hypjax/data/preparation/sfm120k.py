@@ -13,7 +13,6 @@ from hypjax.data import safe_pickle
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
-from hypjax.data.safe_pickle import as_array, as_indices
 from hypjax.errors import UserError
 
 _LIST = "retrieval-SfM-120k.pkl"
@@ -47,8 +46,10 @@ def _read(tree: FileTree) -> dict[str, _Part]:
 
 
 def _part(loaded: dict[str, Any]) -> _Part:
-    numbers = (as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs"))
-    return _Part(as_array(loaded["cids"]).tolist(), *numbers)
+    numbers = (
+        safe_pickle.as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs")
+    )
+    return _Part(list(loaded["cids"]), *numbers)
 
 
 def _problem(part: _Part) -> str | None:
