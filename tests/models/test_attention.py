@@ -1,7 +1,5 @@
 """Attention, and the choice of its kernel."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,8 +86,7 @@ def test_the_faster_kernel_is_taken_and_remembered_by_later_processes(seconds, k
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("scale", [1.5, np.nan])
+@pytest.mark.parametrize(("part", "scale"), [(0, 1.5), (1, np.nan), (2, 1.5)])
 def test_cudnn_is_not_used_if_a_gradient_is_wrong(scale, part, monkeypatch):
     replace_cudnn(monkeypatch)
     gradients = attention._gradients
@@ -106,9 +103,8 @@ def test_cudnn_is_not_used_if_a_gradient_is_wrong(scale, part, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_cudnn_is_compared_for_fewer_images_where_xla_needs_too_much_memory(scale, monkeypatch):
-    replace_cudnn(monkeypatch, scale=scale)
+def test_cudnn_is_compared_for_fewer_images_where_xla_needs_too_much_memory(monkeypatch):
+    replace_cudnn(monkeypatch)
     gradients = attention._gradients
 
     def if_it_fits(function, heads, length):
@@ -118,9 +114,7 @@ def test_cudnn_is_compared_for_fewer_images_where_xla_needs_too_much_memory(scal
 
     monkeypatch.setattr(attention, "_gradients", if_it_fits)
     monkeypatch.setattr(attention, "_seconds", lambda *_: 1.0)
-    warned = pytest.warns(match="off by") if scale > 1 else contextlib.nullcontext()
-    with warned:
-        assert takes_cudnn(monkeypatch) == (scale == 1)
+    assert takes_cudnn(monkeypatch)
 
 
 @pytest.mark.parametrize("tokens", [4, 5])
