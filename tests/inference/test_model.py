@@ -26,6 +26,7 @@ from hypjax.runs.workdir import saved_config
 from hypjax.system import files as system_files
 from hypjax.system.files import read_npz
 from tests.helpers import commands, small_runs
+from tests.helpers.fake_hub import Commit, FakeHub, serving
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +193,16 @@ def test_a_published_folder_gives_the_same_embeddings_and_tells_no_paths(
     assert '"run.' not in everything
 
 
-@pytest.mark.parametrize(
-    ("weights", "kept"),
-    [
+def test_of_paths_the_last_name_is_published():
+    for weights, kept in [
         ("vit_small_patch16_224.dino", "vit_small_patch16_224.dino"),
         ("hf-hub:owner/name", "hf-hub:owner/name"),
         ("/home/me/w.safetensors", "w.safetensors"),
         ("https://host/me/w.npz?token=x/y", "w.npz"),
         (r"C:\Users\me\w.pth", "w.pth"),
-    ],
-)
-def test_of_paths_the_last_name_is_published(photos_folder, weights, kept):
-    fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
-    assert (fields.model.weights, fields.data.path) == (kept, "birds")
+    ]:
+        fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
+        assert (fields.model.weights, fields.data.path) == (kept, "birds")
 
 
 def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys, monkeypatch):
@@ -221,39 +219,24 @@ def test_what_is_no_name_of_a_repository_is_refused():
             hypjax.push("runs/a", name)
 
 
-def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypatch):
-    calls = []
-
-    class Api:
-        def create_repo(self, name, **settings):
-            assert settings.pop("repo_type") == "model"
-            calls.append((name, settings))
-
-        def list_repo_files(self, name, repo_type):
-            return ["model.safetensors", "head.safetensors", "LICENSE", "projections/mine.npz"]
-
-        def create_commit(self, name, operations, commit_message, repo_type):
-            calls.append([type(each).__name__[15:] + each.path_in_repo for each in operations])
-            return mock.Mock(commit_url=f"https://hub/{name}/commit/1")
-
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "secret")
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    folder, outside = tmp_path / "a", tmp_path / "secret"
+def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: FakeHub.token)
+    folder, copy = tmp_path / "a", shutil.copytree(run, tmp_path / "run")
     (folder / "notes").mkdir(parents=True)
-    outside.write_text("x")
-    private = [folder / ".env", folder / "notes/private.txt"]
+    private = [folder / ".env", folder / "notes/private.txt", tmp_path / "secret"]
     for path in private:
         path.write_text("x")
-    copy = shutil.copytree(run, tmp_path / "run")
-    (copy / "projections/head-x.npz").symlink_to(outside)
-    hypjax.push(copy, "me/photos", folder=folder, private=True)
-    (projection,) = (folder / "projections").iterdir()
-    added = ["hypjax.json", "matches.json", "model.safetensors"]
-    added += [f"projections/{projection.name}", "results.json", "config.json", "README.md"]
-    changes = ["Deletehead.safetensors", *(f"Add{file}" for file in added)]
-    assert calls == [("me/photos", {"private": True, "exist_ok": True}), changes]
+    (copy / "projections/head-x.npz").symlink_to(tmp_path / "secret")
+    with serving(tmp_path / "cache") as hub:
+        before = {"model.safetensors": b"", "head.safetensors": b"", "LICENSE": b""}
+        hub.commits["me/photos"] = [Commit(40 * "0", before)]
+        hypjax.push(copy, "me/photos", folder=folder)
+        (projection,) = (folder / "projections").iterdir()
+        assert hub.commits["me/photos"][-1].files.keys() == {
+            *("LICENSE", "README.md", "config.json", "hypjax.json", "matches.json"),
+            *("model.safetensors", f"projections/{projection.name}", "results.json"),
+        }
     assert all(path.exists() for path in private)
-    assert "published https://hub/me/photos" in capsys.readouterr().err
 
 
 def test_a_push_into_the_folder_of_a_run_is_refused(run):

@@ -99,7 +99,6 @@ GPU = {"platform": "gpu", "device_kind": "Tesla T4"}
         ({"platform": "cpu"}, "float32", "bfloat16"),
         ({"platform": "tpu"}, "bfloat16", "bfloat16"),
         ({**GPU, "compute_capability": "7.5"}, "float32", "float32"),
-        ({**GPU, "compute_capability": "8.0"}, "bfloat16", "bfloat16"),
         ({**GPU, "compute_capability": "gfx90a"}, "bfloat16", "bfloat16"),
     ],
 )
