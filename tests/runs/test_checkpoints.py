@@ -1,7 +1,6 @@
 """Checkpoints: which are kept, damaged ones, and saves that fail."""
 
 import contextlib
-import functools
 import json
 import shutil
 import subprocess
@@ -157,36 +156,29 @@ def test_the_checksum_depends_on_every_bit_and_position():
         assert checksum(tree | change) != checksum(tree), change
 
 
-def fill_most(disk):
-    (disk / "filler").write_bytes(bytes(600_000))
-    return (disk / "filler").unlink
-
-
-def forbid_writing(disk):
-    def mount(right):
-        subprocess.run(["mount", "-o", f"remount,{right}", str(disk)], check=True)
-
-    mount("ro")
-    return functools.partial(mount, "rw")
+def remount(option, disk):
+    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(
-    ("hinder", "reason"),
-    [(fill_most, "No space left on device"), (forbid_writing, "Read-only file system")],
+    ("before", "after", "reason"),
+    [("size=300k", "size=1m", "No space left on device"), ("ro", "rw", "Read-only file system")],
 )
-def test_a_failed_save_is_reported_and_the_next_one_succeeds(tmp_path, capfd, hinder, reason):
+def test_a_failed_save_is_reported_and_the_next_one_succeeds(
+    tmp_path, capfd, before, after, reason
+):
     with small_disk(tmp_path / "disk", "1m") as disk:
         with contextlib.closing(Checkpoints(disk / "checkpoints")) as checkpoints:
             save(checkpoints, 1, size=50_000)
             checkpoints.wait()
-            relent = hinder(disk)
+            remount(before, disk)
             save(checkpoints, 2, size=50_000)
             checkpoints.wait()
             printed = capfd.readouterr().err
             assert "warning: the state after step 2 could not be saved" in printed
             assert reason in printed and "Traceback" not in printed
             assert checkpoints.steps == [1]
-            relent()
+            remount(after, disk)
             save(checkpoints, 3, size=50_000)
         assert on_disk(disk / "checkpoints") == [1, 3]
         assert not list((disk / "checkpoints").glob("*tmp*"))
@@ -201,7 +193,7 @@ def test_a_run_fails_on_a_full_disk_only_at_its_end(photos_folder, tmp_path, cap
         assert printed.err.count("warning: the state after step") >= 4
         assert "final      head" in printed.out
         assert not (disk / "run/results.json").exists()
-        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        remount("size=4m", disk)
         results = train.train_and_evaluate(small_runs.load(photos_folder), disk / "run")
     assert results.keys() == {"untrained", "final", "best", "best_step", "validation"}
 
