@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, machine, watchdog
+from hypjax.system import exits, machine
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -116,7 +116,7 @@ def run(
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
     try:
-        with watchdog.announced_exit(), errors.reported(), errors.devices_explained():
+        with exits.failing_at_once(), errors.reported(), errors.devices_explained():
             app.run(
                 lambda arguments: main(*arguments),
                 flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save_file
 
-from hypjax.config import default_config, for_files, identity, load_config
+from hypjax.config import default_config, for_files, load_config
 from hypjax.data.photo_dataset import open_photos
 from hypjax.data.photos import find_photos, read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
@@ -26,9 +26,6 @@ from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.runs.files import read_results
-from hypjax.runs.tables import format_results
-from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers.pictures import write_pictures, write_table
 
 pytestmark = pytest.mark.slow
@@ -160,49 +157,6 @@ def test_damaged_images_are_named(name, tmp_path):
         if splits is not None:
             for i in range(len(splits.train)):
                 splits.train.image(i, 3)
-
-    check()
-
-
-def test_runs_are_read_or_refused(tmp_path):
-    config = default_config()
-    saved = {
-        "identity": identity(config),
-        "circumstances": {"images": "f"},
-        "all": for_files(config),
-        "score_space": {"name": "poincare", "c": 0.1, "clip_radius": 2.3, "riemannian": False},
-    }
-    scores = {part: {"recall@1": 0.5} for part in ("head", "encoder")}
-    results = {"untrained": scores, "final": scores, "validation": {"final": scores}}
-
-    def read():
-        saved_config(tmp_path)
-        run = Workdir(tmp_path, config)
-        run.require({"images": "f"})
-        found = run.results
-        format_results({"untrained": found["untrained"], "final": found["final"]})
-        read_results(tmp_path / "results.json")
-
-    def write(config, results):
-        (tmp_path / "config.json").write_text(config)
-        (tmp_path / "results.json").write_text(results)
-
-    texts = json.dumps(saved), json.dumps(results)
-    write(*texts)
-    read()
-
-    @fuzzed
-    @given(st.data())
-    def check(data):
-        if data.draw(st.booleans()):
-            one = data.draw(altered(saved) | values())
-            write(json.dumps(one), texts[1])
-        elif data.draw(st.booleans()):
-            one = data.draw(altered(results) | values())
-            write(texts[0], json.dumps(one))
-        else:
-            (tmp_path / "config.json").write_bytes(data.draw(damaged(texts[0].encode())))
-        tolerates(read)
 
     check()
 

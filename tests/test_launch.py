@@ -114,9 +114,9 @@ def test_gpus_trains_only_if_jax_finds_a_gpu(stubs, backend, last):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "last", "runs"), [((75, 75, 0), 0, 3), ((1, 0), 1, 1), ((130, 0), 130, 1)]
+    ("statuses", "last", "runs"), [((75, 134, 0), 0, 3), ((1, 0), 1, 1), ((130, 0), 130, 1)]
 )
-def test_a_command_is_repeated_while_its_status_is_75(stubs, statuses, last, runs):
+def test_a_command_is_repeated_until_its_status_is_final(stubs, statuses, last, runs):
     stubs.feed("STATUSES", *statuses)
     done = stubs.run("until_done.sh", "python", "-m", "hypjax.main", "--config=a b.py")
     assert done.returncode == last
@@ -135,7 +135,7 @@ def test_a_command_is_not_repeated_after_a_signal_to_the_script(stubs):
         ((0, 0), 0, 0, False),
         ((75, 75), 0, 75, True),  # Saved.
         ((75, 75), 100, 75, False),  # Saved too often.
-        ((75, 137), 0, 137, True),  # One was killed.
+        ((134, 137), 0, 137, True),  # One was killed.
         ((1, 1), 0, 1, False),  # A user error.
     ],
 )

@@ -161,7 +161,7 @@ def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, caps
         return jnp.mean(space.distance_matrix(embeddings, embeddings)) - margin
 
     given["objective"] = functools.partial(attraction, margin=2.0)
-    with pytest.raises(UserError, match=r"the loss has changed since the run .*\(its code, its"):
+    with pytest.raises(UserError, match="the loss has changed since the run"):
         hypjax.train(config, workdir, dataset=pictures, **given)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import GROUPS
 from hypjax.errors import redacted
 from hypjax.objectives.create import SAVED_SPACE
 
@@ -33,25 +32,6 @@ def without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
         field: redacted(value) if isinstance(value, str) else value
         for field, value in fields.items()
     }
-
-
-def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
-    """Translates the fields of an older run's file, where they mean the same, to those of today.
-
-    Before `optim.groups`, each name in `GROUPS` had the fields optim.rates.NAME, optim.decays.NAME
-    and optim.starts.NAME.
-    """
-    defaults = {"rates": 1.0, "decays": None, "starts": 0}
-    old = {f"optim.{kind}.{group}" for kind in defaults for group in GROUPS}
-    if not old & fields.keys():
-        return fields
-    groups = [
-        [group, *(fields.get(f"optim.{kind}.{group}", x) for kind, x in defaults.items())]
-        for group in GROUPS
-    ]
-    groups = [each for each in groups if each[1:] != list(defaults.values())]
-    kept = {field: value for field, value in fields.items() if field not in old}
-    return {"optim.groups": groups, **kept}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE, part_of, scored_spaces
+from hypjax.inference.embedding import part_of, scored_spaces
 from hypjax.models.own import ENCODERS
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.projection import Projection, fit
@@ -62,11 +62,8 @@ def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTre
     """Hash of everything that a model's embeddings depend on besides the images."""
     data, scales = config.data, tuple(config.eval.scales)
     view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
-    facts = [part, describe_space(space), view, config.model.eval_pooling]
-    # What older runs did not have counts only where it is not the default.
-    facts += [] if config.model.head == "dense" else [config.model.head]
-    facts += [] if data.test_view == "centre_crop" else [data.test_view]
-    facts += [] if scales == ONE_SCALE else [list(map(float, scales))]
+    model = [config.model.eval_pooling, config.model.head]
+    facts = [part, describe_space(space), view, model, list(map(float, scales))]
     # What parameters do not show of a module of the user's: an activation, or a stride.
     module = ENCODERS.get(config.model.architecture)
     facts += [] if module is None else [settings_hash(module)]

@@ -348,12 +348,14 @@ class SharedCheckpoints:
 
     def _broadcast(self, read: Callable[[], Restored | None], like: dict[str, PyTree]) -> Any:
         """Reads a checkpoint in the first process and broadcasts it to all."""
-        restored = read() if self._local is not None else None
-        facts = processes.from_first(lambda: restored and [restored.step, restored.record])
+        found: list[Restored | None] = []
+        facts = processes.from_first(
+            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
+        )
         if facts is None:
             return None
         like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: restored.trees, like)
+        trees = processes.arrays_from_first(lambda: found[0].trees, like)
         step, record = facts
         return Restored(step, jax.tree.map(_place_like, trees, like), record)
 

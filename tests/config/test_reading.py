@@ -1,6 +1,5 @@
 """Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
-import json
 import re
 import shutil
 
@@ -11,14 +10,12 @@ from hypjax.config import (
     default_workdir,
     differences,
     flatten,
-    for_files,
     identity,
     load_config,
     override,
     read_config,
     show_origins,
 )
-from hypjax.config.choices import GROUPS
 from hypjax.data.preparation.registry import BUILDERS
 from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
@@ -269,25 +266,6 @@ def test_a_run_of_another_objective_is_read_with_its_fields(toy, tmp_path):
     changed = load_config("glyphs", ["objective.name=toy"])
     with pytest.raises(UserError, match=r"\(objective.margin: 2.0 -> 0.5\)"):
         Workdir(tmp_path, changed)
-
-
-def test_a_run_with_the_fields_of_an_older_version_is_the_same_run(tmp_path):
-    """`optim.groups` was three groups of fields once."""
-    config = load_config("sop:hier-dino")
-    fields = for_files(config)
-    assert fields.pop("optim.groups") == [["encoder", 1.0, None, 1650], ["head", 100.0, None, 0]]
-    for group in GROUPS:
-        older = {"rates": 1.0, "decays": None, "starts": 0}
-        fields |= {f"optim.{kind}.{group}": value for kind, value in older.items()}
-    fields |= {"optim.starts.encoder": 1650, "optim.rates.head": 100.0}
-    file = {"identity": fields, "circumstances": {}, "all": fields}
-    (tmp_path / "config.json").write_text(json.dumps(file))
-    assert flatten(saved_config(tmp_path)) == flatten(config)
-    Workdir(tmp_path, config, compared=("optim.", "model.", "objective."))
-    fields["optim.decays.head"] = 0.5
-    (tmp_path / "config.json").write_text(json.dumps(file))
-    with pytest.raises(UserError, match="optim.groups: .*'head', 100.0, 0.5, 0.* -> "):
-        Workdir(tmp_path, config, compared=("optim.",))
 
 
 def rows(spec, *overrides):

@@ -1,7 +1,6 @@
 """Checkpoints: which are kept, damaged ones, and saves that fail."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 
@@ -14,8 +13,7 @@ from hypjax import train
 from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints, checksum
 from tests.helpers import small_runs
-from tests.helpers.process_pair import python
-from tests.helpers.system_limits import lossy_disk, small_disk
+from tests.helpers.system_limits import small_disk
 
 
 def state(value, size=1000):
@@ -196,36 +194,3 @@ def test_a_run_fails_on_a_full_disk_only_at_its_end(photos_folder, tmp_path, cap
         remount("size=4m", disk)
         results = train.train_and_evaluate(small_runs.load(photos_folder), disk / "run")
     assert results.keys() == {"untrained", "final", "best", "best_step", "validation"}
-
-
-SAVE_AND_DIE = """
-import os, pathlib, sys
-from hypjax.runs.checkpoints import Checkpoints
-from hypjax.system.files import write_json
-from tests.runs.test_checkpoints import save
-folder = pathlib.Path(sys.argv[1])
-folder.mkdir()
-checkpoints = Checkpoints(folder / "checkpoints")
-for step in (1, 2, 3):
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(f"{step}\\n")
-    save(checkpoints, step)
-checkpoints.wait()
-write_json(folder / "results.json", {"done": True})
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_what_was_waited_for_survives_a_power_failure(tmp_path):
-    with lossy_disk(tmp_path) as disk:
-        run = disk.path / "run"
-        python("-c", SAVE_AND_DIE, run).check_returncode()
-        disk.cut_power()
-        with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
-            assert checkpoints.steps == [2, 3]
-            for step in (2, 3):
-                restored = checkpoints.restore(step, model=state(0)).trees[0]
-                assert np.array_equal(restored["kernel"], state(step)["kernel"])
-        assert (run / "metrics.jsonl").read_text() == "1\n2\n3\n"
-        assert json.loads((run / "results.json").read_text()) == {"done": True}
