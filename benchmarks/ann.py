@@ -124,7 +124,7 @@ def _hyperbolic(
 
     def own(candidates: int) -> Items:
         gallery.candidates = candidates
-        return gallery.nearest(queries, _K)[1]
+        return gallery.search_rows(queries, _K)[1]
 
     yield _Engine(_OURS, built, own, settings)
     if exported:

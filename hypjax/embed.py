@@ -63,8 +63,8 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in .npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
-    from hypjax.integrations.exports import find_export
     from hypjax.monitoring.health import warn_if_collapsed
+    from hypjax.retrieval.gallery_files import find_export
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
     files = {name: name.partition(":")[0] for name in names if "://" not in name}
@@ -82,7 +82,7 @@ def main(overrides: list[str]) -> None:
     print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
-        print(f"exported them to {export.write(embeddings, path)}")
+        print(f"exported them to {export(embeddings, path)}")
     if embeddings.unreadable:
         print(
             f"could not read {len(embeddings.unreadable)} of the images; the file lists them too:"

@@ -73,8 +73,8 @@ def main(overrides: list[str]) -> None:
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
-    from hypjax.integrations.exports import open_gallery
     from hypjax.integrations.onnx_encoder import PixelOptions
+    from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # They import JAX.
     import socket
 
     from hypjax.inference.model import Model
-    from hypjax.integrations.exports import Gallery
+    from hypjax.retrieval.galleries import Gallery
 
 EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
 FLAGS = command.Flags()
@@ -40,8 +40,8 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     _require_packages()
     from hypjax.inference.model import load
-    from hypjax.integrations.exports import open_gallery
     from hypjax.integrations.serve import server
+    from hypjax.retrieval.gallery_files import open_gallery
 
     with server.listen(_HOST.value, _PORT.value) as listener:
         gallery = open_gallery(_GALLERY.value)

@@ -15,8 +15,9 @@ from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.model_card import describe
-from hypjax.integrations.exports import Gallery, is_gallery, open_gallery
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.galleries import Gallery
+from hypjax.retrieval.gallery_files import is_gallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import console, hub
 from hypjax.system.caches import keep_compiled_programs

@@ -142,7 +142,7 @@ def _distance(space: Space) -> str:
     raise UserError(f"there is no formula of the distance in {space} for a card; export parquet")
 
 
-def push_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str) -> str:
+def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
     """Writes a dataset into a folder, and uploads its files in one commit.
 
     A repository that is created is private, since names of files may be. Returns its address.
@@ -150,6 +150,7 @@ def push_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str) -> str
     Raises:
         UserError: It was not uploaded, but written.
     """
+    name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)
     options = {"private": True, "repo_type": "dataset", "marker": _TABLE}
     try:

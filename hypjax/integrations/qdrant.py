@@ -10,9 +10,10 @@ import itertools
 import math
 import os
 import pathlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32
@@ -33,28 +34,15 @@ from hypjax.integrations.qdrant_collections import (
 from hypjax.retrieval import euclidean
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.euclidean import separation_factors
+from hypjax.retrieval.galleries import GalleryItem, Neighbours
 
 SUFFIX = ".qdrant"
 _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
+_SAMPLE = 1000  # Images whose classes are listed.
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ROUNDING = 1e-5  # By which −distance may exceed 0.
 _LEAST_CANDIDATES, _MOST_CANDIDATES = 64, 2**20  # Of a search.
-
-
-class Neighbours(NamedTuple):
-    """What a search found for one query, nearest first.
-
-    Attributes:
-        ids: Paths of the images.
-        labels: Their classes; '' if unknown.
-        distances: Their distances from the query.
-        own_label: The class of the query, if the gallery holds it; or else ''.
-    """
-
-    ids: list[str]
-    labels: list[str]
-    distances: list[float]
-    own_label: str = ""
 
 
 class QdrantGallery:
@@ -111,27 +99,32 @@ class QdrantGallery:
         """The number of images of this class."""
         return self._collection.count(name)
 
-    def read(self, ids: Sequence[str]) -> list[Item]:
-        """The images with these ids, see `point_id`, in their order; missing ones are left out."""
-        found = {item.id: item for item in self._checked(self._collection.read(ids))}
-        return [found[each] for each in ids if each in found]
+    def classes(self) -> list[str]:
+        """Names of the classes of a sample, in order."""
+        return sorted({item.label for item in self.sample(_SAMPLE)} - {""})
 
-    def sample(self, most: int) -> list[Item]:
-        """Some images, at most so many: always the same ones, and of no particular kind."""
-        return self._checked(self._collection.first(most))  # Ids are hashes.
+    def read(self, keys: Sequence[str]) -> list[GalleryItem]:
+        """See `Gallery`; keys are those of `point_id`."""
+        keys = [key for key in keys if _UUID.fullmatch(key)]
+        found = {item.key: item for item in self._checked(self._collection.read(keys))}
+        return [found[key] for key in keys if key in found]
 
-    def _checked(self, items: list[Item]) -> list[Item]:
+    def sample(self, most: int) -> list[GalleryItem]:
+        """See `Gallery`; they are of no particular kind, since ids are hashes."""
+        return self._checked(self._collection.first(most))
+
+    def _checked(self, items: list[Item]) -> list[GalleryItem]:
         try:
-            if items:
-                points = np.array([item.vector for item in items], np.float32)
-                (self.space.ball() or self.space).check(points)
-                points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
-                items = [
-                    item._replace(vector=point.tolist())
+            if not items:
+                return []
+            points = np.array([item.vector for item in items], np.float32)
+            (self.space.ball() or self.space).check(points)
+            points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
+            if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
+                return [
+                    GalleryItem(item.id, item.payload["id"], item.payload["label"], point)
                     for item, point in zip(items, points, strict=True)
                 ]
-            if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
-                return items
         except (KeyError, TypeError, ValueError):
             pass
         raise strange_answer(self._collection.name)
@@ -163,21 +156,16 @@ class QdrantGallery:
         points: Float32[np.ndarray, "n d"],
         k: int,
         paths: Sequence[str] | None = None,
+        label: str | None = None,
         *,
         exact: bool = False,
-        label: str | None = None,
     ) -> list[Neighbours]:
-        """Finds the k nearest images of each query.
+        """See `Gallery.nearest`; with `exact`, candidates are searched for among all images.
 
-        The images at `paths`, real ones, '' for none, are the queries themselves, and are not found
-        as their own neighbours. With `exact`, candidates are searched for among all images; with a
-        `label`, among those of this class. Raises a `UserError` if a query is not a point of the
-        space, fewer than k images are found, or the collection does not answer.
+        Raises a `UserError` if a query is not a point of the space, or the collection does not
+        answer.
         """
-        neighbours = self._nearest(points, k, paths, exact=exact, label=label)
-        if any(len(each.ids) < k for each in neighbours):
-            raise UserError(f"k is {k}, but there are {len(self)} items in {self._collection.name}")
-        return neighbours
+        return self._nearest(points, k, paths, exact=exact, label=label)
 
     def _nearest(
         self,
@@ -273,12 +261,12 @@ def open_collection(location: str) -> Collection:
     return Server.at(location) if location.startswith(SCHEMES) else Folder(pathlib.Path(location))
 
 
-def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> str:
-    """Adds images to a `QdrantGallery`, which is created if it is not there yet.
+def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
+    """Adds images to a `QdrantGallery` in a folder or at a URL; creates it if it is missing.
 
     Returns a sentence: where the gallery is, and how many neighbours searches find.
     """
-    collection = open_collection(os.fspath(location))
+    collection = open_collection(url or os.fspath(path))
     with collection.changing():
         gallery = QdrantGallery.create(collection, embeddings)
         gallery.add(embeddings)
@@ -346,6 +334,7 @@ def _neighbours(hits: Hits, path: str, k: int) -> Neighbours:
         [payload["label"] for payload, _ in others],
         [max(-score, 0.0) for _, score in others],
         own[0]["label"] if own else "",
+        [point_id(payload["id"]) for payload, _ in others],
     )
 
 

@@ -40,6 +40,7 @@ from hypjax.retrieval.euclidean import (
     separation_factors,
     warn_of_misses,
 )
+from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
 from hypjax.system.files import checksums, read_together, replacing_together
 
@@ -66,7 +67,6 @@ _TYPES |= {"checksums": dict}
 
 _Points = Float32[np.ndarray, "n d"]  # Of a space with a ball, or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
-_Own = Int[np.ndarray, " n"] | None  # The items that queries are themselves; −1 for none.
 
 
 class _Setting(NamedTuple):
@@ -142,7 +142,7 @@ def _near(
     return arithmetic.inner_products(queries, vectors) <= limits[:, None]
 
 
-class GraphGallery:
+class GraphGallery(ArrayGallery):
     """A gallery in a graph, with the paths and classes of its images.
 
     Three files hold it: the graph, such as gallery.usearch, and beside it gallery.usearch.parquet,
@@ -176,9 +176,6 @@ class GraphGallery:
         self._rounded, self._writable = rounded, writable
         self.space, self.fingerprint = space, fingerprint
         self.candidates, self.recall = candidates, recall
-
-    def __len__(self) -> int:
-        return len(self._table.keys)
 
     @property
     def vectors(self) -> _Points:
@@ -295,44 +292,33 @@ class GraphGallery:
         self._index.remove(self._table.keys[removed])
         self._replace(_Table(*(column[~removed] for column in self._table)))
 
-    def nearest(
-        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None = None
+    def search_rows(
+        self, points: Float32[np.ndarray, "n d"], k: int
     ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Finds the k nearest items among the candidates that the graph returns.
+        """Distances and rows of the k nearest images; −1 where the graph reaches fewer.
 
-        `own` holds for each query the index of the item that it is itself, which is not found; −1
-        for none. Returns distances, and indices of the items, nearest first. Raises a `UserError`
-        if a query is not a point of the space, k is larger than the number of items to find, or the
-        graph reaches fewer.
+        Raises a `UserError` if a query is not a point of the space.
         """
         self.space.check(points)
-        if not 1 <= k <= len(self) - (own is not None):
-            raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
-        separations, items = self._nearest(points, k, own)
-        if not np.isfinite(separations).all():
-            raise UserError("the graph reaches too few items; lower k, or export the gallery again")
+        separations, rows = self._nearest(points, k)
         with jax.enable_x64(True):
             distances = np.asarray(self.space.distance_at(separations))
-        return distances.astype(np.float32), items
+        return distances.astype(np.float32), rows
 
-    def _nearest(self, points: _Points, k: int, own: _Own) -> _Ranked:
-        """As `nearest`, but separations: infinite, with index −1, where the graph reaches none."""
-        separations, items, _ = self._search(points, k, own)
+    def _nearest(self, points: _Points, k: int) -> _Ranked:
+        """Separations and rows: infinite, and −1, where the graph reaches fewer."""
+        separations, items, _ = self._search(points, k)
         if not self._table.scanned.any():
             return separations, items
         rows, near = self._centre.within(points, separations[:, -1])
-        if own is not None:
-            kept = near != own[rows]
-            rows, near = rows[kept], near[kept]
         return self._rank(points, items, k, rows, near)
 
     def _search(
-        self, points: _Points, k: int, own: _Own
+        self, points: _Points, k: int
     ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"], int]:
         """Like `_nearest`, without the scan; and the number of distances that were computed."""
-        wanted = k + (own is not None)
-        spare = max(_SPARE, wanted // 3) if self._rounded else 0
-        listed = min(wanted + spare, len(self))
+        spare = max(_SPARE, k // 3) if self._rounded else 0
+        listed = min(k + spare, len(self))
         self._index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
         found = self._index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without those that are missing.
@@ -341,8 +327,6 @@ class GraphGallery:
         items = np.searchsorted(self._table.keys, keys)
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         missing = np.arange(keys.shape[1]) >= counts
-        if own is not None:
-            missing |= items == own[:, None]
         items[missing] = -1
         if self._rounded:
             return *self._rank(points, items, k), found.computed_distances
@@ -367,7 +351,8 @@ class GraphGallery:
 
     def _replace(self, table: _Table) -> None:
         self._table, self.ids, self.labels = table, table.ids, table.labels
-        self.__dict__.pop("_centre", None)
+        for cached in ("_centre", "_row_of_path", "_classes"):
+            self.__dict__.pop(cached, None)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
@@ -386,7 +371,7 @@ class GraphGallery:
         shares = _SCANNED[:1] if isinstance(self.space, Sphere) else _SCANNED
         for candidates in _CANDIDATES:
             self.candidates = candidates
-            *found, computed = self._search(points, k, None)
+            *found, computed = self._search(points, k)
             cost = computed / max(len(sample), 1)
             hits = found_neighbours(exact, found)
             for scanned in {int(share * len(self)) for share in shares}:
@@ -399,7 +384,7 @@ class GraphGallery:
         best = best or max(settings, key=lambda setting: setting.recall)
         self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
-        self.recall = assured(found_neighbours(exact, self._nearest(points, k, None)))
+        self.recall = assured(found_neighbours(exact, self._nearest(points, k)))
         self._table.scanned[sample] = norms[sample] <= norms[self._table.scanned].max(initial=-1)
         self._replace(self._table)  # More are scanned.
 

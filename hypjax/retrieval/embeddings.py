@@ -24,7 +24,9 @@ from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, feature_table
+from hypjax.retrieval.galleries import ArrayGallery, Neighbours
 from hypjax.retrieval.prefixes import prefix_points
+from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import read_npz, replacing
 
 _BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
@@ -39,8 +41,8 @@ _SIMPLE = (bool, int, float, str, types.NoneType)  # Types of the fields of othe
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Embeddings:
-    """Points of a space, and the images they were embedded from.
+class Embeddings(ArrayGallery):
+    """Points of a space, and the images they were embedded from: a gallery of exact searches.
 
     Attributes:
         vectors: Points of the space, [n, d], float32.
@@ -118,9 +120,6 @@ class Embeddings:
                 f"row {zeros[0]} of the features is all zeros, which has no place in {space}"
             ) from None
         return found
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def __repr__(self) -> str:
         classes = len(np.unique(self.labels))
@@ -260,6 +259,19 @@ class Embeddings:
         for name, values in (("ids", self.ids), ("labels", self.labels)):
             if values.shape != self.vectors.shape[:1] or values.dtype.kind != "U":
                 raise ValueError(f"its {name} are {values.dtype} {values.shape}")
+
+    def nearest_refined(
+        self,
+        points: Float[np.ndarray, "q d"],
+        k: int,
+        paths: Sequence[str],
+        refinement: Refinement,
+    ) -> list[Neighbours]:
+        """Like `nearest`, but with expanded queries or re-ranked results."""
+        own = self.own_rows(paths)
+        own_ids = own if (own >= 0).any() else None
+        found = refinement.search(points, own_ids, self.kept_vectors, k=k, space=self.space)
+        return self.neighbours(*found, own, k)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32, as gallery items or as queries.

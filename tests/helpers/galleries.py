@@ -1,5 +1,7 @@
 """Made galleries: clusters, and trees up to the boundary; and a check of what is found in them."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -61,6 +63,18 @@ def check_wrong_points_are_refused(gallery, points, space):
             gallery.nearest(points, 3)
         with pytest.raises(UserError, match=words):
             gallery.add(embeddings(points, space, first=900))
+
+
+def found_in(gallery, queries, k, own=None):
+    """Distances and numbers of the images that a gallery of `embeddings` finds, [n, k].
+
+    `own` holds the numbers of the queries themselves.
+    """
+    paths = None if own is None else [os.path.realpath(f"{i}.png") for i in own]
+    found = gallery.nearest(queries, k, paths)
+    items = [[int(name.removesuffix(".png")) for name in hits.ids] for hits in found]
+    shape = len(queries), k
+    return np.reshape([hits.distances for hits in found], shape), np.reshape(items, shape)
 
 
 def check_neighbours(found, queries, points, space, recall, own=None):

@@ -31,11 +31,11 @@ from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
-from hypjax.integrations.exports import find_export
 from hypjax.objectives import softmax_temperature
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space
 from hypjax.retrieval.expansion import expand_queries
+from hypjax.retrieval.gallery_files import find_export
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -383,7 +383,7 @@ def test_names_that_are_not_utf8_are_refused_before_they_are_embedded_or_exporte
             find_photos(str(where))
     earlier = Embeddings(np.zeros((1, 2)), np.array([name]), np.array([""]), Sphere(), "", "", {})
     with pytest.raises(UserError, match=words):
-        find_export("parquet").write(earlier, tmp_path / "g.parquet")
+        find_export("parquet")(earlier, tmp_path / "g.parquet")
     assert not (tmp_path / "g.parquet").exists()
 
 

@@ -1,30 +1,29 @@
 """The engine that docs/extending.md shows."""
 
+import sys
+import types
+
 import numpy as np
 
 from hypjax.geometry import PoincareBall
-from hypjax.integrations import exports
-from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import clusters, embeddings
+from hypjax.retrieval.gallery_files import find_export, is_gallery, open_gallery
+from hypjax.system import integrations
+from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 from tests.helpers.shown_objective import blocks
 
 
 def test_one_file_and_one_line_are_an_engine(tmp_path, monkeypatch):
     code, line = blocks("An engine")
-    names = {"Export": exports.Export}
-    exec(code, names)
-    for name, export in eval("{" + line + "}", names).items():
-        monkeypatch.setitem(exports.EXPORTS, name, export)
-    space = PoincareBall(1.0, 2.3)
+    module = types.ModuleType("hypjax.integrations.kdtree")
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name, row in eval("{" + line + "}", {"Integration": integrations.Integration}).items():
+        monkeypatch.setitem(integrations.INTEGRATIONS, name, row)
+    space, path = PoincareBall(1.0, 2.3), tmp_path / "gallery.kdtree"
     points = clusters(space, 300)
-    gallery = embeddings(points, space)
-    path = tmp_path / "gallery.kdtree"
-    assert exports.find_export("kdtree").write(gallery, path) == str(path)
-    assert exports.is_gallery(path)
-    opened = exports.open_gallery(path)
-    own = np.arange(5)
-    found = opened.nearest(points[:5], 10, gallery.ids[:5])
-    distances, items = search(points[:5], own, points, k=10, space=space)
-    assert [hits.ids for hits in found] == gallery.ids[items].tolist()
-    np.testing.assert_allclose([hits.distances for hits in found], distances, rtol=1e-4)
-    assert opened.has_class("odd") and not opened.has_class("wren")
+    assert find_export("kdtree")(embeddings(points, space), path) == str(path)
+    assert is_gallery(path)
+    gallery, own = open_gallery(path), np.arange(5)
+    found = found_in(gallery, points[:5], 10, own)
+    check_neighbours(found, points[:5], points, space, 1.0, own)
+    assert gallery.has_class("odd") and not gallery.has_class("wren")

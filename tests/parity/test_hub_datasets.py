@@ -12,8 +12,8 @@ from hypjax.data.photos import list_folder
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.integrations.exports import find_export, is_gallery, open_gallery
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.gallery_files import find_export, is_gallery, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
 from tests.helpers import commands, small_runs
@@ -128,7 +128,7 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
     gallery = embeddings(clusters(space, 300), space)
     folder = tmp_path / "gallery.hf"
     with serving(tmp_path / "cache") as hub:
-        where = find_export("hf://me/gallery").write(gallery, folder)
+        where = find_export("hf://me/gallery")(gallery, folder)
         pushed = hub.commits["datasets/me/gallery"][-1].files
         assert hub.private == {"datasets/me/gallery"}
     assert "/datasets/me/gallery/commit/" in where
@@ -162,7 +162,7 @@ def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeyp
     gallery = embeddings(clusters(BALL, 300), BALL)
     gallery.save(tmp_path / "gallery.npz")
     for name in ("dataset", "parquet"):
-        find_export(name).write(gallery, tmp_path / f"gallery.{name}")
+        find_export(name)(gallery, tmp_path / f"gallery.{name}")
     printed = []
     exec(shown(section), {"print": printed.append})
     printed = printed[0] if section == "Search engines" else printed
@@ -175,26 +175,24 @@ def test_what_is_not_pushed_is_one_sentence(tmp_path):
     with serving(tmp_path / "cache") as hub:
         hub.close()
         with pytest.raises(UserError, match="wrote .*, but did not upload it: the hub cannot be"):
-            find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
     where = str(tmp_path / "gallery.hf")
     for count in (30, 20):  # Of another gallery in the same place.
-        find_export("dataset").write(gallery.take(np.arange(count)), tmp_path / "gallery.hf")
+        find_export("dataset")(gallery.take(np.arange(count)), tmp_path / "gallery.hf")
         assert len(datasets.load_dataset(where, split="gallery")) == count
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/photos.parquet").touch()
     with serving(tmp_path / "cache") as hub:
         hub.put("datasets/me/gallery", tmp_path / "theirs")
         with pytest.raises(UserError, match="me/gallery holds other files; name another"):
-            find_export("hf://me/gallery").write(gallery, tmp_path / "gallery.hf")
+            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
         assert len(hub.commits["datasets/me/gallery"]) == 1
     for name in ("gallery", "me/gallery@v1"):
         with pytest.raises(UserError, match="names no repository"):
             find_export(f"hf://{name}")
     assert not is_gallery("hf://me/photos?split=train")
-    with pytest.raises(UserError, match="holds no gallery; embed its images"):
+    with pytest.raises(UserError, match="no hf:// to open"):
         open_gallery("hf://me/photos")
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="are no inner products"):
-        find_export("dataset").write(
-            embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused"
-        )
+        find_export("dataset")(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused")

@@ -24,7 +24,7 @@ from PIL import Image
 
 import hypjax
 from hypjax.errors import UserError
-from hypjax.integrations.exports import find_export, open_gallery
+from hypjax.retrieval.gallery_files import find_export, open_gallery
 from tests.helpers import commands, small_runs
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
@@ -35,7 +35,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
 from hypjax.integrations.serve import limits, server  # noqa: E402
 from hypjax.integrations.serve.app import create_app  # noqa: E402
-from hypjax.integrations.serve.items import items_of  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -147,27 +146,27 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
 
 
 def test_other_engines_find_the_same(file, gallery, tmp_path):
-    own = items_of(gallery)
-    assert len(own) == 60 and own.classes == [f"class{i}" for i in range(10)]
-    assert own.find("60") is own.find("-1") is own.find("9" * 50) is own.find("x") is None
+    assert len(gallery) == 60 and gallery.classes() == [f"class{i}" for i in range(10)]
+    assert gallery.read(["60", "-1", "9" * 50, "x"]) == []
     for suffix in ("usearch", "qdrant"):
-        find_export(suffix).write(gallery, tmp_path / f"gallery.{suffix}")
-        other = items_of(open_gallery(tmp_path / f"gallery.{suffix}"))
-        assert other.classes == own.classes and len(other) == 60 and other.find("x") is None
+        find_export(suffix)(gallery, tmp_path / f"gallery.{suffix}")
+        other = open_gallery(tmp_path / f"gallery.{suffix}")
+        assert other.classes() == gallery.classes() and len(other) == 60 and other.read(["x"]) == []
         keys = {item.path: item.key for item in other.sample(100)}
         assert keys.keys() == set(gallery.ids.tolist())
-        for k, label, with_own in ((5, None, False), (99, None, True), (3, "class4", True)):
-            query = own.find("8")
-            same = other.find(keys[query.path])
-            assert same.label == query.label and np.array_equal(same.point, query.point)
-            expected = own.nearest(query.point, k, label, query if with_own else None)
-            found = other.nearest(query.point, k, label, same if with_own else None)
-            assert [item.path for item, _ in found] == [item.path for item, _ in expected]
-            distances = [[each for _, each in hits] for hits in (found, expected)]
-            np.testing.assert_allclose(*distances, atol=1e-3)
-        assert other.nearest(query.point, 3, "none", None) == []
-        inside = other.nearest(query.point, 99, query.label, same)
-        assert len(inside) == 5 and {item.label for item, _ in inside} == {query.label}
+        (query,) = gallery.read(["8"])
+        point, paths = query.point[None], [os.path.realpath(query.path)]
+        (same,) = other.read([keys[query.path]])
+        assert same.label == query.label and np.array_equal(same.point, query.point)
+        for k, label, own in ((5, None, None), (99, None, paths), (3, "class4", paths)):
+            (expected,), (found,) = (
+                each.nearest(point, k, own, label) for each in (gallery, other)
+            )
+            assert found.ids == expected.ids and [keys[path] for path in found.ids] == found.keys
+            np.testing.assert_allclose(found.distances, expected.distances, atol=1e-3)
+        assert other.nearest(point, 3, None, "none")[0].ids == []
+        (inside,) = other.nearest(point, 99, paths, query.label)
+        assert len(inside.ids) == 5 and {*inside.labels} == {query.label}
 
 
 def test_the_interface_is_described_and_its_options_are_checked(port, gallery):

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import os
 import pathlib
 import shutil
 
@@ -14,14 +15,15 @@ from benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.integrations import usearch as graph
-from hypjax.integrations.exports import open_gallery
 from hypjax.integrations.usearch import GraphGallery, export_usearch
+from hypjax.retrieval.gallery_files import open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import (
     check_neighbours,
     check_wrong_points_are_refused,
     clusters,
     embeddings,
+    found_in,
     tree,
 )
 from tests.helpers.small_runs import REPOSITORY
@@ -47,7 +49,7 @@ def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
     assert gallery.recall >= 0.98 and f"{gallery.recall:.1%}" in said
     assert gallery._index.dtype.name == "BF16"
     own, queries = np.arange(1000), points[:1000]
-    check_neighbours(gallery.nearest(queries, 10, own), queries, points, space, 0.98, own)
+    check_neighbours(found_in(gallery, queries, 10, own), queries, points, space, 0.98, own)
 
 
 @pytest.mark.parametrize(("c", "dim"), [(0.1, 64), (1.0, 8)])
@@ -58,7 +60,7 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     assert gallery.recall >= 0.98
     assert gallery._index.dtype.name == "F32"  # Rounding would be too coarse.
     queries = points[-500:]
-    check_neighbours(gallery.nearest(queries, 5), queries, points, ball, 0.98)
+    check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 8), (2, 32), (15, 8)])
@@ -68,12 +70,12 @@ def test_few_images_and_few_queries_are_searched(count, dim, tmp_path):
     export_usearch(embeddings(points, ball), path)
     gallery = open_gallery(path)
     assert gallery.recall == 1
-    assert gallery.nearest(points[:0], count)[1].shape == (0, count)
+    assert found_in(gallery, points[:0], count)[1].shape == (0, count)
     for queries in (points[:1], points):
-        check_neighbours(gallery.nearest(queries, count), queries, points, ball, 1.0)
+        check_neighbours(found_in(gallery, queries, count), queries, points, ball, 1.0)
         if count > 1:
             own = np.arange(len(queries))
-            check_neighbours(gallery.nearest(queries, 1, own), queries, points, ball, 1.0, own)
+            check_neighbours(found_in(gallery, queries, 1, own), queries, points, ball, 1.0, own)
 
 
 def test_images_are_added_found_removed_and_gone(tmp_path):
@@ -89,7 +91,7 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     gallery.save(path)
     changed = GraphGallery.open(path)
     assert len(changed) == 398 and "3.png" not in changed.ids
-    distances, found = changed.nearest(points, 1)
+    distances, found = changed.search_rows(points, 1)
     names = changed.ids[found[:, 0]]
     present = np.isin(np.arange(400), [3, 299], invert=True)
     assert np.mean(names[present] == [f"{i}.png" for i in np.flatnonzero(present)]) > 0.98
@@ -113,8 +115,7 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
         open_gallery(path)
     export_usearch(embeddings(points, space), path)
     gallery = open_gallery(str(path))
-    with pytest.raises(UserError, match="k is 101, but there are 100 items"):
-        gallery.nearest(points, 101)
+    assert len(gallery.nearest(points[:1], 101)[0].ids) == 100
     with pytest.raises(UserError, match="cannot write to .*usearch"):
         gallery.save(str(tmp_path / "missing/gallery.usearch"))
     for file, words in (
@@ -143,7 +144,7 @@ def test_flipped_bits_and_files_of_another_gallery_are_not_searched(suffix, tmp_
     file = tmp_path / f"gallery.usearch{suffix}"
     other = file.read_bytes()
     export_usearch(embeddings(points, space), path)
-    whole, expected = file.read_bytes(), open_gallery(path).nearest(points, 5)
+    whole, expected = file.read_bytes(), open_gallery(path).search_rows(points, 5)
     rng = np.random.default_rng(0)
     for place, bit in zip(rng.integers(0, len(whole), 20), rng.integers(0, 8, 20), strict=True):
         flipped = bytearray(whole)
@@ -155,7 +156,7 @@ def test_flipped_bits_and_files_of_another_gallery_are_not_searched(suffix, tmp_
             assert "export the gallery again" in str(error)
         else:  # Some bytes of Parquet mean nothing.
             assert suffix == ".parquet"
-            np.testing.assert_array_equal(gallery.nearest(points, 5), expected)
+            np.testing.assert_array_equal(gallery.search_rows(points, 5), expected)
             assert gallery.ids.tolist() == [f"{i}.png" for i in range(200)]
     file.write_bytes(other)
     with pytest.raises(UserError, match="not the one that the table beside it describes"):
@@ -204,7 +205,7 @@ def test_a_gallery_that_is_replaced_while_it_is_opened_is_read_again(tmp_path, m
 
     monkeypatch.setattr(graph, "_read_graph", replacing)
     gallery = open_gallery(path)
-    assert gallery.ids[gallery.nearest(points, 1)[1][:, 0]].tolist() == gallery.ids.tolist()
+    assert gallery.ids[gallery.search_rows(points, 1)[1][:, 0]].tolist() == gallery.ids.tolist()
     np.testing.assert_array_equal(gallery._table.points, points)
 
 
@@ -257,7 +258,11 @@ def test_points_near_the_centre_are_scanned(monkeypatch, tmp_path):
 
     def found():
         gallery.candidates = 1
-        distances, items = gallery.nearest(queries, 10, own)
+        hits = gallery.nearest(
+            queries, 10, [os.path.realpath(f"{name}.png") for name in names[own]]
+        )
+        distances = np.array([each.distances for each in hits])
+        items = np.array([each.keys for each in hits], int)
         assert (np.diff(distances) >= 0).all() and (items != own[:, None]).all()
         same = items == exact
         np.testing.assert_allclose(distances[same], exact_distances[same], rtol=1e-5)
@@ -274,7 +279,7 @@ def test_points_far_out_are_reached_when_norms_differ():
     points = np.asarray(ball.embed(ann._features(3000, 128)))
     gallery = GraphGallery.build(embeddings(points, ball))
     gallery.candidates, queries = 128, points[:500]
-    check_neighbours(gallery.nearest(queries, 10), queries, points, ball, 0.99)
+    check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
 
 
 def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path):

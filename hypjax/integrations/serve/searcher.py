@@ -14,16 +14,16 @@ from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.inference.matches import read_matches
 from hypjax.inference.model import Model
-from hypjax.integrations.exports import Gallery
-from hypjax.integrations.serve.items import Found, Item, items_of
 from hypjax.integrations.serve.limits import Refused, check_image
 from hypjax.models.encoder import FEATURES
+from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
 from hypjax.runs.cloud_copy import reading
 
 _SAMPLE = 300  # Images in the disk, whose places take seconds to find.
 _SIDE = 256  # Pixels of the longer side of a thumbnail.
 _THUMBNAILS = 2000  # That are kept, about 10 kB each.
 _Answer = dict[str, Any]
+Found = list[tuple[GalleryItem, float]]  # Images and their distances, nearest first.
 
 
 class Searcher:
@@ -39,19 +39,15 @@ class Searcher:
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
         """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
-        if gallery.fingerprint != model.fingerprint:
-            raise UserError(
-                "the gallery was embedded by another run, by other parameters or as another "
-                "embedding; embed it again with this run"
-            )
+        require_model(gallery, model.fingerprint)
         if model.config.model.architecture == FEATURES:
             raise UserError(
                 "this run was trained on features of another model, so it cannot embed images"
             )
-        self.model, self._items = model, items_of(gallery)
+        self.model, self._gallery = model, gallery
         with reading(model.source) as folder:
             self._match = read_matches(folder).get(model.fingerprint)
-        sample = self._items.sample(_SAMPLE)
+        sample = gallery.sample(_SAMPLE)
         if not sample:
             raise UserError("there are no images in the gallery")
         self._root = _shared_folder([item.path for item in sample])
@@ -59,9 +55,9 @@ class Searcher:
         places = layout.lay_out(points, model.space)
         self._place = layout.placing_among(points, places, model.space)
         self.about: _Answer = {
-            "images": len(self._items),
+            "images": len(gallery),
             "space": str(model.space),
-            "classes": self._items.classes,
+            "classes": gallery.classes(),
             "sample": self._shown(sample, places),
         }
         image = io.BytesIO()  # Compiles what every search runs.
@@ -77,12 +73,12 @@ class Searcher:
             raise Refused(400, f"the image cannot be read ({reason})")
         return embedded.vectors[0]
 
-    def find(self, key: str) -> Item:
+    def find(self, key: str) -> GalleryItem:
         """Returns an image of the gallery, or raises `Refused` if there is none."""
-        item = self._items.find(key)
-        if item is None:
+        items = self._gallery.read([key])
+        if not items:
             raise Refused(404, "the gallery has no image with this key")
-        return item
+        return items[0]
 
     def by_image(self, encoded: bytes, k: int, label: str | None, placed: bool) -> _Answer:
         """Searches with the file of an image."""
@@ -94,13 +90,21 @@ class Searcher:
         return self._answer(item.point, item, k, label, placed)
 
     def nearest(
-        self, point: Float32[np.ndarray, " d"], k: int, label: str | None, own: Item | None = None
+        self,
+        point: Float32[np.ndarray, " d"],
+        k: int,
+        label: str | None,
+        own: GalleryItem | None = None,
     ) -> Found:
-        """Finds at most k images, of a class if that is given; see `ArrayItems.nearest`."""
-        return self._items.nearest(point, k, label, own)
+        """Finds at most k images, of a class if that is given; and their distances."""
+        paths = [os.path.realpath(own.path)] if own else None
+        (found,) = self._gallery.nearest(point[None], k, paths, label)
+        distances = dict(zip(found.keys, found.distances, strict=True))
+        # An image of a collection on a server may be gone meanwhile.
+        return [(item, distances[item.key]) for item in self._gallery.read(found.keys)]
 
     def _answer(
-        self, point: np.ndarray, own: Item | None, k: int, label: str | None, placed: bool
+        self, point: np.ndarray, own: GalleryItem | None, k: int, label: str | None, placed: bool
     ) -> _Answer:
         found = self.nearest(point, k, label, own)
         items = [item for item, _ in found]
@@ -117,7 +121,9 @@ class Searcher:
     def _remark(self, found: Found) -> str:
         return self._match.remark(found[0][1]) if self._match and found else ""
 
-    def _shown(self, items: list[Item], places: layout.Places | None = None) -> list[_Answer]:
+    def _shown(
+        self, items: list[GalleryItem], places: layout.Places | None = None
+    ) -> list[_Answer]:
         """Describes images to clients; paths begin below the folder that all of them share."""
         shown = []
         for item in items:

@@ -1,0 +1,237 @@
+"""Galleries: what a search, and the page of `hypjax.serve`, ask of any engine."""
+
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.retrieval.neighbors import nearest_by_subtraction, search
+from hypjax.retrieval.selection import KeptGallery
+
+_ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
+
+
+class Neighbours(NamedTuple):
+    """Images that a search found for one query, nearest first.
+
+    Attributes:
+        ids: Paths of the images.
+        labels: Their classes; '' if unknown.
+        distances: Their distances from the query.
+        own_label: The class of the query, if the gallery contains it; otherwise ''.
+        keys: Keys of the images, see `GalleryItem`.
+    """
+
+    ids: list[str]
+    labels: list[str]
+    distances: list[float]
+    own_label: str = ""
+    keys: Sequence[str] = ()
+
+
+class GalleryItem(NamedTuple):
+    """An image of a gallery.
+
+    Attributes:
+        key: Names the image in URLs.
+        path: Path of the image.
+        label: Its class; '' if unknown.
+        point: Point of the gallery's space, [d].
+    """
+
+    key: str
+    path: str
+    label: str
+    point: Float32[np.ndarray, " d"]
+
+
+@runtime_checkable
+class Gallery(Protocol):
+    """Embedded images in an engine that searches them.
+
+    Attributes:
+        space: Space of the points.
+        fingerprint: Fingerprint of the model that embedded the images.
+    """
+
+    space: Space
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def nearest(
+        self,
+        points: Float32[np.ndarray, "n d"],
+        k: int,
+        paths: Sequence[str] | None = None,
+        label: str | None = None,
+    ) -> list[Neighbours]:
+        """Finds the k nearest images of each query, or all images if there are fewer.
+
+        Args:
+            points: Queries, points of the space.
+            k: Number of neighbours.
+            paths: For each query the real path of its file, or ''. No query finds its own file.
+            label: Class to search in; None for all images.
+
+        Raises:
+            UserError: A query is not a point of the space.
+        """
+
+    def has_class(self, name: str) -> bool:
+        """Whether an image is of this class."""
+
+    def classes(self) -> list[str]:
+        """Names of the classes in order; those of a sample where there may be too many to list."""
+
+    def read(self, keys: Sequence[str]) -> list[GalleryItem]:
+        """The images with these keys, in their order; unknown keys are left out."""
+
+    def sample(self, most: int) -> list[GalleryItem]:
+        """At most so many images, always the same ones."""
+
+
+class ArrayGallery:
+    """A gallery whose paths, classes and points are arrays, searched exactly.
+
+    An engine overrides `search_rows`.
+
+    Attributes:
+        vectors: Points of the space, [n, d], float32; may be memory-mapped.
+        ids: Paths of the images, [n] strings.
+        labels: Names of their classes, [n] strings; empty if unknown.
+        space: Space of the points.
+        fingerprint: Fingerprint of the model.
+    """
+
+    vectors: Float32[np.ndarray, "n d"]
+    ids: np.ndarray
+    labels: np.ndarray
+    space: Space
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def search_rows(
+        self, points: Float32[np.ndarray, "q d"], k: int
+    ) -> tuple[Float32[np.ndarray, "q m"], Int[np.ndarray, "q m"]]:
+        """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
+        # Programs are compiled for few values of k.
+        k = min(1 << (k - 1).bit_length(), len(self))
+        return search(points, None, self.kept_vectors, k=k, space=self.space)
+
+    def nearest(
+        self,
+        points: Float32[np.ndarray, "q d"],
+        k: int,
+        paths: Sequence[str] | None = None,
+        label: str | None = None,
+    ) -> list[Neighbours]:
+        """See `Gallery.nearest`; a search in a class is exact."""
+        own = self.own_rows(paths) if paths else np.full(len(points), -1)
+        # A query's own image is left out here, so that all queries run one program.
+        k_found = k + bool((own >= 0).any())
+        if label is None:
+            distances, rows = self.search_rows(points, min(k_found, len(self)))
+        else:
+            self.space.check(points)
+            of_class = np.flatnonzero(self.labels == label)
+            if not len(of_class):
+                return [Neighbours([], [], []) for _ in points]
+            k_found = min(k_found, len(of_class))
+            class_points = self.vectors[of_class]
+            distances, rows = nearest_by_subtraction(self.space, points, class_points, k_found)
+            rows = of_class[rows]
+        return self.neighbours(distances, rows, own, k)
+
+    def neighbours(
+        self,
+        distances: Float32[np.ndarray, "q m"],
+        rows: Int[np.ndarray, "q m"],
+        own: Int[np.ndarray, " q"],
+        k: int,
+    ) -> list[Neighbours]:
+        """Describes the first k found rows of each query, without the query's own row."""
+        listed = []
+        for query_distances, query_rows, own_row in zip(distances, rows, own, strict=True):
+            kept = np.flatnonzero((query_rows >= 0) & (query_rows != own_row))[:k]
+            hits = query_rows[kept]
+            listed.append(
+                Neighbours(
+                    self.ids[hits].tolist(),
+                    self.labels[hits].tolist(),
+                    query_distances[kept].tolist(),
+                    str(self.labels[own_row]) if own_row >= 0 else "",
+                    list(map(str, hits.tolist())),
+                )
+            )
+        return listed
+
+    def own_rows(self, paths: Sequence[str]) -> Int[np.ndarray, " q"]:
+        """Rows of the images at real paths; −1 for others."""
+        return np.array([self._row_of_path.get(path, -1) for path in paths], int)
+
+    def has_class(self, name: str) -> bool:
+        """See `Gallery`."""
+        return name in self._classes
+
+    def classes(self) -> list[str]:
+        """See `Gallery`."""
+        return sorted(self._classes)
+
+    def read(self, keys: Sequence[str]) -> list[GalleryItem]:
+        """See `Gallery`; keys are numbers of rows."""
+        return [
+            GalleryItem(
+                key,
+                str(self.ids[int(key)]),
+                str(self.labels[int(key)]),
+                np.asarray(self.vectors[int(key)], np.float32),
+            )
+            for key in keys
+            if _ROW.fullmatch(key) and int(key) < len(self)
+        ]
+
+    def sample(self, most: int) -> list[GalleryItem]:
+        """See `Gallery`."""
+        rows = np.random.default_rng(0).permutation(len(self))[:most]
+        return self.read(list(map(str, np.sort(rows).tolist())))
+
+    @functools.cached_property
+    def kept_vectors(self) -> KeptGallery:
+        """The points, prepared for more than one exact search."""
+        return KeptGallery(self.vectors)
+
+    @functools.cached_property
+    def _row_of_path(self) -> dict[str, int]:
+        return {path: row for row, path in enumerate(_real_paths(self.ids.tolist()))}
+
+    @functools.cached_property
+    def _classes(self) -> set[str]:
+        return set(self.labels.tolist()) - {""}
+
+
+def require_model(gallery: Gallery, fingerprint: str) -> None:
+    """Raises an error unless the model with this fingerprint embedded the gallery."""
+    if gallery.fingerprint != fingerprint:
+        raise UserError(
+            "the gallery was embedded by another run, by other parameters or as another embedding; "
+            "embed it again with this model, or name the same --embedding"
+        )
+
+
+def _real_paths(paths: Sequence[str]) -> Iterator[str]:
+    """Paths without links; each folder is resolved once."""
+    real = functools.cache(os.path.realpath)
+    for path in paths:
+        folder, name = os.path.split(path)
+        resolved = os.path.join(real(folder), name)
+        yield os.path.realpath(resolved) if os.path.islink(resolved) else resolved

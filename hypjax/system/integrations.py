@@ -1,0 +1,103 @@
+"""Registry of the programs that hypjax works with; the modules are imported when they are used."""
+
+import importlib
+import operator
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from hypjax.errors import UserError, nearest, require_package
+
+Ability = Literal["export", "open", "convert", "encode"]
+
+
+class Integration(NamedTuple):
+    """What another program can do for hypjax, as names 'MODULE:FUNCTION' in hypjax.integrations.
+
+    Attributes:
+        packages: Modules that must be installed, separated by spaces.
+        install: What pip installs for them.
+        export: Writes embeddings to a path, and returns a sentence that says where they are.
+        open: Opens what was exported as a `Gallery`, by its path or URL.
+        convert: Writes a trained model.
+        encode: Loads an encoder by its name, see `ExternalEncoder`.
+    """
+
+    packages: str
+    install: str
+    export: str = ""
+    open: str = ""
+    convert: str = ""
+    encode: str = ""
+
+
+# By name, which is also the suffix of exported files, or by the scheme of URLs.
+INTEGRATIONS = {
+    "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
+    "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
+    "faiss:hnsw": Integration("faiss", "faiss-cpu", export="faiss:export_hnsw"),
+    "hf": Integration(
+        "torch transformers", "hypjax[hf]", encode="torch_encoders:TransformersEncoder"
+    ),
+    "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
+    "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
+    "onnx": Integration(
+        "onnx onnxruntime",
+        "hypjax[onnx]",
+        convert="onnx:write_onnx",
+        encode="onnx_encoder:OnnxEncoder",
+    ),
+    "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
+    "qdrant": Integration(
+        "qdrant_edge",
+        "hypjax[qdrant]",
+        export="qdrant:export_qdrant",
+        open="qdrant:QdrantGallery.open",
+    ),
+    "qdrant://": Integration(
+        "qdrant_client",
+        "hypjax[qdrant]",
+        export="qdrant:export_qdrant",
+        open="qdrant:QdrantGallery.open",
+    ),
+    "qdrant+https://": Integration(
+        "qdrant_client",
+        "hypjax[qdrant]",
+        export="qdrant:export_qdrant",
+        open="qdrant:QdrantGallery.open",
+    ),
+    # It writes files alone; sentence-transformers is needed to load them.
+    "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
+    "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
+    "usearch": Integration(
+        "usearch numba",
+        "hypjax[ann]",
+        export="usearch:export_usearch",
+        open="usearch:GraphGallery.open",
+    ),
+}
+
+
+def names(ability: Ability) -> list[str]:
+    """Names of the integrations with an ability."""
+    return [name for name, row in INTEGRATIONS.items() if getattr(row, ability)]
+
+
+def find(ability: Ability, name: str) -> Callable[..., Any]:
+    """Imports an integration's function.
+
+    Raises:
+        UserError: No integration of this name has the ability, or a package is missing.
+    """
+    if name not in names(ability):
+        raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
+    row = INTEGRATIONS[name]
+    for package in row.packages.split():
+        require_package(package, name, row.install)
+    module, _, function = getattr(row, ability).partition(":")
+    return operator.attrgetter(function)(importlib.import_module(f"hypjax.integrations.{module}"))
+
+
+def scheme(location: str) -> str:
+    """The scheme of a URL, such as 'qdrant://'; '' for a path."""
+    name, separator, _ = location.partition("://")
+    return name + separator if separator else ""
