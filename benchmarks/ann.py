@@ -4,7 +4,6 @@ import functools
 import itertools
 import operator
 import pathlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -16,8 +15,6 @@ from matplotlib.figure import Figure
 from benchmarks import measure, peers
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.integrations.qdrant import QdrantGallery
-from hypjax.integrations.qdrant_collections import Folder
 from hypjax.integrations.usearch import GraphGallery
 from hypjax.retrieval import euclidean, nearest_neighbors
 from hypjax.retrieval.embeddings import Embeddings
@@ -62,22 +59,21 @@ def rows(options: measure.Options) -> measure.Rows:
     for ball, dim in _SETTINGS[-1:] if options.quick else _SETTINGS:
         features = _features(count, dim)
         own, searches = [], []
-        with tempfile.TemporaryDirectory() as folder:
-            for space in (ball, Sphere()):
-                x, true = np.asarray(space.embed(features)), None
-                for engine in _engines(x, space, pathlib.Path(folder), options.exported):
-                    for setting, number in engine.settings.items():
-                        searches.append(functools.partial(engine.search, number))
-                        items = searches[-1]()
-                        true = items if true is None else true  # The exact search comes first.
-                        recall = float((true[:, :, None] == items[:, None]).any(axis=2).mean())
-                        own.append(
-                            {"c": float(ball.c), "dim": dim, "points": count}
-                            | {"distance": "hyperbolic" if space is ball else "cosine"}
-                            | {"engine": engine.name, "setting": setting, "recall": recall}
-                            | {"build": engine.built}
-                        )
-            times = measure.interleaved(searches, options.repeats, slow=_SLOW)
+        for space in (ball, Sphere()):
+            x, true = np.asarray(space.embed(features)), None
+            for engine in _engines(x, space, options.exported):
+                for setting, number in engine.settings.items():
+                    searches.append(functools.partial(engine.search, number))
+                    items = searches[-1]()
+                    true = items if true is None else true  # The exact search comes first.
+                    recall = float((true[:, :, None] == items[:, None]).any(axis=2).mean())
+                    own.append(
+                        {"c": float(ball.c), "dim": dim, "points": count}
+                        | {"distance": "hyperbolic" if space is ball else "cosine"}
+                        | {"engine": engine.name, "setting": setting, "recall": recall}
+                        | {"build": engine.built}
+                    )
+        times = measure.interleaved(searches, options.repeats, slow=_SLOW)
         for row, taken in zip(own, times, strict=True):
             found.append(row | {"rate": _QUERIES / float(np.median(taken))})
     return found
@@ -92,7 +88,7 @@ def _features(count: int, dim: int) -> Points:
     return (features * norms / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _engines(x: Points, space: Space, folder: pathlib.Path, exported: bool) -> Iterator[_Engine]:
+def _engines(x: Points, space: Space, exported: bool) -> Iterator[_Engine]:
     """The engines for a space, the exact search first; queries are the first points."""
     queries = x[:_QUERIES]
 
@@ -101,7 +97,7 @@ def _engines(x: Points, space: Space, folder: pathlib.Path, exported: bool) -> I
 
     yield _Engine("hypjax", 0.0, exact, {"exact": 0})
     if not isinstance(space, Sphere):
-        yield from _hyperbolic(x, space, folder, exported)
+        yield from _hyperbolic(x, space, exported)
         return
     yield _usearch(_PEER, x, queries, "cos")
     yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
@@ -111,9 +107,7 @@ def _engines(x: Points, space: Space, folder: pathlib.Path, exported: bool) -> I
         yield _Engine("faiss HNSW, cosine", built, search, _candidates())
 
 
-def _hyperbolic(
-    x: Points, ball: PoincareBall, folder: pathlib.Path, exported: bool
-) -> Iterator[_Engine]:
+def _hyperbolic(x: Points, ball: PoincareBall, exported: bool) -> Iterator[_Engine]:
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
     queries = x[:_QUERIES]
@@ -144,17 +138,6 @@ def _hyperbolic(
 
         engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
         yield _Engine(engine, built, twice, _candidates(least=64))
-    if peers.installed("qdrant_edge"):
-        points = QdrantGallery.create(Folder(folder / "gallery.qdrant"), embeddings)
-        built = measure.seconds(lambda: points.add(embeddings))
-
-        def search(candidates: int) -> Items:
-            points.candidates = candidates
-            found = points.nearest(queries, _K)
-            return np.array([[int(name) for name in hits.ids] for hits in found])
-
-        engine = "Qdrant, embedded (--export=qdrant)"
-        yield _Engine(engine, built, search, _candidates(least=64))
 
 
 def _candidates(least: int = 0) -> dict[str, int]:

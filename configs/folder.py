@@ -14,14 +14,14 @@ Variants:
 * `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
   below compute once;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
-  schedule and learning rate for that. Older runs name them `hyp` and `sph`.
+  schedule and learning rate for that.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error, variants
 
-_SCRATCH = (*(f"{space}-scratch" for space in variants.SPACES), *variants.SPACES)
+_SCRATCH = tuple(f"{space}-scratch" for space in variants.SPACES)
 _PRETRAINED = (*variants.VARIANTS, *variants.RECENT_VARIANTS)
 _FROZEN = (name + variants.FROZEN for name in _PRETRAINED)
 VARIANTS = (*_PRETRAINED, *_FROZEN, *variants.LAST_VARIANTS, *_SCRATCH)

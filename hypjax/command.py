@@ -138,19 +138,16 @@ def parse(
         The overrides of the configuration, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and,
         if there are choices, the chosen word or None, or the list of any words.
     """
-    own = [f"--{name}" for name in flag_values]
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
             flag_values[flag.name] = flag
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         rest = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])
-    except flags.UnrecognizedFlagError as error:
-        raise _unknown_flag(error.flagname, own) from error
-    except flags.IllegalFlagValueError as error:
-        raise _invalid_value(error, flag_values) from error
     except flags.Error as error:
-        raise errors.UserError(f"{error} (--help lists the flags)") from error
+        field = "." in getattr(error, "flagname", "")
+        hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
+        raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
     words = rest[1:]
     if choices is None:
         return [overrides, words]
@@ -181,14 +178,10 @@ def require_one(*flag_choices: flags.FlagHolder[Any]) -> None:
 def run_names(workdirs: flags.FlagHolder[list[str]]) -> dict[str, str]:
     """Returns short names of the runs that a flag lists, by the folders or URLs that it gives.
 
-    They are those of the folders, if these differ. Raises an error if no run is named, or one is
-    named twice.
+    They are those of the folders, if these differ. Raises an error if no run is named.
     """
     require(workdirs)
-    paths = workdirs.value
-    for i, path in enumerate(paths):
-        if path in paths[:i]:
-            raise errors.UserError(f"--{workdirs.name}={errors.redacted(path)} is given twice")
+    paths = list(dict.fromkeys(workdirs.value))
     names = [os.path.basename(os.path.abspath(path)) for path in paths]
     if len(set(names)) < len(names):
         names = [errors.redacted(path) for path in paths]
@@ -206,13 +199,10 @@ def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.P
     Its name must end in one of the suffixes.
     """
     path = pathlib.Path(flag.value).expanduser()
-    given = f"--{flag.name} is {path}"
-    if path.suffix not in suffixes:
-        raise errors.UserError(f"{given}; its name must end in {', '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise errors.UserError(f"{given}, but the folder {path.parent} does not exist")
-    if path.is_dir():
-        raise errors.UserError(f"{given}, which is a folder; name a file")
+    if path.suffix not in suffixes or path.is_dir():
+        raise errors.UserError(
+            f"--{flag.name} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
+        )
     require_writable(path.parent)
     return path
 
@@ -239,29 +229,6 @@ def refuse_overrides(overrides: Sequence[str]) -> None:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"
         )
-
-
-def _unknown_flag(name: str, valid: Sequence[str]) -> errors.UserError:
-    if "." in name and "--config" in valid:
-        return errors.UserError(f"unknown flag --{name}; fields are set by {_OVERRIDE}FIELD=VALUE")
-    meant = errors.nearest(f"--{name}", valid)
-    return errors.UserError(f"unknown flag --{name}{meant} (--help describes the flags)")
-
-
-def _invalid_value(
-    error: flags.IllegalFlagValueError, flag_values: flags.FlagValues
-) -> errors.UserError:
-    """Returns absl's error about a flag's value in our words."""
-    text = str(error).removeprefix("flag --").removesuffix(f": {error.__context__}")
-    name, _, value = text.partition("=")
-    parser = flag_values[name].parser
-    if isinstance(parser, flags.EnumParser):
-        return errors.UserError(f"--{name} is {value!r}{errors.nearest(value, parser.enum_values)}")
-    kinds = {flags.IntegerParser: "a whole number", flags.FloatParser: "a number"}
-    words = kinds.get(type(parser), "true or false")
-    least = getattr(parser, "lower_bound", None)
-    limit = "" if least is None else f", {least} or more"
-    return errors.UserError(f"--{name} is {value!r}; it must be {words}{limit}")
 
 
 def _join_global_flags(flag_values: flags.FlagValues) -> None:

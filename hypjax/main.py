@@ -92,9 +92,9 @@ def main(overrides: list[str]) -> None:
         raise UserError("--coordinator is missing: HOST:PORT of the first process")
     keep_compiled_programs()
     if _DRY_RUN.value:
-        from hypjax.training.rehearsal import rehearse
+        from hypjax.training.dry_run import dry_run
 
-        rehearse(config)
+        dry_run(config)
     elif _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
 

@@ -36,7 +36,9 @@ def main(overrides: list[str]) -> None:
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    runs = open_runs(names, check=softmax_temperature)
+    runs = open_runs(names)
+    for run in runs:  # Before any image is embedded.
+        softmax_temperature(run.config)
     splits = runs[0].splits
     choice = negatives.choose(splits, _INDICES.value, _ANCHORS.value, _SHOW.value, _K.value)
     found = []

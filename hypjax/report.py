@@ -4,9 +4,7 @@ from hypjax import command
 
 EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
 FLAGS = command.Flags()
-_WORKDIRS = FLAGS.strings(
-    "workdir", [], "Folder of a trained run, or its URL; repeat the flag to compare runs."
-)
+_WORKDIRS = FLAGS.runs()
 _OUTPUT = FLAGS.string("output", "report.html", "File to write.")
 _QUERIES = FLAGS.integer(
     "queries",
@@ -23,10 +21,11 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     output = command.output_file(_OUTPUT, ".html")
     from hypjax.analysis.report import write_report
+    from hypjax.analysis.run_embeddings import open_runs
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    write_report(names, output, queries=_QUERIES.value, k=_HITS.value)
+    write_report(open_runs(names), output, queries=_QUERIES.value, k=_HITS.value)
     print(f"wrote {output}")
 
 

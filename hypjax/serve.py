@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from hypjax import command
 from hypjax.errors import require_package
 
 if TYPE_CHECKING:  # They import JAX.
-    import socket
-
     from hypjax.inference.model import Model
     from hypjax.retrieval.galleries import Gallery
 
@@ -38,15 +37,12 @@ def main(overrides: list[str]) -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted."""
     command.require(_WORKDIR, _GALLERY)
     command.refuse_overrides(overrides)
-    _require_packages()
     from hypjax.inference.model import load
-    from hypjax.integrations.serve import server
     from hypjax.retrieval.gallery_files import open_gallery
 
-    with server.listen(_HOST.value, _PORT.value) as listener:
-        gallery = open_gallery(_GALLERY.value)
-        model = load(_WORKDIR.value, _EMBEDDING.value)
-        _answer(listener, model, gallery, [_HOST.value, *_NAME.value])
+    gallery = open_gallery(_GALLERY.value)
+    model = load(_WORKDIR.value, _EMBEDDING.value)
+    serve(model, gallery, host=_HOST.value, port=_PORT.value, names=_NAME.value)
 
 
 def serve(
@@ -69,21 +65,8 @@ def serve(
     Raises:
         UserError: A package is missing, the port is taken, or the gallery is another model's.
     """
-    _require_packages()
-    from hypjax.integrations.serve import server
-
-    with server.listen(host, port) as listener:
-        _answer(listener, model, gallery, [host, *names])
-
-
-def _require_packages() -> None:
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")
-
-
-def _answer(listener: socket.socket, model: Model, gallery: Gallery, names: Sequence[str]) -> None:
-    import warnings
-
     from PIL import Image
 
     from hypjax.integrations.serve import server
@@ -92,16 +75,17 @@ def _answer(listener: socket.socket, model: Model, gallery: Gallery, names: Sequ
     from hypjax.system import console
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.
-    console.say("opening the gallery, and placing some of its images in the disk")
-    searcher = Searcher(model, gallery)
-    if not server.is_loopback(listener):
-        console.warn(
-            "all who reach this address see the gallery's images, names and classes, and "
-            "search in it; there is no password"
-        )
-    count = searcher.about["images"]
-    print(f"{count:,} images at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
-    server.server_of(create_app(searcher, names)).run(sockets=[listener])
+    with server.listen(host, port) as listener:
+        console.say("placing some of the gallery's images in the disk")
+        searcher = Searcher(model, gallery)
+        if not server.is_loopback(listener):
+            console.warn(
+                "all who reach this address see the gallery's images, names and classes, and "
+                "search in it; there is no password"
+            )
+        count = searcher.about["images"]
+        print(f"{count:,} images at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
+        server.server_of(create_app(searcher, [host, *names])).run(sockets=[listener])
 
 
 if __name__ == "__main__":

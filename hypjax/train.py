@@ -32,7 +32,6 @@ from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import (
-    Setup,
     build,
     given_provenance,
     provenance,
@@ -180,18 +179,14 @@ def train_and_evaluate(
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
             run.write_results(results, warnings)
-        reported = config.run.report and _reported(run.path, str(run.location), setup)
+        if config.run.report:
+            from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+
+            reported = write_own_report(run.path, str(run.location), setup)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
-    if reported:
+    if config.run.report and reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
-
-
-def _reported(folder: pathlib.Path, location: str, setup: Setup) -> bool:
-    """Writes the run's report, and returns whether that succeeded."""
-    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second to import.
-
-    return write_own_report(folder, location, setup)
 
 
 def _jitted_steps(

@@ -42,8 +42,8 @@ esac
 CHECKED = """
 echo "python $*" >>"$LOG"
 case $* in
-  *"benchmark parity"*) printf 'a\\nb\\n'; exit 3 ;;
-  *"benchmark train"*) echo "| 1.5 s |"; echo '{"train": []}' >"${5#--output=}"; exit 75 ;;
+  *"benchmarks parity"*) printf 'a\\nb\\n'; exit 3 ;;
+  *"benchmarks train"*) echo "| 1.5 s |"; echo '{"train": []}' >"${5#--output=}"; exit 75 ;;
 esac
 """
 

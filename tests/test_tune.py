@@ -39,7 +39,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
         [f"--config={CONFIG}:hyp", *first],
         [f"--config={CONFIG}:sph", *first[1:]],
     ]
-    with pytest.raises(UserError, match="^2 runs are not finished, such as: python -m hypjax"):
+    with pytest.raises(UserError, match="2 runs are not finished"):
         tune(*GRIDS)
     finish_default(f"{CONFIG}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{CONFIG}:sph", head=0.9, validation=0.6)
@@ -53,15 +53,15 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([GRIDS[0], "--variant=sph"], "each variant needs as many settings to choose from: hyp"),
-        ([GRIDS[0], GRIDS[0]], "--variant names hyp twice"),
-        (["--variant=hyp objective.c="], "--variant='hyp objective.c=': 'objective.c=' is not"),
-        (["--variant=sph objective.c=0.1,0.3"], "sph has no use for objective.c, since objective"),
-        (["--variant=ms objective.beta=50,50.0"], "ms with objective.beta=50.0 is the same run as"),
+        ([GRIDS[0], "--variant=sph"], "as many settings"),
+        ([GRIDS[0], GRIDS[0]], "the same run"),
+        (["--variant=hyp objective.c="], "FIELD=VALUE"),
+        (["--variant=sph objective.c=0.1,0.3"], "no use for objective.c"),
+        (["--variant=ms objective.beta=50,50.0"], "the same run"),
     ],
 )
 def test_an_unfair_comparison_is_refused(tune, arguments, message):
-    with pytest.raises(UserError, match=f"^{message}"):
+    with pytest.raises(UserError, match=message):
         tune(*arguments, "--pending")
 
 

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy
-from hypjax.analysis.facing_trees import Side, draw_facing
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
+from hypjax.analysis.tanglegram import Side, draw_tanglegram
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -38,7 +38,7 @@ _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
-_FACING = 120  # Most classes of which trees are drawn face to face.
+_TANGLED = 120  # Most classes of which tanglegrams are drawn.
 _INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span.
 
 Affinity = Float[np.ndarray, "classes classes"]
@@ -297,11 +297,11 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
     levels = known_hierarchy.nested_levels(images.groupings)
-    if len(levels) > 1 and len(found.affinity) <= _FACING:
+    if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
         groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
         for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
-            draw_facing(side, _known_side(levels), groups, file)
+            draw_tanglegram(side, _known_side(levels), groups, file)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)
         _draw_disk(found.tree, found.places, images.groupings[title], title, places)

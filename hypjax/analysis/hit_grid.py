@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
-from hypjax.errors import UserError, on_one_line, writing
+from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
 
@@ -98,12 +98,9 @@ def draw_rows(
 
 
 def save(figure: Figure, file: File) -> None:
-    """Writes a figure to a file, whose suffix selects the format, or raises a `UserError`."""
+    """Writes a figure to a file, whose suffix selects the format."""
     with writing(file):
-        try:
-            figure.savefig(file)
-        except ValueError as error:
-            raise UserError(f"cannot draw {file}: {error}") from error
+        figure.savefig(file)
 
 
 def thumbnail_url(image: Image.Image, side: int, quality: int) -> str:

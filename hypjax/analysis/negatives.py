@@ -24,13 +24,13 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
 from hypjax.objectives.create import config_at
+from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # The share of the weight whose negatives are counted.
 _HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
 _QUANTILES = (0.1, 0.5, 0.9)
 _POINTS = 200  # Ranks of a curve in a file.
-_ABREAST = 3  # Runs side by side in a table.
 _NAME = 24  # Characters of a class in a table.
 _LEAST = 1e-8  # Weights below are not drawn: they would stretch the axis over what matters.
 
@@ -65,7 +65,7 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
         anchors = np.concatenate([anchors[first], np.delete(anchors, first)])
         shown = len(first)
     choice = Choice(splits, anchors, shown, k)
-    fewest = min(_numbers_of_negatives(choice))
+    fewest = min(_negatives_per_class(choice))
     if k > fewest:
         raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives; set --k={fewest}")
     return choice
@@ -76,7 +76,7 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
-def _numbers_of_negatives(choice: Choice) -> list[int]:
+def _negatives_per_class(choice: Choice) -> list[int]:
     items = searched(choice.splits).labels
     return [int(np.sum(items != label)) for label in np.unique(choice.labels)]
 
@@ -156,7 +156,7 @@ def weigh(
                         "weights": weights[row][found].tolist(),
                     }
                 )
-    curve = curve[: max(_numbers_of_negatives(choice))] / len(anchors)
+    curve = curve[: max(_negatives_per_class(choice))] / len(anchors)
     return summarise(name, temperature, np.concatenate(carriers), curve, hardest)
 
 
@@ -198,46 +198,31 @@ def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:
 
 def summary_table(runs: Sequence[Weighed]) -> str:
     """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
-    width = max(len(run.run) for run in runs)
-    names = (runs[0].numbers["carriers"], runs[0].numbers["shares"])
-    heads = ["".join(f"{name:>9}" for name in part) for part in names]
-    lines = [
-        f"{'':<{width}}{'carry 90% of the weight':>{len(heads[0])}} | share of the hardest",
-        " " * width + " |".join(heads),
-    ]
+    first = runs[0].numbers
+    heads = [f"carry 90%: {name}" for name in first["carriers"]]
+    rows = [["run", "", *heads, *(f"share of the hardest {n}" for n in first["shares"])]]
     for run in runs:
-        counts = "".join(f"{value:>9.1f}" for value in run.numbers["carriers"].values())
-        shares = "".join(f"{value:>9.4f}" for value in run.numbers["shares"].values())
-        lines.append(f"{run.run:<{width}}{counts} |{shares}")
-    return "\n".join(lines)
+        counts = [f"{value:.1f}" for value in run.numbers["carriers"].values()]
+        shares = [f"{value:.4f}" for value in run.numbers["shares"].values()]
+        rows.append([run.run, "", *counts, *shares])
+    return aligned(rows)
 
 
 def anchor_table(runs: Sequence[Weighed], place: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
     anchor = runs[0].numbers["hardest"][place]
-    columns = [_column(runs, i, place) for i in range(len(runs))]
-    ranks = ["", "rank", *map(str, range(1, len(anchor["items"]) + 1))]
-    lines = [on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")]
-    for first in range(0, len(runs), _ABREAST):
-        rows = zip(ranks, *columns[first : first + _ABREAST], strict=True)
-        lines += [" | ".join([f"{rank:>4}", *cells]).rstrip() for rank, *cells in rows]
-    return "\n".join(lines)
-
-
-def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
-    """The lines of a run in an anchor's table, equally long."""
-    found = runs[run].numbers["hardest"][place]
-    names = map(on_one_line, found["classes"])
-    classes = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in names]
-    width = max(map(len, ["class", *classes]))
-    head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
-    lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]
-    columns = (found["items"], classes, found["distances"], found["weights"])
-    rows = zip(*columns, only_here(runs, run, place), strict=True)
-    for item, label, distance, weight, alone in rows:
-        mark = "*" if alone else " "
-        lines.append(f"{item:>8}  {label:<{width}}{distance:>10.4f}{weight:>9.5f}{mark}")
-    return lines
+    rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
+    for i, run in enumerate(runs):
+        found = run.numbers["hardest"][place]
+        columns = (found["classes"], found["items"], found["distances"], found["weights"])
+        found = zip(*columns, only_here(runs, i, place), strict=True)
+        for rank, (label, item, distance, weight, alone) in enumerate(found, 1):
+            name = on_one_line(label)
+            name = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+            numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
+            rows.append([run.run, name, *numbers])
+    title = on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")
+    return f"{title}\n{aligned(rows)}"
 
 
 def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:

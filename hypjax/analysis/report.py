@@ -1,42 +1,41 @@
-"""Reports of trained runs: what a report shows of each, and writing it."""
+"""Reports of trained runs: one HTML page that opens from the disk."""
 
 import collections
 import contextlib
+import datetime
+import importlib.resources
 import io
 import itertools
 import json
+import math
 import operator
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jinja2
 import numpy as np
-from jaxtyping import Float
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import Drawing, Panel, default_grouping, draw_disks, read_rgb
+from hypjax import __version__
+from hypjax.analysis.disk import COLOURS, Drawing, Panel, default_grouping, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
-from hypjax.analysis.report_page import Log, Run, Shown, render
-from hypjax.analysis.run_embeddings import (
-    TrainedRun,
-    head_points,
-    kept_encodings,
-    restore_trained,
-    searched,
-)
+from hypjax.analysis.run_embeddings import TrainedRun, searched
+from hypjax.analysis.run_hits import RunSearches, Search, search_test_images
 from hypjax.config import default_config, identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
-from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError, writing
-from hypjax.geometry import Space, layout, spaces
+from hypjax.geometry import layout, spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
+from hypjax.geometry.learned import reported_names
 from hypjax.inference.features import Encodings
 from hypjax.inference.model_card import describe
-from hypjax.objectives import scored_space
-from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, is_number, read_results
+from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_learned
 from hypjax.runs.workdir import read_warnings, saved_config
@@ -47,218 +46,248 @@ from hypjax.training.setup import Setup
 _CLASSES = 20  # Classes with the lowest recall that are listed.
 _POINTS = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
+# Metrics of the curves, and what they are called.
+_CURVES = {
+    "loss": "Loss",
+    "batch_recall@1": "Recall@1 within the batch",
+    "validation": "Recall@1 of the head, validation",
+    "feature_norm": "Mean norm of the features",
+    "embedding_norm": "Mean norm of the embeddings",
+    "clipped_share": "Share of clipped features",
+    "cone_loss": "Angle outside the own cone and inside others, in radians",
+    "cone_inside": "Share of images in the cone of their coarse class",
+    "cone_inside_others": "Share of images in another cone, on average",
+    "cone_apex_norm": "Mean norm of the apexes' features",
+    "gradient_norm": "Norm of the gradient",
+    "images_per_second": "Images per second",
+}
+_STATES = {
+    "untrained": "the model before its first step",
+    "final": "the model after its last step",
+    "best": "the model of the step that scored highest on the validation classes",
+    "head": "the embedding that is trained, compared in the space of the loss",
+    "encoder": "the embedding that enters the head, compared by its cosine",
+}
+_METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
+_DASHES = ("", "6 3", "2 2", "8 3 2 3")  # Of lines that share a colour.
 
 
-class Search(NamedTuple):
-    """The nearest images of a test image."""
+class Shown(NamedTuple):
+    """An image of a search in the page."""
 
-    query: int  # Index of the test image.
-    hits: list[int]  # Indices among the searched images.
-    distances: list[float]
-    right: list[bool]  # Which hits show the query's class.
+    image: str  # Its pixels, as a data URL.
+    label: str  # Its class.
+    right: bool = True  # Whether it is of the query's class.
+    distance: str = ""  # From the query.
 
 
-class ClassRecall(NamedTuple):
-    """How often images of a class find one of their class first."""
+class Row(NamedTuple):
+    """A row of a table with one column per run."""
+
+    label: str
+    cells: Sequence[Any]
+    name: str = ""  # That of the label in files and flags.
+
+
+class Run(NamedTuple):
+    """What a run wrote while it was trained, and what its searches find."""
 
     name: str
-    queries: int  # Number of its test images with others of their class.
-    recall: float
-    confused: str  # The class that is found most often instead; '' if none is.
-    times: int  # How often it is.
+    found: RunSearches
+    results: Mapping[str, Any]  # Empty until it is finished.
+    metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
+    seconds: Mapping[str, float]  # Of the parts of its last launch.
+    warnings: Sequence[str]
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks on its results."""
+        return self.results.get("notes", []) if self.results else ["the run is not finished"]
 
-class ReportData(NamedTuple):
-    """The embeddings of a run's test images, and what searches among them find."""
-
-    run: TrainedRun
-    points: Float[np.ndarray, "n d"]
-    space: Space
-    # Of queries that have images of their class: the failures, nearest wrong image first, then the
-    # successes, farthest first.
-    searches: list[Search]
-    failures: int
-    interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
-    classes: list[ClassRecall]  # The lowest recall first.
-
-
-def read_log(workdir: str | pathlib.Path) -> Log:
-    """Reads what a run wrote while it was trained; raises a `UserError` if there is no run."""
-    with reading(workdir) as folder:
-        config, results = saved_config(folder), read_results(folder / RESULTS)
-        lines = _objects(folder / METRICS, str.splitlines, _is_line)
-        times = _objects(folder / TIMES, lambda text: [text], _is_time)
-        warnings = read_warnings(folder)
-    return Log(config, results, lines, times[0] if times else {}, warnings)
-
-
-def _is_line(values: dict[str, Any]) -> bool:
-    """Whether an object is a line of metrics.jsonl: a step, numbers and scores."""
-    scored = [values[name] for name in ("validation", "test") if name in values]
-    return (
-        type(values.get("step")) is int
-        and all(map(_holds_numbers, values.values()))
-        and all(isinstance(each, dict) and isinstance(each.get("head"), dict) for each in scored)
-    )
-
-
-def _is_time(values: dict[str, Any]) -> bool:
-    """Whether an object is that of times.json."""
-    return isinstance(values.get("seconds"), dict) and _holds_numbers(values["seconds"])
-
-
-def _holds_numbers(value: Any) -> bool:
-    """Whether a value is a number, or an object of some that hold numbers."""
-    if isinstance(value, dict):
-        return bool(value) and all(map(_holds_numbers, value.values()))
-    return is_number(value)
-
-
-def _objects(
-    path: pathlib.Path,
-    split: Callable[[str], Sequence[str]],
-    valid: Callable[[dict[str, Any]], bool],
-) -> list[dict[str, Any]]:
-    """Reads the JSON objects of a file; warns of those that are damaged, and leaves them out."""
-    found, texts = [], []
-    with contextlib.suppress(OSError):
-        texts = split(path.read_text(errors="replace"))
-    for text in texts:
-        with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(text))
-    found = [each for each in found if isinstance(each, dict) and valid(each)]
-    if len(found) < len(texts):
-        console.warn(f"{path} is damaged; {len(texts) - len(found)} of its objects are left out")
-    return found
-
-
-def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> ReportData:
-    """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
-
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. `encodings` are what a run that has just ended has kept.
-    """
-    model, params = restore_trained(run)
-    space = scored_space(run.config, params)
-    encodings = kept_encodings(run, model) if encodings is None else encodings
-    embed = head_points(run.config, model, params, space, encodings)
-    test, items = run.splits.test, searched(run.splits)
-    among_themselves = run.splits.gallery is None
-    points = embed(test)
-    gallery = points if among_themselves else embed(items)
-    k = min(k, len(items) - among_themselves)
-    distances, found = nearest_neighbors(
-        points, gallery, k=k, space=space, exclude_self=among_themselves
-    )
-    right = items.labels[found] == test.labels[:, None]
-    # Queries with another image of their class, if there are several classes.
-    counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    answerable = (test.num_classes > 1) & (counts[test.labels] > among_themselves)
-    wrong = np.flatnonzero(answerable & ~right[:, 0])
-    correct = np.flatnonzero(answerable & right[:, 0])
-    wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
-    correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
-    searches = [
-        Search(i, found[i].tolist(), distances[i].tolist(), right[i].tolist())
-        for i in np.concatenate([wrong, correct]).tolist()
-    ]
-    first = right[answerable, 0].astype(np.float64)
-    return ReportData(
-        run=run,
-        points=points,
-        space=space,
-        searches=searches,
-        failures=len(wrong),
-        interval=(float(first.mean()), *bootstrap_interval(first)) if len(first) else None,
-        classes=_classes(test, items, searches),
-    )
-
-
-def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[ClassRecall]:
-    searches_of = collections.defaultdict(list)
-    for search in searches:
-        searches_of[test.labels[search.query]].append(search)
-    classes = []
-    for own in searches_of.values():
-        wrong = [search.hits[0] for search in own if not search.right[0]]
-        found = collections.Counter(map(items.class_name, wrong))
-        confused, times = next(iter(found.most_common(1)), ("", 0))
-        recall, name = 1 - len(wrong) / len(own), test.class_name(own[0].query)
-        classes.append(ClassRecall(name, len(own), recall, confused, times))
-    return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
-
-
-def _delta(found: ReportData) -> tuple[float, float]:
-    """Relative δ of the head's features, and the c that suits it; NaN if there are none."""
-    features = np.asarray(spaces.features(found.space, found.points))
-    try:
-        trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
-        delta = float(np.mean(relative_delta(features, **trials)))
-        return delta, curvature_from_delta(delta)
-    except UserError:  # Too few points, or all are equal.
-        return float("nan"), float("nan")
+    @property
+    def published(self) -> str:
+        """Published scores, and differences from these."""
+        return compare(self.results, self.found.run.config)
 
 
 def write_report(
-    names: Mapping[str | pathlib.Path, str],
+    opened: Sequence[TrainedRun],
     output: pathlib.Path,
     *,
     queries: int,
     k: int,
-    setup: Setup | None = None,
+    encodings: Encodings | None = None,
 ) -> None:
-    """Embeds the test images of runs, and writes a page about these.
+    """Embeds the test images of runs that have the same, and writes a page about the runs.
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
-    `names` holds the name of each run that the page shows, by its folder or URL; `setup` is what a
-    run that has just ended still holds.
+    `encodings` are what a run that has just ended has kept.
     """
     console.say("writing the report")
-    runs, groups = [], {}
-    logs = {workdir: read_log(workdir) for workdir in names}
-    for workdir, log in logs.items():
-        name = names[workdir]
-        console.say(f"embedding the test images with the model of {name}")
-        splits = setup.splits if setup else open_splits(log.config)
-        encodings = setup.evaluator.images.encodings if setup else None
-        run = TrainedRun(name, str(workdir), log.config, splits)
-        found = report_data(run, k, encodings)
-        positions = (each.positions.tobytes() for each in (splits.test, searched(splits)))
-        groups.setdefault((splits.fingerprint, *positions), []).append(found)
-        runs.append(_run(log, found))
-    page = render(runs, [_group(group, queries) for group in groups.values()])
+    runs = []
+    for run in opened:
+        console.say(f"embedding the test images with the model of {run.name}")
+        found = search_test_images(run, k, encodings)
+        with reading(run.workdir) as folder:
+            results, warnings = read_results(folder / RESULTS), read_warnings(folder)
+            metrics, times = _read_metrics(folder / METRICS), folder / TIMES
+            seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
+        runs.append(Run(run.name, found, results or {}, metrics, seconds, warnings))
+    page = _render(runs, queries)
     with writing(output):
         write_text(output, page)
 
 
-def _run(log: Log, found: ReportData) -> Run:
-    """What the page shows of a run, but for its searches."""
-    splits = found.run.splits
-    parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
-    parts["searched"] = splits.gallery
-    counts = {f"{part} images": each.describe() for part, each in parts.items() if each}
-    defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
-    results = log.results or {}
-    states = ("best", "final", "untrained")
-    learned = results.get("learned")
-    learned = {"learned": format_learned(learned)} if learned else {}
-    notes = results.get("notes", []) if results else ["the run is not finished"]
-    return Run(
-        name=found.run.name,
-        log=log,
-        facts={"model": describe(log.config), **learned, **counts},
-        fields=fields,
-        changed=[field for field, value in fields.items() if value != defaults.get(field)],
-        scores={state: results[state] for state in states if state in results},
-        interval=found.interval,
-        published=compare(results, log.config),
-        notes=notes,
-        disk=_disk(found),
+def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the lines of metrics.jsonl; one that a kill has cut off is left out."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def _render(runs: Sequence[Run], queries: int) -> str:
+    configs = [run.found.run.config for run in runs]
+    identities = [identity(config) for config in configs]
+    fields = _rows(identities)
+    unusual = {
+        field
+        for config, own in zip(configs, identities, strict=True)
+        for field, default in identity(default_config(config.objective.name)).items()
+        if own[field] != default
+    }
+    differing = [row for row in fields if any(cell != row.cells[0] for cell in row.cells)]
+    by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
+    classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
+    source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(source).render(
+        names=[run.name for run in runs],
+        version=__version__,
+        date=datetime.date.today().isoformat(),
+        runs=runs,
+        about=_rows([_facts(run) for run in runs]) + differing,
+        fields=[row for row in fields if row.label in unusual],
+        meanings=_STATES,
+        scores=_intervals(runs) + _scores(runs),
+        keys=[(run.name, *_style(i)) for i, run in enumerate(runs)],
+        curves=_curves(runs),
+        disks=[_disk(run.found) for run in runs],
+        searches=_searches([run.found for run in runs], queries),
+        classes_shown=classes[:_CLASSES],
+        class_count=len(classes),
+        times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
     )
 
 
-def _group(runs: Sequence[ReportData], queries: int) -> dict[str, Any]:
-    """What the page shows of the searches of runs that have the same test images."""
+def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A table of what runs have by name; empty where a run lacks it."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [Row(name, [column.get(name, "") for column in columns]) for name in names]
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """What a run is, in words: its model, and numbers of images."""
+    splits, learned = run.found.run.splits, run.results.get("learned")
+    parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
+    parts["searched"] = splits.gallery
+    return {
+        "model": describe(run.found.run.config),
+        **({"learned": format_learned(learned)} if learned else {}),
+        **{f"{part} images": each.describe() for part, each in parts.items() if each},
+    }
+
+
+def _scores(runs: Sequence[Run]) -> list[Row]:
+    """A row for each score, of which the best is marked."""
+    columns = [
+        {
+            (state, part, metric): value
+            for state in ("best", "final", "untrained")
+            for part, scores in run.results.get(state, {}).items()
+            for metric, value in scores.items()
+        }
+        for run in runs
+    ]
+    rows = []
+    for state, part, metric in dict.fromkeys(key for column in columns for key in column):
+        values = [column.get((state, part, metric), math.nan) for column in columns]
+        *place, name = metric.split("/")
+        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values]), metric))
+    return rows
+
+
+def _intervals(runs: Sequence[Run]) -> list[Row]:
+    if not any(run.found.interval for run in runs):
+        return []
+    found = [run.found.interval or [math.nan] * 3 for run in runs]
+    texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
+    marked = _marked([each[0] for each in found], texts)
+    return [Row("head: Recall@1 now, with its 95% interval", marked)]
+
+
+def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
+    """Texts of numbers, of which the largest stand out unless all are equal."""
+    finite = [value for value in values if math.isfinite(value)]
+    best = max(finite) if len(set(finite)) > 1 else math.nan
+    pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
+    return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
+
+
+def _style(i: int) -> tuple[str, str]:
+    """Colour and dashes of a run's curves."""
+    return COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
+
+
+def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The curves of all metrics that a run has, learned scalars among them."""
+    objectives = [run.found.run.config.objective for run in runs]
+    learned = {name: f"Learned {name}" for each in objectives for name in reported_names(each)}
+    titles = {**_CURVES, **learned}
+    metrics = [run.metrics for run in runs]
+    return [curve for name in titles if (curve := _curve(metrics, name, titles[name]))]
+
+
+def _curve(
+    runs: Sequence[Sequence[Mapping[str, Any]]], metric: str, title: str
+) -> dict[str, str] | None:
+    """The curves of a metric over the steps, one per run; None if no run has it."""
+    figure = Figure(figsize=(3.3, 2.2), layout="constrained")
+    axes = figure.subplots()
+    shown = []
+    for i, lines in enumerate(runs):
+        found = [(each["step"], _value(each[metric])) for each in lines if metric in each]
+        if found:
+            colour, dashes = _style(i)
+            style = (0, [*map(int, dashes.split())]) if dashes else "-"
+            axes.plot(*np.transpose(found), color=colour, linestyle=style, marker=".", markersize=4)
+            shown += [value for _, value in found if math.isfinite(value)]
+    if not axes.lines:
+        return None
+    axes.set_xlabel("step")
+    axes.grid(color="0.9")
+    axes.ticklabel_format(useOffset=False)
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.locator_params(axis="y", nbins=5)
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    margin = 0.05 * max(high - low, abs(high)) or 1
+    axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "hypjax"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    image = data_url(file.getvalue(), "svg+xml")
+    return {"image": image, "title": title, "name": metric}
+
+
+def _value(found: Any) -> float:
+    """A metric's value; of scores, the head's first recall."""
+    return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)
+
+
+def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[Shown, list[list[Shown]]]]:
+    """Queries with what they find in each run."""
     splits = runs[0].run.splits
     answers = [{search.query: search for search in run.searches} for run in runs]
 
@@ -267,22 +296,13 @@ def _group(runs: Sequence[ReportData], queries: int) -> dict[str, Any]:
         items = searched(splits)
         return [_shown(items, i, right, f"{distance:.3f}") for i, right, distance in found]
 
-    searches = [
+    return [
         (_shown(splits.test, query), [hits_of(answer[query]) for answer in answers])
         for query in _chosen(runs, queries)
     ]
-    by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs]
-    classes = zip(*by_name, strict=True)
-    return {
-        "names": [run.run.name for run in runs],
-        "failures": [(run.run.name, run.failures, len(run.searches)) for run in runs],
-        "searches": searches,
-        "classes": sorted(classes, key=lambda row: sum(own.recall for own in row))[:_CLASSES],
-        "class_count": len(runs[0].classes),
-    }
 
 
-def _chosen(runs: Sequence[ReportData], queries: int) -> list[int]:
+def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Failures of each run in turn, then successes of all, half of the queries if there are any."""
     wrong = {search.query for run in runs for search in run.searches[: run.failures]}
     failures = _in_turn([_failures(run) for run in runs])
@@ -297,18 +317,15 @@ def _in_turn(queries: Sequence[Sequence[int]]) -> list[int]:
     return list(dict.fromkeys(query for row in rows for query in row if query is not None))
 
 
-def _failures(run: ReportData) -> list[int]:
-    """The failures of a run, pairs of classes in turn; of two images that find each other, one."""
-    images, classes, ranked = set(), collections.Counter(), []
+def _failures(run: RunSearches) -> list[int]:
+    """The failures of a run, pairs of classes in turn."""
     test, items = run.run.splits.test, searched(run.run.splits)
+    seen: collections.Counter[frozenset[str]] = collections.Counter()
+    ranked = []
     for search in run.searches[: run.failures]:
-        both = (test, search.query), (items, search.hits[0])
-        pair = frozenset(each.class_name(i) for each, i in both)
-        mirrored = frozenset((each.class_name(i), each.name(i)) for each, i in both)
-        if mirrored not in images:
-            images.add(mirrored)
-            ranked.append((classes[pair], search.query))
-            classes[pair] += 1
+        pair = frozenset((test.class_name(search.query), items.class_name(search.hits[0])))
+        ranked.append((seen[pair], search.query))
+        seen[pair] += 1
     return [query for _, query in sorted(ranked, key=operator.itemgetter(0))]
 
 
@@ -317,8 +334,8 @@ def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> S
     return Shown(url, images.class_name(i), right, distance)
 
 
-def _disk(found: ReportData) -> dict[str, str]:
-    """The disk of a run, as the page shows it."""
+def _disk(found: RunSearches) -> dict[str, str]:
+    """The disk of a run with what it says of it, relative δ and the c that suits it included."""
     run, images = found.run, found.run.splits.test
     chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
     grouped = groupings(run.config.data.name, images)
@@ -326,18 +343,21 @@ def _disk(found: ReportData) -> dict[str, str]:
     points = found.points[chosen]
     places = layout.lay_out(points, found.space)
     ranks = layout.faithfulness(points, places, found.space)
+    rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     shown = f"{run.name}: {len(points):,} test images"
     panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(images)))
     file = io.BytesIO()
     draw_disks(Drawing([panel], grouping.names, title), file)
-    delta, curvature = (f"{x:.3g}" if np.isfinite(x) else "" for x in _delta(found))
+    delta = curvature = ""
+    with contextlib.suppress(UserError):  # Too few points, or all are equal.
+        features = np.asarray(spaces.features(found.space, found.points))
+        trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
+        mean = float(np.mean(relative_delta(features, **trials)))
+        delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
     return {
         "image": data_url(file.getvalue(), "png"),
         "grouping": title,
-        "rank": f"{ranks[0]:.3f}" if ranks else "",
-        "plain_rank": f"{ranks[1]:.3f}" if ranks else "",
-        "delta": delta,
-        "curvature": curvature,
+        **{"rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature},
     }
 
 
@@ -350,9 +370,10 @@ def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """
     if jax.process_count() > 1:
         return False
+    name, encodings = pathlib.Path(location).name, setup.evaluator.images.encodings
     try:
-        name, output = pathlib.Path(location).name, folder / REPORT
-        write_report({folder: name}, output, queries=50, k=6, setup=setup)
+        run = TrainedRun(name, str(folder), saved_config(folder), setup.splits)
+        write_report([run], folder / REPORT, queries=50, k=6, encodings=encodings)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

@@ -42,35 +42,22 @@ class TrainedRun(NamedTuple):
     splits: Splits
 
 
-def open_runs(
-    names: Mapping[str, str], check: Callable[[ConfigDict], object] | None = None
-) -> list[TrainedRun]:
+def open_runs(names: Mapping[str, str]) -> list[TrainedRun]:
     """Opens runs with the same test images; says which are not finished.
 
-    `names` holds each run's name in reports, by its folder or URL. `check` raises a `UserError` if
-    a run of this configuration cannot be analysed.
+    `names` holds each run's name in reports, by its folder or URL.
     """
-    configs = {}
-    for workdir in names:
+    runs = []
+    for workdir, name in names.items():
         with reading(workdir) as folder:
-            configs[workdir] = saved_config(folder)
-            if Workdir(folder, configs[workdir], compared=()).results is None:
+            config = saved_config(folder)
+            if Workdir(folder, config, compared=()).results is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-    for workdir, config in configs.items():
-        try:
-            if check:
-                check(config)
-        except UserError as error:
-            raise UserError(f"the run in {redacted(workdir)} cannot be analysed: {error}") from None
-    first, *others = runs = [
-        TrainedRun(name, workdir, configs[workdir], open_splits(configs[workdir]))
-        for workdir, name in names.items()
-    ]
-    for other in others:
-        if not _same_test_images(first.splits, other.splits):
+        runs.append(TrainedRun(name, workdir, config, open_splits(config)))
+        if not _same_test_images(runs[0].splits, runs[-1].splits):
             raise UserError(
-                f"the runs in {redacted(first.workdir)} and {redacted(other.workdir)} have "
-                "different test images; name runs of the same dataset with the same test classes"
+                f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
+                "test images; name runs of the same dataset with the same test classes"
             )
     return runs
 

@@ -1,19 +1,112 @@
-"""Searches of a run as a picture: queries that find a wrong image first, and others."""
+"""Searches among a run's test images: what they find, and a picture of some."""
 
+import collections
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
-from PIL import Image
+from jaxtyping import Float, Int
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows
-from hypjax.analysis.report import ReportData, Search, report_data
-from hypjax.analysis.run_embeddings import open_runs, searched
+from hypjax.analysis.run_embeddings import (
+    TrainedRun,
+    head_points,
+    kept_encodings,
+    open_runs,
+    restore_trained,
+    searched,
+)
 from hypjax.data.dataset import Dataset
+from hypjax.geometry import Space
+from hypjax.inference.features import Encodings
+from hypjax.objectives import scored_space
+from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
 _COLOURS = {True: "tab:green", False: "tab:red"}
+
+
+class Search(NamedTuple):
+    """The nearest images of a test image."""
+
+    query: int  # Index of the test image.
+    hits: list[int]  # Indices among the searched images.
+    distances: list[float]
+    right: list[bool]  # Which hits show the query's class.
+
+
+class ClassRecall(NamedTuple):
+    """How often images of a class find one of their class first."""
+
+    name: str
+    queries: int  # Number of its test images with others of their class.
+    recall: float
+    confused: str  # The class that is found most often instead; '' if none is.
+    times: int  # How often it is.
+
+
+class RunSearches(NamedTuple):
+    """The embeddings of a run's test images, and what searches among them find."""
+
+    run: TrainedRun
+    points: Float[np.ndarray, "n d"]
+    space: Space
+    # Of queries that have images of their class: the failures, nearest wrong image first, then the
+    # successes, farthest first.
+    searches: list[Search]
+    failures: int
+    interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
+    classes: list[ClassRecall]  # The lowest recall first.
+
+
+def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = None) -> RunSearches:
+    """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
+
+    Points are those of the head in the objective's `score_space`, without the projections of
+    `eval.pca`. `encodings` are what a run that has just ended has kept.
+    """
+    model, params = restore_trained(run)
+    space = scored_space(run.config, params)
+    encodings = kept_encodings(run, model) if encodings is None else encodings
+    embed = head_points(run.config, model, params, space, encodings)
+    test, items = run.splits.test, searched(run.splits)
+    among_themselves = run.splits.gallery is None
+    points = embed(test)
+    gallery = points if among_themselves else embed(items)
+    k = min(k, len(items) - among_themselves)
+    distances, found = nearest_neighbors(
+        points, gallery, k=k, space=space, exclude_self=among_themselves
+    )
+    right = items.labels[found] == test.labels[:, None]
+    # Queries with another image of their class, if there are several classes.
+    counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
+    answerable = (test.num_classes > 1) & (counts[test.labels] > among_themselves)
+    wrong = np.flatnonzero(answerable & ~right[:, 0])
+    correct = np.flatnonzero(answerable & right[:, 0])
+    wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
+    correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
+    searches = [
+        Search(i, found[i].tolist(), distances[i].tolist(), right[i].tolist())
+        for i in np.concatenate([wrong, correct]).tolist()
+    ]
+    first = right[answerable, 0].astype(np.float64)
+    interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
+    classes = _classes(test, items, searches)
+    return RunSearches(run, points, space, searches, len(wrong), interval, classes)
+
+
+def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[ClassRecall]:
+    searches_of = collections.defaultdict(list)
+    for search in searches:
+        searches_of[test.class_name(search.query)].append(search)
+    classes = []
+    for name, own in searches_of.items():
+        wrong = [search.hits[0] for search in own if not search.right[0]]
+        found = collections.Counter(map(items.class_name, wrong))
+        confused, times = next(iter(found.most_common(1)), ("", 0))
+        classes.append(ClassRecall(name, len(own), 1 - len(wrong) / len(own), confused, times))
+    return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
@@ -23,7 +116,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     queries, more others are drawn. Classes take turns.
     """
     (run,) = open_runs({workdir: pathlib.Path(workdir).name})
-    found = report_data(run, k)
+    found = search_test_images(run, k)
     rng = np.random.default_rng(seed)
     labels = run.splits.test.labels
     wrong, right = (
@@ -32,7 +125,8 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     )
     wrong = wrong[: max(queries // 2, queries - len(right))]
     right = right[: queries - len(wrong)]
-    draw_rows([_row(found, search) for search in wrong + right], output, _read)
+    rows = [_row(run, search) for search in wrong + right]
+    draw_rows(rows, output, lambda image: read_rgb(image[0])(image[1]))
     return (
         f"{found.failures} of {len(found.searches)} queries find an image of another class first; "
         f"drawn: {len(wrong)} of these, then {len(right)} of the others"
@@ -44,21 +138,17 @@ def _in_turn(
 ) -> list[Search]:
     """The searches in random order, but the first of each class before any second one."""
     shuffled = [searches[i] for i in rng.permutation(len(searches))]
-    seen, turns = np.zeros(labels.max(initial=0) + 1, int), []
+    seen: collections.Counter[int] = collections.Counter()
+    turns = []
     for search in shuffled:
         turns.append(seen[labels[search.query]])
         seen[labels[search.query]] += 1
     return [shuffled[i] for i in np.argsort(turns, kind="stable")]
 
 
-def _row(found: ReportData, search: Search) -> list[Picture]:
-    test, items = found.run.splits.test, searched(found.run.splits)
+def _row(run: TrainedRun, search: Search) -> list[Picture]:
+    test, items = run.splits.test, searched(run.splits)
     row = [Picture((test, search.query), f"query {test.class_name(search.query)}", "black")]
     for i, distance, right in zip(search.hits, search.distances, search.right, strict=True):
         row.append(Picture((items, i), f"{distance:.3f} {items.class_name(i)}", _COLOURS[right]))
     return row
-
-
-def _read(chosen: tuple[Dataset, int]) -> Image.Image:
-    images, i = chosen
-    return read_rgb(images)(i)

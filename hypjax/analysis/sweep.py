@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
@@ -26,7 +27,6 @@ from hypjax.types import Recalls
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LINE = 30  # Characters of labels that fit below an axis.
-_GAP = 1 / 12  # Part of a linear axis that must lie between values for all to be labelled.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
 # Fields that have no effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
@@ -45,15 +45,10 @@ def default_folders(
 
 
 def require_one_dataset(folders: Mapping[str, pathlib.Path]) -> None:
-    """Raises an error if runs were scored on images of different datasets."""
+    """Raises an error if runs were trained on different images."""
     for (one, left), (other, right) in itertools.pairwise(folders.items()):
-        first, second = saved_config(left).data, saved_config(right).data
-        moved = (images := saved_fingerprint(left)) and images == saved_fingerprint(right)
-        if first.name != second.name or (first.path != second.path and not moved):
-            raise UserError(
-                f"{one} and {other} have different datasets, {first.path or first.name} and "
-                f"{second.path or second.name}; compare runs on one dataset"
-            )
+        if saved_fingerprint(left) != saved_fingerprint(right):
+            raise UserError(f"{one} and {other} have different images; compare runs on one dataset")
 
 
 def common_scores(
@@ -64,28 +59,30 @@ def common_scores(
     They are those of a run's best model or, without validation, its last. Metrics that some runs
     lack, since they were evaluated with other fields, are named and dropped.
     """
-    validation = {name: each.get("validation") for name, each in results.items()}
-    groups = ({name: found for name, found in validation.items() if found}, results)
+    validation = {
+        name: each["validation"] for name, each in results.items() if "validation" in each
+    }
     dropped: dict[str, None] = {}  # In order.
     common = []
-    for runs in groups:
+    for runs in (validation, results):
         scores = {name: found.get("best") or found["final"] for name, found in runs.items()}
-        embeddings = [values for recalls in scores.values() for values in recalls.values()]
-        names = list(dict.fromkeys(name for values in embeddings for name in values))
-        kept = [name for name in names if all(name in values for values in embeddings)]
-        if embeddings and not any("/" in name or name.startswith("recall@") for name in kept):
+        parts = [values for recalls in scores.values() for values in recalls.values()]
+        names = list(dict.fromkeys(name for values in parts for name in values))
+        kept = [name for name in names if all(name in values for values in parts)]
+        if parts and not any("/" in name or name.startswith("recall@") for name in kept):
             raise UserError(
                 "these runs have no recall in common; evaluate them with the same eval.ks"
             )
         dropped |= dict.fromkeys(name for name in names if name not in kept)
-        common.append({run: _picked(recalls, kept) for run, recalls in scores.items()})
+        common.append(
+            {
+                run: {part: {name: values[name] for name in kept} for part, values in own.items()}
+                for run, own in scores.items()
+            }
+        )
     if dropped:
         print(f"left out, since not all runs have them: {', '.join(dropped)}")
     return common[0], common[1]
-
-
-def _picked(recalls: Recalls, names: Sequence[str]) -> Recalls:
-    return {part: {name: values[name] for name in names} for part, values in recalls.items()}
 
 
 def print_tables(
@@ -225,10 +222,10 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, score_of) in zip(axes, panels.items(), strict=True):
-        places = _horizontal(axis, values)
+        positions = _horizontal(axis, values)
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
         for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
-            _line(axis, curve, places, score_of, color=colour, marker=marker)
+            _line(axis, curve, positions, score_of, color=colour, marker=marker)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
     seeds = any(len(found) > 1 for found in points)
@@ -247,35 +244,31 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
     """Sets up the horizontal axis, and returns where on it each value is."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
-    places = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
-        axis.set_xscale("log")
-    steps = [right - left for left, right in itertools.pairwise(places.values())]
-    linear = numbers and axis.get_xscale() == "linear"
-    if not linear or min(steps) >= _GAP * sum(steps):
+    positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
+    wide = numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]
+    if wide or not numbers:
+        axis.set_xscale("log" if wide else "linear")
         labels = [_text(value) for value in values]
         rotation = 90 if len("".join(labels)) > _LINE else 0
-        axis.set_xticks(list(places.values()), labels, rotation=rotation)
+        axis.set_xticks(list(positions.values()), labels, rotation=rotation)
         axis.set_xticks([], minor=True)
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
-    return places
+    return positions
 
 
 def _line(
     axis: Axes,
     curve: Curve,
-    places: Mapping[Any, float],
+    positions: Mapping[Any, float],
     score_of: Callable[[Run], float | None],
     **style: str,
 ) -> None:
     """Draws the means of a line's points, with bars from the lowest to the highest score."""
     scores = {
-        places[value]: [score for run in runs if (score := score_of(run)) is not None]
-        for value, runs in curve.items()
+        positions[x]: [s for run in runs if (s := score_of(run)) is not None]
+        for x, runs in curve.items()
     }
-    scores = {place: found for place, found in scores.items() if found}
-    means = [statistics.mean(found) for found in scores.values()]
-    below = [mean - min(found) for mean, found in zip(means, scores.values(), strict=True)]
-    above = [max(found) - mean for mean, found in zip(means, scores.values(), strict=True)]
-    axis.errorbar(list(scores), means, yerr=[below, above], elinewidth=1, **style)
+    points = [(x, statistics.mean(s), min(s), max(s)) for x, s in scores.items() if s]
+    x, mean, low, high = np.array(points).reshape(-1, 4).T
+    axis.errorbar(x, mean, yerr=[mean - low, high - mean], elinewidth=1, **style)

@@ -21,37 +21,17 @@ Labels = Int[ArrayLike, " leaves"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """A rooted tree whose inner nodes have any number of children, at least one.
+    """A rooted tree whose inner nodes have any number of children, at least one."""
 
-    Attributes:
-        parents: Parent of each node; −1 for the one root.
-        leaves: Number of leaves, which are the first nodes.
-    """
-
-    parents: Int[np.ndarray, " nodes"]
-    leaves: int
-
-    def __post_init__(self) -> None:
-        """Raises a `ValueError` if this is no such tree."""
-        nodes = len(self.parents)
-        inner = np.unique(self.parents)
-        if np.sum(self.parents < 0) != 1 or inner[1:].tolist() != [*range(self.leaves, nodes)]:
-            raise ValueError(
-                f"a tree has one root, of parent −1, and the other nodes' parents are the nodes "
-                f"from {self.leaves} on, each at least once"
-            )
-        if self.depths.max() >= nodes:
-            raise ValueError("the parents form a cycle")
+    parents: Int[np.ndarray, " nodes"]  # −1 for the one root.
+    leaves: int  # Their number; they are the first nodes.
 
     @functools.cached_property
     def depths(self) -> Int[np.ndarray, " nodes"]:
         """Number of edges between each node and the root."""
         depths, above = np.zeros(len(self.parents), int), self.parents
-        for _ in range(len(self.parents)):  # A node on a cycle counts them all.
-            inside = above >= 0
+        while (inside := above >= 0).any():
             depths += inside
-            if not inside.any():
-                break
             above = np.where(inside, self.parents[above], -1)
         return depths
 

@@ -74,33 +74,21 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
 
 def require_fair(grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
     """Raises an error if a comparison would not be fair, or settings are no choice."""
-    sizes = [(grid[0].variant, len(grid)) for grid in grids]
-    for what, values in (("--variant", [each for each, _ in sizes]), ("--seeds", list(seeds))):
-        if twice := [value for value in values if values.count(value) > 1]:
-            raise UserError(f"{what} names {twice[0]} twice")
-    if len({size for _, size in sizes}) > 1:
-        listed = ", ".join(f"{variant} has {size}" for variant, size in sizes)
+    if len({len(grid) for grid in grids}) > 1:
+        listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
     named: dict[pathlib.Path, Candidate] = {}
-    for candidate in itertools.chain(*grids):
-        objective = candidate.load(seeds[0]).objective
-        for field in (setting.partition("=")[0] for setting in candidate.settings):
-            if field.removeprefix("objective.") in unused_fields(objective):
-                several = field == "objective.c" and objective.curvatures
-                learning = field in ("objective.c_bounds", "objective.c_rate")
-                reason = "learn_c" if learning else "curvatures" if several else "space"
-                raise UserError(
-                    f"{candidate.variant} has no use for {field}, since objective.{reason} is "
-                    f"{objective[reason]}"
-                )
-        other = named.setdefault(candidate.folder(seeds[0]), candidate)
-        if other is not candidate:
+    for candidate, seed in itertools.product(itertools.chain(*grids), seeds):
+        unused = {f"objective.{name}" for name in unused_fields(candidate.load(seed).objective)}
+        for field in unused & {setting.partition("=")[0] for setting in candidate.settings}:
+            raise UserError(f"{candidate.variant} has no use for {field}; leave it out")
+        folder = candidate.folder(seed)
+        if other := named.get(folder):
             raise UserError(
                 f"{candidate.variant} with {candidate} is the same run as {other.variant} with "
-                f"{other}"
+                f"{other}, seed {seed}"
             )
-    for seed in seeds:
-        grids[0][0].load(seed)  # Later seeds are trained last; an error is reported now.
+        named[folder] = candidate
 
 
 def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
@@ -116,8 +104,8 @@ def best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
     for candidate, results in grid.items():
         if not results.get("validation"):
             raise UserError(
-                f"the run of {candidate.variant} with {candidate} has no validation classes to "
-                "choose by; set config.data.validation_classes"
+                f"{candidate.variant} with {candidate} has no validation classes to choose by; set "
+                "config.data.validation_classes"
             )
     return max(grid, key=lambda candidate: _validation_score(grid[candidate])[1])
 
@@ -128,7 +116,7 @@ def print_choice(
     """Prints the scores on validation classes, and which settings these choose."""
     width = max(len(candidate.variant) for candidate in tried)
     scores = {candidate: _validation_score(results) for candidate, results in tried.items()}
-    name, _ = list(scores.values())[-1]
+    name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation classes, in percent, seed {seed}:")
     for candidate, (_, score) in scores.items():
         mark = "  chosen" if candidate in chosen else ""
@@ -147,18 +135,17 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     if len(set(names)) > 1 or not all(np.array_equal(labels[0], each) for each in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
     means, differences = bootstrap(methods)
-    over = "seeds and classes" if len(seeds) > 1 else "classes alone, since there is one seed"
     print(
         f"{names[0]} of the head on the test classes, in percent: mean of seeds "
-        f"{', '.join(seeds)}, 95% interval over {over}, and difference from the first:"
+        f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
     )
     width = max(len(candidate.variant) for candidate in chosen)
     for i, (candidate, mean, other) in enumerate(zip(chosen, means, differences, strict=True)):
-        value, low, high = (100 * each for each in mean)
-        line = f"  {candidate.variant:<{width}}  {value:5.1f}  [{low:.1f}, {high:.1f}]"
+        line = "  {:<{}}  {:5.1f}  [{:.1f}, {:.1f}]".format(
+            candidate.variant, width, *(100 * each for each in mean)
+        )
         if i:
-            value, low, high = (100 * each for each in other)
-            line += f"  {value:+5.1f}  [{low:+.1f}, {high:+.1f}]"
+            line += "  {:+5.1f}  [{:+.1f}, {:+.1f}]".format(*(100 * each for each in other))
         print(line)
 
 

@@ -7,7 +7,6 @@ from hypjax.config.identity import differences as differences
 from hypjax.config.identity import flatten as flatten
 from hypjax.config.identity import for_files as for_files
 from hypjax.config.identity import identity as identity
-from hypjax.config.identity import without_secrets as without_secrets
 from hypjax.config.reading import load_config as load_config
 from hypjax.config.reading import override as override
 from hypjax.config.reading import read_config as read_config

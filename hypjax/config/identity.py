@@ -23,15 +23,8 @@ def identity(config: ConfigDict) -> dict[str, Any]:
 
 def for_files(config: ConfigDict) -> dict[str, Any]:
     """Returns all fields by dotted name, without the secrets of URLs; tuples become lists."""
-    return without_secrets(json.loads(json.dumps(flatten(config))))
-
-
-def without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields without the secrets of URLs."""
-    return {
-        field: redacted(value) if isinstance(value, str) else value
-        for field, value in fields.items()
-    }
+    fields = json.loads(json.dumps(flatten(config)))
+    return {name: redacted(x) if isinstance(x, str) else x for name, x in fields.items()}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -37,17 +37,13 @@ def _title(piece: Any) -> str:
     name = getattr(piece, "__name__", None) or type(piece).__name__
     if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
         return name
-    fields = {field.name: field.default for field in dataclasses.fields(piece)}
-    changed = [
-        f"{field}={_text(value)}"
-        for field, default in fields.items()
-        if field not in _FLAX and not _equal(value := getattr(piece, field, None), default)
-    ]
+    changed = []
+    for field in dataclasses.fields(piece):
+        value, default = getattr(piece, field.name, None), field.default
+        equal = value is default or (isinstance(value, _SIMPLE) and value == default)
+        if field.name not in _FLAX and not equal:
+            changed.append(f"{field.name}={_text(value)}")
     return f"{name}({', '.join(changed)})" if changed else name
-
-
-def _equal(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(value, _SIMPLE) and value == default)
 
 
 def _text(value: Any) -> str:

@@ -119,11 +119,6 @@ def _set(config: ConfigDict, override: str) -> None:
             raise UserError(
                 f"unknown field config.{field}; those of {config.objective.name} are {names}"
             )
-        if group in ("optim.rates", "optim.decays", "optim.starts"):
-            raise UserError(
-                f"config.{field} is part of optim.groups now: write --config.optim.groups="
-                f"\"('{own}', 1, None, 0)\", with the rate, decay and first step of this group"
-            )
         meant = _ALIASES.get(own, field)
         raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
     if not equals:

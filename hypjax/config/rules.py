@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,7 +16,6 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import (
     ABOVE_0,
-    Field,
     Rule,
     at_least,
     is_ascending,
@@ -71,12 +71,6 @@ def _is_group(value: Any) -> bool:
 
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
-    return _field_types(objective, tuple(OBJECTIVES[objective].fields.items()))
-
-
-@functools.cache
-def _field_types(objective: str, fields: tuple[tuple[str, Field], ...]) -> Mapping[str, Rule]:
-    del fields  # They differ if a name is registered again.
     config = default_config(objective)
     return {field: _type(field, value, config) for field, value in flatten(config).items()}
 
@@ -111,7 +105,6 @@ _SCORE_SPACES = Rule(
     lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
     "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
-_SHOWN = 200  # Characters of a value in a message.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
 # refused, or its model fails, before it takes the machine's memory or days.
 _STEPS = 2**31 - 1
@@ -253,194 +246,54 @@ def validate(config: ConfigDict) -> None:
     for field, value in fields.items():
         if not known[field].holds(value):
             refuse(field, value, known[field].words)
-    own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
-    for field, rule in (_RULES | own).items():
+    custom = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
+    for field, rule in (_RULES | custom).items():
         if not (field in FITTED and fields[field] is None) and not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
-    _validate_batches(config)
-    _validate_architecture(config)
-    if config.model.load_head and not config.model.weights:
-        refuse("model.load_head", True, "False unless model.weights names a run")
-    if config.model.load_head and config.model.head == "none":
-        refuse("model.load_head", True, "False if model.head is none")
-    if config.model.head_init == "pca" and config.model.head != "dense":
-        refuse("model.head_init", "pca", "orthogonal unless model.head is dense")
-    if config.model.head_init == "pca" and config.model.load_head:
-        refuse("model.head_init", "pca", "orthogonal if model.load_head is set")
-    _validate_curvatures(config)
-    _validate_learned_numbers(config)
-    _validate_prefixes(config)
-    _validate_data(config)
-    _validate_caches(config)
-    _validate_evaluation(config)
-    _validate_training(config)
+    for broken, field, words in itertools.chain(*(relations(config) for relations in _RELATIONS)):
+        if broken:
+            refuse(field, fields[field], words)
 
 
-def _validate_curvatures(config: ConfigDict) -> None:
-    fields = config.objective
-    if not fields.curvatures:
-        return
-    if not has_curvature(SPACES[fields.space]):
-        words = f"() if objective.space is {fields.space}, which has no curvature"
-        refuse("objective.curvatures", fields.curvatures, words)
-    if fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+")):
-        words = f"() for {fields.name}, which has one ball"
-        refuse("objective.curvatures", fields.curvatures, words)
+# Rules between fields: whether one is broken, the field to change, and what it must be. They are
+# evaluated one by one, so that each may rely on those before it.
+Relations = Iterator[tuple[Any, str, str]]
 
 
-def _validate_learned_numbers(config: ConfigDict) -> None:
-    fields, own = config.objective, OBJECTIVES[config.objective.name].fields
-    learnable = [name for name, field in own.items() if field.learnable]
-    of_space = dataclasses.fields(SPACES[fields.space])
-    learnable += [field.name for field in of_space if field.metadata.get("learnable")]
-    for name in fields.learn:
-        if name == "c":
-            words = "without c, whose curvature objective.learn_c learns"
-            refuse("objective.learn", fields.learn, words)
-        if name not in learnable or fields.learn.count(name) > 1:
-            known = f"any of {', '.join(learnable)}, each once," if learnable else "()"
-            refuse("objective.learn", fields.learn, f"{known} for {fields.name}")
-        if not fields[name] > 0:
-            refuse(f"objective.{name}", fields[name], "above 0 if objective.learn names it")
-    if fields.get("memory") and (moving := [f.name for f in of_space if f.name in fields.learn]):
-        words = f"0 if {moving[0]} is learned, since a memory holds points of earlier ones"
-        refuse("objective.memory", fields.memory, words)
-    if fields.learn_c:
-        _validate_learned_curvature(config)
-    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
-        _validate_own_space(config)
-
-
-def _validate_learned_curvature(config: ConfigDict) -> None:
-    fields = config.objective
-    low, high = fields.c_bounds
-    if not has_curvature(SPACES[fields.space]):
-        words = f"False if objective.space is {fields.space}, which has no curvature"
-        refuse("objective.learn_c", True, words)
-    name = "curvatures" if fields.curvatures else "c"
-    if not all(low <= c <= high for c in (fields.curvatures or [fields.c])):
-        words = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
-        refuse(f"objective.{name}", fields[name], words)
-    if fields.get("memory"):
-        words = "0 if objective.learn_c is set, since a memory holds points of earlier curvatures"
-        refuse("objective.memory", fields.memory, words)
-
-
-def _validate_prefixes(config: ConfigDict) -> None:
-    """Rules of the prefixes of the head's output that are trained and scored."""
-    trained, dim = trained_prefixes(config), config.model.head_dim
-    fields = {"objective.dims": trained, "eval.prefixes": config.eval.prefixes}
-    for field, dims in fields.items():
-        if dims and config.model.head != "none" and dim and max(dims) >= dim:
-            refuse(field, dims, f"below model.head_dim ({dim}), which is added to them")
-        if dims and config.eval.pca.head:
-            refuse("eval.pca.head", config.eval.pca.head, "None if prefixes of the head are scored")
-    if trained and config.objective.get("memory"):
-        words = f"0 for {config.objective.name}, since a memory holds points of one dimension"
-        refuse("objective.memory", config.objective.memory, words)
-
-
-def _validate_own_space(config: ConfigDict) -> None:
-    """Refuses what a user's objective cannot learn: its scores are those of the saved space.
-
-    A learned c takes the place of that of the saved space; other numbers must not be part of it.
-    """
-    fields = config.objective
-    name, numbers = fields.name.removeprefix(OWN), learned_numbers(fields)
-    if "curvatures" in numbers:
-        refuse(
-            "objective.curvatures", fields.curvatures, f"() if the curvature of {name} is learned"
-        )
-    other = config.copy_and_resolve_references()
-    with other.unlocked():
-        other.objective.update({field: 2 * number for field, number in numbers.items()})
-    space = create_space(other.objective)
-    objective = OBJECTIVES[fields.name].create(other, space)
-    if fields.learn_c and not objective.space == space == objective.score_space:
-        refuse("objective.learn_c", True, f"False for {name}, which has a space of its own")
-    if not fields.learn_c and objective.score_space != create_objective(config).score_space:
-        refuse("objective.learn", fields.learn, f"() for {name}, whose scores depend on them")
-
-
-def _in_encoder(name: Any) -> bool:
-    path = choices.GROUPS["encoder"]
-    return choices.names_parameters(name) and choices.parameter_path(name)[: len(path)] == path
-
-
-def _validate_training(config: ConfigDict) -> None:
-    """Rules of which parameters are trained, and when."""
-    train, head, total = config.train, config.model.head, config.train.total_steps
-    frozen = choices.freezes_encoder(config.optim.frozen)
-    if config.data.name == "features" and not (frozen and train.cached_features):
-        words = "set, and optim.frozen must name the encoder, if data.name is features"
-        refuse("train.cached_features", train.cached_features, words)
-    if head == "none" and frozen:
-        refuse("model.head", head, "another one if optim.frozen names the encoder")
-    blocks = [name for name in config.optim.frozen if name != "patch_projection"]
-    if train.cached_features and not any(map(_in_encoder, blocks)):
-        words = "False unless optim.frozen names the encoder, or its lowest layers"
-        refuse("train.cached_features", True, words)
-    for field in ("lora_rank", "probe_steps"):
-        if train[field] and frozen:
-            refuse(f"train.{field}", train[field], "0 if optim.frozen names the encoder")
-    if train.probe_steps and head == "none":
-        refuse("train.probe_steps", train.probe_steps, "0 if model.head is none")
-    if train.probe_steps and total is not None and train.probe_steps >= total:
-        refuse("train.probe_steps", train.probe_steps, f"below train.total_steps ({total})")
-
-
-def _validate_evaluation(config: ConfigDict) -> None:
-    fields, dim = config.eval, config.model.head_dim
-    if config.data.name == "features" and tuple(fields.scales) != (1.0,):
-        refuse("eval.scales", fields.scales, "1 if data.name is features")
-    if fields.whiten and not any(fields.pca.values()):
-        refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
-    if config.model.head != "none" and dim and (fields.pca.head or 0) > dim:
-        refuse("eval.pca.head", fields.pca.head, f"at most model.head_dim ({dim})")
-    if fields.expansion_alpha and not fields.expansion:
-        refuse("eval.expansion_alpha", fields.expansion_alpha, "0 unless eval.expansion is set")
-
-
-def _validate_batches(config: ConfigDict) -> None:
-    train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
+def _of_batches(config: ConfigDict) -> Relations:
+    train, objective = config.train, OBJECTIVES[config.objective.name]
+    fields = flatten(config)
     for field in sorted(FITTED):
         size = field in _FITTED_SIZES
         names = ("features",) if size else choices.USERS
         fitted = config.data.name in names or (train.cached_features and not size)
-        if fields[field] is None and not fitted:
-            cached = "" if size else ", or train.cached_features is set"
-            words = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
-            refuse(field, None, words)
-    if objective.by_tuple and train.sampling != "tuples":
-        refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
-    if train.sampling not in GROUPED and objective.by_class:
-        words = "epoch_classes or drawn_classes: this objective compares images of one class"
-        refuse("train.sampling", train.sampling, words)
+        cached = "" if size else ", or train.cached_features is set"
+        words = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
+        yield fields[field] is None and not fitted, field, words
+    words = "tuples: this objective compares their images"
+    yield objective.by_tuple and train.sampling != "tuples", "train.sampling", words
+    words = "epoch_classes or drawn_classes: this objective compares images of one class"
+    yield objective.by_class and train.sampling not in GROUPED, "train.sampling", words
     if any(fields[field] is None for field in FITTED):
         return  # What fits the images is known later.
-    size = 2 + train.tuples.negatives
-    if train.sampling == "tuples" and train.batch_size % size:
-        words = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
-        refuse("train.batch_size", train.batch_size, words)
-    classes, rest = divmod(train.batch_size, train.samples_per_class)
-    if train.sampling in GROUPED and (rest or classes < 2):
-        samples = train.samples_per_class
-        words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
-        refuse("train.batch_size", train.batch_size, words)
+    size, samples = 2 + train.tuples.negatives, train.samples_per_class
+    words = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
+    yield train.sampling == "tuples" and train.batch_size % size, "train.batch_size", words
+    uneven = train.batch_size % samples or train.batch_size < 2 * samples
+    words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
+    yield train.sampling in GROUPED and uneven, "train.batch_size", words
     if neighbors := config.objective.get("hier_neighbors"):  # With fewer points, all are related.
         for field in ("objective.hier_proxies", "train.batch_size"):
-            if fields[field] <= neighbors:
-                refuse(field, fields[field], f"above objective.hier_neighbors ({neighbors})")
-    if config.optim.warmup_steps > train.total_steps:
-        words = f"at most train.total_steps ({train.total_steps})"
-        refuse("optim.warmup_steps", config.optim.warmup_steps, words)
+            words = f"above objective.hier_neighbors ({neighbors})"
+            yield fields[field] <= neighbors, field, words
+    words = f"at most train.total_steps ({train.total_steps})"
+    yield config.optim.warmup_steps > train.total_steps, "optim.warmup_steps", words
 
 
-def _validate_architecture(config: ConfigDict) -> None:
-    model = config.model
-    if (model.architecture == FEATURES) != (config.data.name == "features"):
-        words = "features if data.name is features, and nowhere else"
-        refuse("model.architecture", model.architecture, words)
+def _of_model(config: ConfigDict) -> Relations:
+    model, field = config.model, "model.architecture"
+    words = "features if data.name is features, and nowhere else"
+    yield (model.architecture == FEATURES) != (config.data.name == "features"), field, words
     if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *ENCODERS):
         words = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(OWN):
@@ -449,74 +302,183 @@ def _validate_architecture(config: ConfigDict) -> None:
                 "to hypjax.load, whose model embeds, saves galleries and searches, or to "
                 "hypjax.train; or name it by hypjax.register_encoder"
             )
-        refuse("model.architecture", model.architecture, words)
-    for field in _SIZES:
-        if model.architecture == "vit" and model[field] == 0:
-            refuse(f"model.{field}", 0, "at least 1 if model.architecture is vit")
-        given = model.architecture == FEATURES and field == "width"
-        if model.architecture != "vit" and not given and model[field] != 0:
-            sizes = " ".join(f"--config.model.{size}=0" for size in _SIZES if model[size])
+        yield True, field, words
+    sizes = " ".join(f"--config.model.{size}=0" for size in _SIZES if model[size])
+    for name in _SIZES:
+        if model.architecture == "vit":
+            yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
+        elif model.architecture != FEATURES or name != "width":
             words = f"0 if an architecture with sizes of its own is named; add {sizes}"
-            refuse(f"model.{field}", model[field], words)
-    if model.architecture == "vit" and model.width % model.num_heads:
-        refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
-    if model.drop_path and not is_transformer(model.architecture):
-        refuse("model.drop_path", model.drop_path, "0 unless the architecture is a Transformer")
-    if model.drop_path and config.train.cached_features:
+            yield model[name] != 0, f"model.{name}", words
+    if model.architecture == "vit":
+        words = f"a multiple of model.num_heads ({model.num_heads})"
+        yield model.width % model.num_heads, "model.width", words
+    if model.drop_path:
+        words = "0 unless the architecture is a Transformer"
+        yield not is_transformer(model.architecture), "model.drop_path", words
         words = "0 if train.cached_features is set, since the encoder is not run in training"
-        refuse("model.drop_path", model.drop_path, words)
+        yield config.train.cached_features, "model.drop_path", words
+    if model.load_head:
+        yield not model.weights, "model.load_head", "False unless model.weights names a run"
+        yield model.head == "none", "model.load_head", "False if model.head is none"
+    if model.head_init == "pca":
+        yield model.head != "dense", "model.head_init", "orthogonal unless model.head is dense"
+        yield model.load_head, "model.head_init", "orthogonal if model.load_head is set"
 
 
-def _validate_data(config: ConfigDict) -> None:
-    data = config.data
-    if data.name == "folder" and not data.path:
-        refuse("data.path", data.path, "images: a folder, a table, a dataset or hf://OWNER/NAME")
-    if data.name == "features" and not data.path:
-        refuse("data.path", data.path, "a .npz, .npy or .parquet file of features")
-    if data.name not in ("folder", "features") and data.path:
-        refuse("data.path", data.path, f"None if data.name is {data.name}")
-    if data.name != "features" and data.labels:
-        refuse("data.labels", data.labels, "None unless data.name is features")
-    if data.split == "images" and data.name not in choices.USERS:
-        refuse("data.split", data.split, "classes unless data.name is folder or features")
-    if data.split == "images" and data.validation_classes >= 1:
-        refuse("data.validation_classes", data.validation_classes, "0 if data.split is images")
+def _of_curvatures(config: ConfigDict) -> Relations:
+    fields, curved = config.objective, has_curvature(SPACES[config.objective.space])
+    flat = f"if objective.space is {fields.space}, which has no curvature"
+    if fields.curvatures:
+        yield not curved, "objective.curvatures", f"() {flat}"
+        one = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
+        yield one, "objective.curvatures", f"() for {fields.name}, which has one ball"
+    if fields.learn_c:
+        low, high = fields.c_bounds
+        yield not curved, "objective.learn_c", f"False {flat}"
+        outside = not all(low <= c <= high for c in fields.curvatures or [fields.c])
+        words = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
+        yield outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", words
+
+
+def _of_learned_scalars(config: ConfigDict) -> Relations:
+    fields, of_loss = config.objective, OBJECTIVES[config.objective.name].fields
+    of_space = dataclasses.fields(SPACES[fields.space])
+    learnable = [name for name, field in of_loss.items() if field.learnable]
+    learnable += [field.name for field in of_space if field.metadata.get("learnable")]
+    for name in fields.learn:
+        words = "without c, whose curvature objective.learn_c learns"
+        yield name == "c", "objective.learn", words
+        known = f"any of {', '.join(learnable)}, each once," if learnable else "()"
+        unknown = name not in learnable or fields.learn.count(name) > 1
+        yield unknown, "objective.learn", f"{known} for {fields.name}"
+        words = "above 0 if objective.learn names it"
+        yield not fields[name] > 0, f"objective.{name}", words
+    moving = [field.name for field in of_space if field.name in fields.learn]
+    if fields.get("memory") and (fields.learn_c or moving):
+        words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
+        yield True, "objective.memory", words
+    custom = fields.name not in BUILT_IN and is_known(fields.name)
+    if custom and (fields.learn_c or fields.learn):
+        yield from _of_custom_objective(config)
+
+
+def _of_custom_objective(config: ConfigDict) -> Relations:
+    """What a user's objective cannot learn: its scores are those of the saved space.
+
+    A learned c takes the place of that of the saved space; other scalars must not be part of it.
+    """
+    fields = config.objective
+    name, scalars = fields.name.removeprefix(OWN), learned_numbers(fields)
+    words = f"() if the curvature of {name} is learned"
+    yield "curvatures" in scalars, "objective.curvatures", words
+    other = config.copy_and_resolve_references()
+    with other.unlocked():
+        other.objective.update({field: 2 * number for field, number in scalars.items()})
+    space = create_space(other.objective)
+    objective = OBJECTIVES[fields.name].create(other, space)
+    if fields.learn_c:
+        words = f"False for {name}, which has a space of its own"
+        yield not objective.space == space == objective.score_space, "objective.learn_c", words
+    else:
+        moved = objective.score_space != create_objective(config).score_space
+        yield moved, "objective.learn", f"() for {name}, whose scores depend on them"
+
+
+def _of_prefixes(config: ConfigDict) -> Relations:
+    trained, dim = trained_prefixes(config), config.model.head_dim
+    for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
+        long = dims and config.model.head != "none" and dim and max(dims) >= dim
+        yield long, field, f"below model.head_dim ({dim}), which is added to them"
+        words = "None if prefixes of the head are scored"
+        yield dims and config.eval.pca.head, "eval.pca.head", words
+    words = f"0 for {config.objective.name}, since a memory holds points of one dimension"
+    yield trained and config.objective.get("memory"), "objective.memory", words
+
+
+def _of_data(config: ConfigDict) -> Relations:
+    data, cache, name = config.data, config.run.cache, config.data.name
+    words = "images: a folder, a table, a dataset or hf://OWNER/NAME"
+    yield name == "folder" and not data.path, "data.path", words
+    words = "a .npz, .npy or .parquet file of features"
+    yield name == "features" and not data.path, "data.path", words
+    words = f"None if data.name is {name}"
+    yield name not in ("folder", "features") and data.path, "data.path", words
+    words = "None unless data.name is features"
+    yield name != "features" and data.labels, "data.labels", words
+    if data.split == "images":
+        words = "classes unless data.name is folder or features"
+        yield name not in choices.USERS, "data.split", words
+        words = "0 if data.split is images"
+        yield data.validation_classes >= 1, "data.validation_classes", words
     crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"
-    if crops and data.resize < data.image_size:
-        refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
+    words = f"at least data.image_size ({data.image_size})"
+    yield crops and data.resize < data.image_size, "data.resize", words
     for field in ("mean", "std"):
-        if len(data[field]) != data.channels:
-            refuse(f"data.{field}", data[field], f"one number per channel ({data.channels})")
-
-
-def _validate_caches(config: ConfigDict) -> None:
-    data, cache = config.data, config.run.cache
-    if data.decoder == "fast" and cache != "none":
-        words = "none if data.decoder is fast, which decodes only what a view needs"
-        refuse("run.cache", cache, words)
-    if config.train.cached_features and cache == "device":
-        refuse("run.cache", cache, "none or host if train.cached_features is set")
-    if data.stored_side is not None and data.train_view != "area_crop":
+        words = f"one number per channel ({data.channels})"
+        yield len(data[field]) != data.channels, f"data.{field}", words
+    words = "none if data.decoder is fast, which decodes only what a view needs"
+    yield data.decoder == "fast" and cache != "none", "run.cache", words
+    words = "none or host if train.cached_features is set"
+    yield config.train.cached_features and cache == "device", "run.cache", words
+    if data.stored_side is not None:
         words = f"None if data.train_view is {data.train_view}, which stores squares of data.resize"
-        refuse("data.stored_side", data.stored_side, words)
-    if data.stored_side is not None and cache != "device":
-        refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
+        yield data.train_view != "area_crop", "data.stored_side", words
+        yield cache != "device", "data.stored_side", "None unless run.cache is device"
+
+
+def _of_evaluation(config: ConfigDict) -> Relations:
+    fields, dim = config.eval, config.model.head_dim
+    scaled = config.data.name == "features" and tuple(fields.scales) != (1.0,)
+    yield scaled, "eval.scales", "1 if data.name is features"
+    words = "False unless eval.pca.head or eval.pca.encoder is set"
+    yield fields.whiten and not any(fields.pca.values()), "eval.whiten", words
+    large = config.model.head != "none" and dim and (fields.pca.head or 0) > dim
+    yield large, "eval.pca.head", f"at most model.head_dim ({dim})"
+    words = "0 unless eval.expansion is set"
+    yield fields.expansion_alpha and not fields.expansion, "eval.expansion_alpha", words
+
+
+def _of_training(config: ConfigDict) -> Relations:
+    """Rules of which parameters are trained, and when."""
+    train, head, total = config.train, config.model.head, config.train.total_steps
+    frozen = choices.freezes_encoder(config.optim.frozen)
+    words = "set, and optim.frozen must name the encoder, if data.name is features"
+    trained = not (frozen and train.cached_features)
+    yield config.data.name == "features" and trained, "train.cached_features", words
+    words = "another one if optim.frozen names the encoder"
+    yield head == "none" and frozen, "model.head", words
+    blocks = [name for name in config.optim.frozen if name != "patch_projection"]
+    words = "False unless optim.frozen names the encoder, or its lowest layers"
+    moving = train.cached_features and not any(map(_in_encoder, blocks))
+    yield moving, "train.cached_features", words
+    for field in ("lora_rank", "probe_steps"):
+        words = "0 if optim.frozen names the encoder"
+        yield train[field] and frozen, f"train.{field}", words
+    if train.probe_steps:
+        yield head == "none", "train.probe_steps", "0 if model.head is none"
+        long = total is not None and train.probe_steps >= total
+        yield long, "train.probe_steps", f"below train.total_steps ({total})"
+
+
+_RELATIONS = (
+    *(_of_batches, _of_model, _of_curvatures, _of_learned_scalars, _of_prefixes),
+    *(_of_data, _of_evaluation, _of_training),
+)
+
+
+def _in_encoder(name: Any) -> bool:
+    path = choices.GROUPS["encoder"]
+    return choices.names_parameters(name) and choices.parameter_path(name)[: len(path)] == path
 
 
 def refuse_objective(name: Any) -> None:
     """Raises a `UserError` for a name that no objective has; it lists those without a prefix."""
-    plain = [each for each in OBJECTIVES if "+" not in each]
-    prefixes = sorted({each.partition("+")[0] + "+" for each in OBJECTIVES if "+" in each})
-    refuse(
-        "objective.name",
-        name,
-        f"one of {', '.join(plain)}, or one of these after {', '.join(prefixes)} where the losses "
-        "can be combined" + nearest(str(name), OBJECTIVES),
-    )
+    plain = ", ".join(each for each in OBJECTIVES if "+" not in each)
+    words = f"one of {plain}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
+    refuse("objective.name", name, words)
 
 
 def refuse(field: str, value: Any, words: str) -> None:
     """Raises a `UserError` for an invalid value."""
-    shown = repr(value)
-    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-    raise UserError(f"config.{field} is {shown}; it must be {words}")
+    raise UserError(f"config.{field} is {value!r:.200}; it must be {words}")

@@ -23,7 +23,7 @@ from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, Embedder, register_encoder
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import RESULTS, is_published, read_whole
+from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, machine
 from hypjax.types import View, Workers
@@ -55,7 +55,7 @@ class TrainedEmbedder(ImageEmbedder):
         with reading(workdir) as folder:
             if encoder is not None:
                 _register(folder, encoder)
-            model = read_whole(folder, lambda: self._read(folder, part))
+            model = self._read(folder, part)
             if not is_published(folder) and not (folder / RESULTS).exists():
                 name = redacted(str(workdir))
                 console.say(f"{name} is not finished; its model so far is used")

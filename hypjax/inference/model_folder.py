@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
-from hypjax.system.files import replacing_together, sha256, write_json
+from hypjax.system.files import replacing, sha256, write_json
 
 
 @contextlib.contextmanager
@@ -36,15 +37,23 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
                 f"{folder} holds {other}, perhaps of another program's model, which would be "
                 "replaced; name another folder"
             )
-    if (folder / files.PROJECTIONS).is_symlink():
-        raise UserError(
-            f"{folder / files.PROJECTIONS} is a link; remove it, or name another folder"
-        )
-    with replacing_together(folder / files.PUBLISHED, lambda: files.stale_files(folder)) as staged:
+    with replacing(folder.resolve()) as staged:
+        staged.mkdir()
         yield staged
-        for_timm = (staged / files.CONFIG).exists()
-    if not for_timm:  # That of the model which was here before.
-        (folder / files.CONFIG).unlink(missing_ok=True)
+        _copy_others(folder, staged)
+
+
+def _copy_others(folder: pathlib.Path, staged: pathlib.Path) -> None:
+    """Copies the files in a folder that belong to no model, such as a repository's."""
+    model = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), *files.HASHED}
+    for path in folder.iterdir():
+        target = staged / path.name
+        if path.name in model or target.exists():
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

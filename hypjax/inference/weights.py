@@ -35,7 +35,6 @@ from hypjax.runs.files import (
     WEIGHTS,
     is_published,
     published_numbers,
-    read_whole,
     require_published,
 )
 from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
@@ -81,13 +80,9 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
 
 def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree]:
     """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
-
-    def read() -> tuple[ConfigDict, Embedder, PyTree]:
-        config = saved_config(workdir)
-        model, states = restore_models(config, workdir)
-        return config, model, states.get("best", next(iter(states.values())))
-
-    return read_whole(workdir, read)
+    config = saved_config(workdir)
+    model, states = restore_models(config, workdir)
+    return config, model, states.get("best", next(iter(states.values())))
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:

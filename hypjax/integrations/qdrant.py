@@ -1,52 +1,58 @@
 """Galleries in Qdrant, which shards and replicates them, and scores by the hyperbolic distance.
 
+A gallery is a collection on a server, or a folder for the local mode of Qdrant's client, which
+scans all points in Python.
+
 Qdrant searches for candidates by Euclidean distances between points in a ball, as
 `hypjax.retrieval.euclidean` describes, and scores them by a formula: with the Euclidean distance
 $score and the factors f = 1 / (1 − c‖x‖²), of which each item's payload holds its own, the distance
 is (2/√c)·ln(√u + √(1 + u)) for u = c·$score²·f_x·f_y.
 """
 
-import itertools
+import contextlib
 import math
 import os
 import pathlib
 import re
+import shutil
+import tempfile
+import time
+import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32
+from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import QdrantException
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tqdm import tqdm
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
-from hypjax.integrations.qdrant_collections import (
-    SCHEMES,
-    Ask,
-    Collection,
-    Folder,
-    Hits,
-    Item,
-    Server,
-    strange_answer,
-)
-from hypjax.retrieval import euclidean
+from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.euclidean import separation_factors
 from hypjax.retrieval.galleries import GalleryItem, Neighbours
+from hypjax.system import console
+from hypjax.system.files import replacing
 
-SUFFIX = ".qdrant"
 _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
 _SAMPLE = 1000  # Images whose classes are listed.
+_SCANNED = 10_000  # Kilobytes of vectors up to which no graph is built: a scan is exact.
+_LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
+_WAITS = (1, 4, 15)  # Seconds before a server that is away is asked again.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_ROUNDING = 1e-5  # By which −distance may exceed 0.
-_LEAST_CANDIDATES, _MOST_CANDIDATES = 64, 2**20  # Of a search.
+_BOTH = {"with_payload": True, "with_vectors": True}
+
+_Points = Float32[np.ndarray, "n d"]
+_Hits = list[models.ScoredPoint]  # What a search found, nearest first; a score is −distance.
 
 
 class QdrantGallery:
-    """A gallery in a collection of Qdrant.
+    """A gallery in a collection of Qdrant, see `hypjax.retrieval.galleries.Gallery`.
 
     Attributes:
         space: Space of the points: isometric to a ball, or the sphere.
@@ -56,100 +62,63 @@ class QdrantGallery:
             the last export.
     """
 
-    def __init__(self, collection: Collection) -> None:
-        self._collection = collection
-        self._read_facts()
+    space: Space
+    fingerprint: str
+    candidates: int = _LEAST_CANDIDATES
+    recall: float = 1.0
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        """Connects to a server, or loads a folder; see `open` and `export_qdrant`."""
+        self.name = os.fspath(location)
+        self._folder = None if "://" in self.name else pathlib.Path(self.name)
+        if self._folder:
+            self._client, self._collection = _load(self._folder), "gallery"
+        else:
+            self._client, self._collection = _connect(self.name)
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
-        """Opens a gallery.
+        """Opens a gallery at qdrant://host:6333/name, qdrant+https:// with TLS, or in a folder.
 
-        It is at the URL of a collection, qdrant://host:6333/name (qdrant+https:// with TLS), or in
-        the folder of an embedded one. Raises a `UserError` if there is none, it is damaged or
-        something else, the server does not answer, or a package is missing.
+        Raises:
+            UserError: There is none, it is damaged, or the server does not answer.
         """
-        return cls(open_collection(os.fspath(location)))
-
-    @classmethod
-    def create(cls, collection: Collection, embeddings: Embeddings) -> Self:
-        """Opens the gallery of a collection, or creates an empty one for such embeddings.
-
-        Raises UserError if it holds something else, or the space has no approximate search.
-        """
-        euclidean.curvature(embeddings.space)  # Checks the space.
-        with collection.changing():
-            if collection.facts() is None:
-                facts = {
-                    "space": describe_space(embeddings.space),
-                    "fingerprint": embeddings.fingerprint,
-                    "candidates": _LEAST_CANDIDATES,
-                    "recall": 0.0,
-                }
-                collection.create(embeddings.vectors.shape[1], facts)
-            return cls(collection)
+        gallery = cls(location)
+        if not gallery._ask("collection_exists"):
+            raise UserError(f"there is no gallery at {gallery.name}")
+        gallery._read_facts()
+        return gallery
 
     def __len__(self) -> int:
-        return self._collection.count()
+        return self._ask("count").count
 
     def has_class(self, name: str) -> bool:
-        """Whether an image is of this class."""
-        return self.count(name) > 0
-
-    def count(self, name: str) -> int:
-        """The number of images of this class."""
-        return self._collection.count(name)
+        """See `Gallery`."""
+        return self._ask("count", count_filter=_filter(label=name)).count > 0
 
     def classes(self) -> list[str]:
-        """Names of the classes of a sample, in order."""
+        """See `Gallery`; the classes of a thousand images."""
         return sorted({item.label for item in self.sample(_SAMPLE)} - {""})
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """See `Gallery`; keys are those of `point_id`."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
-        found = {item.key: item for item in self._checked(self._collection.read(keys))}
-        return [found[key] for key in keys if key in found]
+        items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_BOTH))}
+        return [items[key] for key in keys if key in items]
 
     def sample(self, most: int) -> list[GalleryItem]:
-        """See `Gallery`; they are of no particular kind, since ids are hashes."""
-        return self._checked(self._collection.first(most))
+        """See `Gallery`; the images with the lowest keys, which are hashes."""
+        return self._items(self._ask("scroll", limit=most, **_BOTH)[0])
 
-    def _checked(self, items: list[Item]) -> list[GalleryItem]:
-        try:
-            if not items:
-                return []
-            points = np.array([item.vector for item in items], np.float32)
-            (self.space.ball() or self.space).check(points)
-            points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
-            if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
-                return [
-                    GalleryItem(item.id, item.payload["id"], item.payload["label"], point)
-                    for item, point in zip(items, points, strict=True)
-                ]
-        except (KeyError, TypeError, ValueError):
-            pass
-        raise strange_answer(self._collection.name)
-
-    def add(self, embeddings: Embeddings) -> None:
-        """Adds images, or replaces those with the same paths.
-
-        Raises a `UserError` if another model embedded them, one is not a point of the space, or the
-        collection cannot be written.
-        """
-        embeddings.check()
-        with self._collection.changing():
-            self._read_facts()
-            if embeddings.fingerprint != self.fingerprint:
-                raise UserError(
-                    f"{self._collection.name} holds images that another model embedded; name "
-                    "another collection"
-                )
-            items = tqdm(_items(embeddings), total=len(embeddings), unit="image", disable=None)
-            self._collection.add(_chunks(items, _BATCH))
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """Removes the images with these paths, if they are there, or raises a `UserError`."""
-        with self._collection.changing():
-            self._collection.remove([point_id(path) for path in ids])
+    def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
+        if not records:
+            return []
+        points = np.array([record.vector for record in records], np.float32)
+        points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
+        return [
+            GalleryItem(str(record.id), record.payload["id"], record.payload["label"], point)
+            for record, point in zip(records, points, strict=True)
+        ]
 
     def nearest(
         self,
@@ -157,108 +126,185 @@ class QdrantGallery:
         k: int,
         paths: Sequence[str] | None = None,
         label: str | None = None,
-        *,
-        exact: bool = False,
     ) -> list[Neighbours]:
-        """See `Gallery.nearest`; with `exact`, candidates are searched for among all images.
+        """See `Gallery`."""
+        found = self._search(points, k + (paths is not None), label=label)
+        paths = paths or [""] * len(points)
+        return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
 
-        Raises a `UserError` if a query is not a point of the space, or the collection does not
-        answer.
+    def add(self, embeddings: Embeddings) -> None:
+        """Adds images, or replaces those with the same paths.
+
+        Raises:
+            UserError: Another model embedded them, or one is not a point of the space.
         """
-        return self._nearest(points, k, paths, exact=exact, label=label)
+        with self._changing():
+            self._add(embeddings)
 
-    def _nearest(
-        self,
-        points: Float32[np.ndarray, "n d"],
-        k: int,
-        paths: Sequence[str] | None = None,
-        *,
-        exact: bool = False,
-        without: Sequence[str] | None = None,
-        label: str | None = None,
-    ) -> list[Neighbours]:
-        """As `nearest`, but may find fewer images.
+    def remove(self, ids: Sequence[str]) -> None:
+        """Removes the images with these paths, if they are there."""
+        with self._changing():
+            self._ask("delete", points_selector=list(map(point_id, ids)), wait=True)
 
-        Each query leaves out its image of `without`, also on the way to others.
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Replaces a folder when the body succeeds; on a server, each change counts at once."""
+        if self._folder is None:
+            yield
+            return
+        try:
+            with writing(self._folder), replacing(self._folder) as draft:
+                if self._folder.exists():
+                    shutil.copytree(self._folder, draft)
+                with contextlib.closing(QdrantClient(path=str(draft))) as self._client:
+                    yield
+        finally:
+            self._client = _load(self._folder)
+
+    def _add(self, embeddings: Embeddings) -> None:
+        embeddings.check()
+        if embeddings.fingerprint != self.fingerprint:
+            raise UserError(
+                f"{self.name} holds images that another model embedded; name another collection"
+            )
+        vectors = euclidean.in_ball(embeddings.vectors, embeddings.space)
+        factors = separation_factors(vectors, embeddings.space)
+        columns = embeddings.ids, embeddings.labels, vectors.astype(np.float32), factors
+        blocks = inputs.blocks(len(embeddings), _BATCH)
+        for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
+            rows = zip(*(column[block].tolist() for column in columns), strict=True)
+            points = [
+                models.PointStruct(
+                    id=point_id(path),
+                    vector=vector,
+                    payload={"id": path, "label": label, "factor": factor},
+                )
+                for path, label, vector, factor in rows
+            ]
+            self._ask("upsert", points=points, wait=True)
+
+    def _prepare(self, embeddings: Embeddings) -> None:
+        """Creates the collection if it is missing, and its facts if it is empty."""
+        euclidean.curvature(embeddings.space)  # Checks the space.
+        # An empty one may have been created with other settings, such as shards and replicas.
+        if not self._ask("collection_exists"):
+            self._ask(
+                "create_collection",
+                vectors_config=models.VectorParams(
+                    size=embeddings.vectors.shape[1], distance=models.Distance.EUCLID
+                ),
+                hnsw_config=models.HnswConfigDiff(
+                    m=euclidean.LINKS, ef_construct=euclidean.ADDED, full_scan_threshold=_SCANNED
+                ),
+            )
+        if len(self):
+            self._read_facts()
+            return
+        if not self._folder:  # The local mode has no indexes.
+            kind = models.PayloadSchemaType.KEYWORD
+            self._ask("create_payload_index", field_name="label", field_schema=kind)
+        self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
+        self._write_facts()
+
+    def _tune(self, embeddings: Embeddings) -> None:
+        """Raises the candidates until searches for a sample find 98% of their 10 nearest.
+
+        Each search passes over its own image, as if it were new. (Without the whole sample, others
+        that are reached through one of it alone, such as the leaves of a tree, would be lost at any
+        number of candidates.) There is nothing to choose in the local mode, which scans.
         """
+        chosen, _ = euclidean.held_out(len(embeddings), len(self))
+        if self._folder or not len(chosen):
+            return
+        sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
+        k = min(euclidean.NEAREST, len(self) - 1)
+
+        def find(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
+            self.candidates = candidates
+            return _ranked(self._search(sample, k, exact=exact, without=paths), k)
+
+        self.recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
+        self._write_facts()
+
+    def _search(self, points: _Points, k: int, **options: Any) -> list[_Hits]:
+        """Finds at most k images of each query, with the options of `_query`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
         points = euclidean.in_ball(points, self.space).astype(np.float32)
-        wanted = k + (paths is not None)
-        found = self._search(points, points, wanted, exact, without, label)
-        if not isinstance(self.space, Sphere):
-            reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
-            separations = _separations(reached, euclidean.curvature(self.space))
-            centres = euclidean.centres(points, separations, self.space)
-            found = self._search(centres, points, wanted, exact, without, label)
-        paths = [""] * len(points) if paths is None else paths
-        return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
+        found = self._query(points, points, k, **options)
+        if isinstance(self.space, Sphere):
+            return found
+        reached = np.array([-hits[-1].score if hits else 0.0 for hits in found])
+        separations = _separations(reached, euclidean.curvature(self.space))
+        centres = euclidean.centres(points, separations, self.space)
+        return self._query(centres, points, k, **options)
 
-    def tune(self, embeddings: Embeddings) -> None:
-        """Chooses the number of candidates by a sample of images that are in the gallery.
+    def _query(
+        self,
+        centres: _Points,
+        points: _Points,
+        k: int,
+        *,
+        label: str | None = None,
+        exact: bool = False,
+        without: Sequence[str] | None = None,
+    ) -> list[_Hits]:
+        """Ranks the Euclidean neighbours of centres by their distances from points of the ball.
 
-        It is increased until searches find 98% of the 10 nearest, which one without the graph
-        lists. If they never do, a warning says how many are found. Each search passes over its own
-        image, as if it were new. (Without the whole sample, others that are reached through one
-        of it alone, such as the leaves of a tree, would be lost at any number of candidates.)
+        With a label, they are of this class; with `exact`, no graph is used. Each query leaves out
+        its image of `without`, also on the way to others.
         """
-        if not len(embeddings):
-            return
-        chosen, _ = euclidean.held_out(len(embeddings), len(self))
-        sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
-        k = min(euclidean.NEAREST, len(self) - 1)
-        exact = _ranked(self._nearest(sample, k, exact=True, without=paths), k)
-
-        def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
-            self.candidates = candidates
-            return _ranked(self._nearest(sample, k, without=paths), k)
-
-        self.recall = euclidean.tune(found, exact) if len(chosen) else 1.0
-        tuned = {"candidates": self.candidates, "recall": self.recall}
-        with self._collection.changing():
-            self._collection.describe((self._collection.facts() or {}) | tuned)
+        candidates, params, scan = max(self.candidates, 5 * k), None, None
+        if not self._folder:  # The local mode warns of parameters that it does not need.
+            params = models.SearchParams(hnsw_ef=candidates, exact=exact)
+            scan = models.SearchParams(exact=True)  # The graph would lose some on the way.
+        factors = separation_factors(points, self.space).tolist()
+        requests = []
+        for i, (centre, point) in enumerate(zip(centres.tolist(), points.tolist(), strict=True)):
+            kept = _filter(label, without[i] if without else None)
+            near = models.Prefetch(query=centre, limit=candidates, params=params, filter=kept)
+            measured = models.Prefetch(query=point, limit=candidates, prefetch=near, params=scan)
+            score = models.FormulaQuery.model_validate({"formula": _score(factors[i], self.space)})
+            requests.append(
+                models.QueryRequest(prefetch=measured, query=score, limit=k, with_payload=True)
+            )
+        batches = inputs.split(requests, _SEARCHES)
+        answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
+        return [answer.points for batch in answers for answer in batch]
 
     def _read_facts(self) -> None:
-        facts = self._collection.facts()
-        if facts is None:
-            raise UserError(self._collection.absence)
         try:
-            self.space: Space = space_of(facts["space"])
-            self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
-            self.recall = float(facts["recall"])
-            if not (1 <= self.candidates <= _MOST_CANDIDATES and 0 <= self.recall <= 1):
-                raise ValueError(f"{self.candidates} candidates, a recall of {self.recall}")
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise UserError(f"{self._collection.name} was not written by hypjax.embed") from error
+            facts = self._ask("get_collection").config.metadata["hypjax"]
+            self.space, self.fingerprint = space_of(facts["space"]), facts["fingerprint"]
+            self.candidates, self.recall = facts["candidates"], facts["recall"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
-    def _search(
-        self,
-        centres: Float32[np.ndarray, "n d"],
-        points: Float32[np.ndarray, "n d"],
-        k: int,
-        exact: bool,
-        without: Sequence[str] | None,
-        label: str | None,
-    ) -> list[Hits]:
-        factors = separation_factors(points, self.space)
-        left_out = [None] * len(points) if without is None else map(point_id, without)
-        asks = (
-            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space), own)
-            for centre, point, factor, own in zip(centres, points, factors, left_out, strict=True)
-        )
-        candidates = max(self.candidates, 5 * k)
-        found = []
-        for part in _chunks(asks, _SEARCHES):
-            results = self._collection.search(part, k, candidates, exact=exact, label=label)
-            if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
-                raise strange_answer(self._collection.name)
-            found += results
-        return found
+    def _write_facts(self) -> None:
+        facts = {
+            "space": describe_space(self.space),
+            "fingerprint": self.fingerprint,
+            "candidates": self.candidates,
+            "recall": self.recall,
+        }
+        self._ask("update_collection", metadata={"hypjax": facts})
 
-
-def open_collection(location: str) -> Collection:
-    """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder."""
-    return Server.at(location) if location.startswith(SCHEMES) else Folder(pathlib.Path(location))
+    def _ask(self, method: str, **kwargs: Any) -> Any:
+        """Calls the client; a server that is away is asked again, and then reported."""
+        for wait in (*_WAITS, None):
+            try:
+                return getattr(self._client, method)(self._collection, **kwargs)
+            except UnexpectedResponse as error:
+                if wait is None or (error.status_code or 500) < 500:
+                    reason = error.content.decode(errors="replace").strip()[:200]
+                    message = f"{self.name} refuses ({error.status_code}: {reason})"
+                    raise UserError(message) from error
+            except (ResponseHandlingException, QdrantException) as error:
+                if wait is None:
+                    raise UserError(f"{self.name} does not answer ({error})") from error
+            console.warn(f"{self.name} does not answer; retrying in {wait} s")
+            time.sleep(wait)
+        raise AssertionError  # The last pass returns or raises.
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
@@ -266,30 +312,67 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
 
     Returns a sentence: where the gallery is, and how many neighbours searches find.
     """
-    collection = open_collection(url or os.fspath(path))
-    with collection.changing():
-        gallery = QdrantGallery.create(collection, embeddings)
-        gallery.add(embeddings)
-        gallery.tune(embeddings)
+    gallery = QdrantGallery(url or path)
+    with gallery._changing():
+        gallery._prepare(embeddings)
+        gallery._add(embeddings)
+        gallery._tune(embeddings)
     return (
-        f"{collection.name}, which holds {len(gallery)} images now; it finds "
+        f"{gallery.name}, which holds {len(gallery)} images now; it finds "
         f"{gallery.recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
     )
-
-
-def _items(embeddings: Embeddings) -> Iterator[Item]:
-    points = euclidean.in_ball(embeddings.vectors, embeddings.space)
-    factors = separation_factors(points, embeddings.space)
-    points = points.astype(np.float32, copy=False)
-    rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), points, factors)
-    for path, label, vector, factor in zip(*rows, strict=True):
-        payload = {"id": path, "label": label, "factor": float(factor)}
-        yield Item(point_id(path), vector.tolist(), payload)
 
 
 def point_id(path: str) -> str:
     """A UUID made of the path, so that an image that is added again replaces itself."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
+
+
+def _connect(url: str) -> tuple[QdrantClient, str]:
+    """The client of a server, whose key is in QDRANT_API_KEY, and the name of the collection."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UserError(f"{url} is no address ({error})") from error
+    prefix, _, collection = parts.path.strip("/").rpartition("/")
+    if not host or not collection:
+        raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
+    client = QdrantClient(
+        host=f"[{host}]" if ":" in host else host,
+        port=port or 6333,
+        https=parts.scheme == "qdrant+https",
+        prefix=prefix or None,
+        api_key=os.environ.get("QDRANT_API_KEY"),
+        timeout=60,
+        check_compatibility=False,  # It would warn of a server that is away.
+    )
+    return client, collection
+
+
+def _load(folder: pathlib.Path) -> QdrantClient:
+    """A client that holds the points of a folder in memory.
+
+    It loads a copy: a client locks its folder against all others, also for reading.
+    """
+    if not folder.exists():
+        return QdrantClient(":memory:")
+    with tempfile.TemporaryDirectory() as copy:
+        try:
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            return QdrantClient(path=copy)
+        except Exception as error:  # SQLite, JSON and pickle raise almost anything.
+            raise UserError(f"{folder} is damaged; remove it, and export again") from error
+
+
+def _filter(label: str | None = None, without: str | None = None) -> models.Filter | None:
+    """Keeps images of a class, and leaves out the one with a path."""
+    kept = models.Filter(must=[], must_not=[])
+    if label is not None:
+        kept.must.append(models.FieldCondition(key="label", match={"value": label}))
+    if without is not None:
+        kept.must_not.append(models.HasIdCondition(has_id=[point_id(without)]))
+    return kept if kept.must or kept.must_not else None
 
 
 def _score(factor: float, space: Space) -> dict[str, Any]:
@@ -310,41 +393,20 @@ def _separations(distances: np.ndarray, c: float) -> np.ndarray:
     return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
 
 
-def _is_result(hits: Hits, k: int) -> bool:
-    """Whether this can be what a search for k images found."""
-    try:
-        names = [name for payload, _ in hits for name in (payload["id"], payload["label"])]
-        scores = [score for _, score in hits]
-        return (
-            len(hits) <= k
-            and not any(b"\0" in name.encode() for name in names)
-            and len(set(names[::2])) == len(hits)
-            and all(math.isfinite(score) and score <= _ROUNDING for score in scores)
-            and scores == sorted(scores, reverse=True)
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
-
-
-def _neighbours(hits: Hits, path: str, k: int) -> Neighbours:
-    own = [payload for payload, _ in hits if path and os.path.realpath(payload["id"]) == path]
-    others = [(payload, score) for payload, score in hits if payload not in own][:k]
+def _neighbours(hits: _Hits, path: str, k: int) -> Neighbours:
+    own = [hit for hit in hits if path and os.path.realpath(hit.payload["id"]) == path]
+    others = [hit for hit in hits if hit not in own][:k]
     return Neighbours(
-        [payload["id"] for payload, _ in others],
-        [payload["label"] for payload, _ in others],
-        [max(-score, 0.0) for _, score in others],
-        own[0]["label"] if own else "",
-        [point_id(payload["id"]) for payload, _ in others],
+        ids=[hit.payload["id"] for hit in others],
+        labels=[hit.payload["label"] for hit in others],
+        distances=[max(-hit.score, 0.0) for hit in others],
+        own_label=own[0].payload["label"] if own else "",
+        keys=[str(hit.id) for hit in others],
     )
 
 
-def _ranked(found: Sequence[Neighbours], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and paths of neighbours, [n, k] each; ∞ and '' where there are fewer."""
-    distances = [hits.distances + [math.inf] * (k - len(hits.ids)) for hits in found]
-    return np.array(distances), np.array([hits.ids + [""] * (k - len(hits.ids)) for hits in found])
-
-
-def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
+def _ranked(found: Sequence[_Hits], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and keys of neighbours, [n, k] each; ∞ and '' where there are fewer."""
+    distances = [[-hit.score for hit in hits] + [math.inf] * (k - len(hits)) for hits in found]
+    keys = [[str(hit.id) for hit in hits] + [""] * (k - len(hits)) for hits in found]
+    return np.array(distances), np.array(keys)

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import pathlib
 import types
@@ -384,12 +383,10 @@ def space_of(description: dict[str, object]) -> Space:
     return kind(**fields)
 
 
-def read_arrays(
-    path: str | os.PathLike[str], remedy: str, most_bytes: float = math.inf
-) -> dict[str, np.ndarray]:
+def read_arrays(path: str | os.PathLike[str], remedy: str) -> dict[str, np.ndarray]:
     """As `read_npz`; that the file cannot be read, or is damaged, is a `UserError`."""
     try:
-        return read_npz(pathlib.Path(path), most_bytes)
+        return read_npz(pathlib.Path(path))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     except ValueError as error:

@@ -15,10 +15,9 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.embeddings import read_arrays
-from hypjax.system.files import flush, replacing
+from hypjax.system.files import replacing
 
 _FORMAT = "hypjax projection 1"
-_MOST_BYTES = 2**30  # Of a file: components of 16384 coordinates each.
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
@@ -90,7 +89,6 @@ class Projection:
         arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, format=np.array(_FORMAT), whiten=np.array(self.whiten), **arrays)
-            flush(file)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
@@ -99,7 +97,7 @@ class Projection:
         Raises:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
-        arrays = read_arrays(path, "restore a backup", _MOST_BYTES)
+        arrays = read_arrays(path, "restore a backup")
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} is not a projection that hypjax wrote")
         with contextlib.suppress(KeyError, ValueError):

@@ -3,16 +3,13 @@
 import json
 import pathlib
 import re
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hypjax.errors import UserError
-from hypjax.system.files import finish_replacing, read_together, sha256
-
-_T = TypeVar("_T")
+from hypjax.system.files import sha256
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
@@ -63,28 +60,9 @@ def damaged(path: pathlib.Path, why: str) -> UserError:
     )
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number that is no larger than floats can be, or NaN."""
-    return type(value) in (int, float) and not abs(value) > sys.float_info.max
-
-
 def is_published(folder: pathlib.Path) -> bool:
-    """Whether a folder holds a published model; ends its replacement if that was interrupted."""
-    path = folder / PUBLISHED
-    finish_replacing(path, lambda: stale_files(folder))
-    return path.exists()
-
-
-def stale_files(folder: pathlib.Path) -> set[str]:
-    """Relative paths of the files of other models than the one that is published in a folder."""
-    hashes = (read_object(folder / PUBLISHED) or {}).get("files")
-    return set(hashed_files(folder)).difference(hashes) if isinstance(hashes, dict) else set()
-
-
-def read_whole(folder: pathlib.Path, read: Callable[[], _T]) -> _T:
-    """Reads a run's files, those of a published model again if a push replaced it meanwhile."""
-    path = folder / PUBLISHED
-    return read_together(path, [path], read, lambda: stale_files(folder))
+    """Whether a folder holds a published model."""
+    return (folder / PUBLISHED).exists()
 
 
 def require_published(folder: pathlib.Path) -> None:

@@ -48,7 +48,7 @@ INTEGRATIONS = {
     ),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
     "qdrant": Integration(
-        "qdrant_edge",
+        "qdrant_client",
         "hypjax[qdrant]",
         export="qdrant:export_qdrant",
         open="qdrant:QdrantGallery.open",

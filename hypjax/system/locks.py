@@ -1,4 +1,7 @@
-"""Locks on folders that only one process at a time may write to."""
+"""Locks on folders that only one process at a time may write to.
+
+The operating system releases a lock when its process ends, for whatever reason.
+"""
 
 import contextlib
 import fcntl
@@ -12,70 +15,49 @@ from hypjax.errors import UserError, writing
 from hypjax.system import console
 
 _LOCK = ".lock"
-_UNLOCKED = "{} cannot be locked; let no other process write to it"
 
 
 @contextlib.contextmanager
 def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
-    """Locks a folder for this process during the body; waits while another process holds it.
+    """Locks a folder, which is created, during the body; waits while another process holds it.
 
-    The folder is created if it does not exist. The operating system releases the lock when the
-    process ends, for whatever reason. If the body fails and leaves nothing in the folder, the lock
-    is removed, too, with the folders created here. The purpose is shown while waiting.
+    The purpose is shown while waiting.
     """
-    folder = folder.absolute()
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    with _waited_for(folder, purpose) as lock:
-        _write_owner(lock)
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):
-                if os.listdir(folder) == [_LOCK]:
-                    (folder / _LOCK).unlink()
-                for path in created:
-                    path.rmdir()
-            raise
-
-
-def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
-    while True:
-        lock = _opened(folder)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+b", buffering=0) as lock:
+        if not _locks(lock, folder):
             console.say(f"waiting for {_owner(lock)} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            console.warn(_UNLOCKED.format(folder))
-        with contextlib.suppress(FileNotFoundError):  # The process that held it has removed it.
-            if os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat()):
-                return lock
-        lock.close()
-
-
-def _opened(folder: pathlib.Path) -> BinaryIO:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / _LOCK).open("a+b", buffering=0)
+        _write_owner(lock)
+        yield
 
 
 @contextlib.contextmanager
-def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a run's folder, which is created, during the body; does not wait for a process."""
+def claimed_or_refused(
+    folder: pathlib.Path, remedy: str = "name another folder with --workdir"
+) -> Iterator[None]:
+    """Locks a folder, which is created, during the body; refuses one that a process holds."""
     with writing(folder):
-        lock = _opened(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+b", buffering=0)
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_owner(lock)
-        except BlockingIOError as error:
+        if not _locks(lock, folder):
             raise UserError(
-                f"{folder} is in use by {_owner(lock)}; "
-                "wait for it to end, or name another folder with --workdir"
-            ) from error
-        except OSError:
-            console.warn(_UNLOCKED.format(folder))
+                f"{folder} is in use by {_owner(lock)}; wait for it to end, or {remedy}"
+            )
+        _write_owner(lock)
         yield
+
+
+def _locks(lock: BinaryIO, folder: pathlib.Path) -> bool:
+    """Whether a lock could be taken; on a file system without locks, a warning says so."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        console.warn(f"{folder} cannot be locked; let no other process write to it")
+    return True
 
 
 def _owner(lock: BinaryIO) -> str:

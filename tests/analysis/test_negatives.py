@@ -89,8 +89,6 @@ def test_negatives_of_one_run_only_are_marked():
     assert only_here(runs, 0, 0) == [False, True, False]
     assert only_here(runs, 1, 0) == [False, True, False]
     assert only_here(runs[:1], 0, 0) == [False] * 3
-    lines = anchor_table(runs, 0).splitlines()
-    assert lines[0] == "anchor 5 (x.png), Ŏ" and len(lines) == 6
-    assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
-    assert f" {'b' * 23}… " in lines[4]
-    assert [line.count("*") for line in lines[3:]] == [0, 2, 0]
+    title, _, *lines = anchor_table(runs, 0).splitlines()
+    assert title == "anchor 5 (x.png), Ŏ" and f"a    {'b' * 23}…" in lines[1]
+    assert [line.endswith("*") for line in lines] == [False, True, False] * 2

@@ -5,7 +5,6 @@ import math
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from scipy.stats import spearmanr
@@ -104,15 +103,6 @@ def test_separation_is_that_of_all_pairs(tree, labels, groups):
             expected[1] = spearmanr(*zip(*pairs, strict=True)).statistic
     found = separation(tree, labels[: tree.leaves], groups[: tree.leaves])
     np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("parents", "leaves"),
-    [([2, 2, 3, 2, -1], 2), ([2, 2, 2], 2), ([1, 2, -1], 2), ([3, 3, -1, -1], 2), ([3, 3, -1], 2)],
-)
-def test_what_is_no_tree_is_refused(parents, leaves):
-    with pytest.raises(ValueError, match=r"^(a tree has one root|the parents form a cycle)"):
-        Tree(np.array(parents), leaves)
 
 
 @given(hnp.arrays(int, (12, 2), elements=st.integers(-3, 3)))

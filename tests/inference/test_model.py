@@ -19,12 +19,12 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
-from hypjax.inference.weights import restore_models
 from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.scores import Score
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
+from hypjax.system import files as system_files
 from hypjax.system.files import read_npz
 from tests.helpers import commands, small_runs
 
@@ -286,44 +286,32 @@ def test_a_push_into_the_folder_of_a_run_is_refused(run):
     assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
 
 
-def test_a_killed_push_leaves_the_old_model_or_the_new_one(published, tmp_path, monkeypatch):
-    """The other has another curvature and no results, and was published before hashes were."""
+@pytest.mark.parametrize("killed_after", [False, True])
+def test_a_killed_push_leaves_the_old_model_or_the_new_one(
+    published, tmp_path, monkeypatch, killed_after
+):
+    """The other has another curvature and no results."""
     folder, other = (shutil.copytree(published, tmp_path / name) for name in ("folder", "other"))
     saved = json.loads((other / "hypjax.json").read_text())
     saved["all"]["objective.c"] = saved["identity"]["objective.c"] = 1.0
-    del saved["files"]
+    del saved["files"]["results.json"]
     (other / "hypjax.json").write_text(json.dumps(saved))
-    weights = load_file(other / "model.safetensors")
-    save_file({name: 2 * value for name, value in weights.items()}, other / "model.safetensors")
     (other / "results.json").unlink()
-    models = {hypjax.load(each).fingerprint: each.name for each in (folder, other)}
-    left = []  # What a kill before each step leaves.
+    (folder / "notes.txt").write_text("mine")
+    before, after = (hypjax.load(each).fingerprint for each in (folder, other))
+    exchange = system_files._exchange
 
-    def copying(step):
-        def copied(self, *args, **settings):
-            if folder in (self.parent, *(each.parent for each in args)):
-                left.append(shutil.copytree(folder, tmp_path / str(len(left))))
-            return step(self, *args, **settings)
+    def killed(new, old):
+        if killed_after:
+            exchange(new, old)
+        raise KeyboardInterrupt
 
-        return copied
-
-    with monkeypatch.context() as patched:
-        for step in (pathlib.Path.replace, pathlib.Path.unlink):
-            patched.setattr(pathlib.Path, step.__name__, copying(step))
+    monkeypatch.setattr(system_files, "_exchange", killed)
+    with pytest.raises(KeyboardInterrupt):
         hypjax.push(other, "me/photos", folder=folder)
-    assert len(left) == 7  # The renaming, five files, and the results that the other has not.
-    for i, path in enumerate([*left, folder]):
-        assert models[hypjax.load(path).fingerprint] == ("other" if i else "folder")
-        assert (read_results(path / "results.json") is None) == bool(i)
-
-    def meanwhile(*args):
-        monkeypatch.undo()
-        hypjax.push(other, "me/photos", folder=left[0])
-        return restore_models(*args)
-
-    monkeypatch.setattr("hypjax.inference.weights.restore_models", meanwhile)
-    assert models[hypjax.load(left[0]).fingerprint] == "other"
-    assert {each.name for each in left[0].iterdir()} == {each.name for each in folder.iterdir()}
+    assert hypjax.load(folder).fingerprint == (after if killed_after else before)
+    assert (read_results(folder / "results.json") is None) == killed_after
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

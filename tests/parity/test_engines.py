@@ -115,7 +115,7 @@ def test_the_documented_index_of_faiss_is_exact(space, tmp_path, monkeypatch):
     assert ids.tolist() == gallery.ids[items[0]].tolist()
 
 
-@pytest.mark.parametrize("name", ["faiss:hnsw", "qdrant", "usearch"])
+@pytest.mark.parametrize("name", ["faiss:hnsw", "usearch"])
 def test_duplicates_of_neighbours_count_as_found(name, tmp_path):
     points = np.repeat(clusters(BALL, 10), 30, axis=0)
     said = export(name)(embeddings(points, BALL), tmp_path / "gallery")
@@ -165,7 +165,7 @@ def found_in(path, points, queries, space):
 
 
 @pytest.mark.parametrize("space", [BALL, HYPERBOLOID], ids=str)
-@pytest.mark.parametrize("name", ["faiss:hnsw", "usearch", "qdrant"])
+@pytest.mark.parametrize("name", ["faiss:hnsw", "usearch"])
 def test_it_finds_as_many_neighbours_of_new_images_as_it_says(name, space, letters, tmp_path):
     path = tmp_path / f"gallery.{name.partition(':')[0]}"
     points = np.asarray(space.embed(letters))

@@ -114,8 +114,8 @@ def distances(features, space, c):
     lengths = points.square().sum(dim=-1)
     squares = (points[:, None] - points[None]).square().sum(dim=-1)
     ratio = 2 * c * squares / ((1 - c * lengths[:, None]) * (1 - c * lengths[None]))
-    # arcosh(1 + z), of which the derivative is infinite at z = 0, the distance to itself.
-    same = torch.eye(len(features), dtype=torch.bool)
+    # arcosh(1 + z), of which the derivative is infinite at z = 0: an image and itself, or its copy.
+    same = squares == 0
     ratio = ratio.masked_fill(same, 1.0)
     return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / c**0.5).masked_fill(same, 0.0)
 

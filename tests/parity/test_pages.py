@@ -1,23 +1,15 @@
 """Reports and interactive disks in a browser: Chromium, with the accessibility checks of axe."""
 
 import pathlib
-import shutil
 
 import pytest
 
 from hypjax import train
 from tests.helpers import commands, small_runs
+from tests.helpers.browsers import check_accessible, opening
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
 pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-if CHROMIUM is None:
-    pytest.skip("needs chromium", allow_module_level=True)
-
 WIDTHS = (400, 500, 1600)
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 
 
 @pytest.fixture(scope="module")
@@ -35,33 +27,17 @@ def pages(photos_folder, tmp_path_factory) -> dict[str, pathlib.Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(pages, browser):
-    """Opens a page; afterwards nothing was logged as an error, and nothing was fetched."""
-    faults, contexts = [], []
+def opened(browser, pages):
+    """Opens a page; nothing is fetched."""
+    with opening(browser, ("file:", "data:", "blob:")) as open_page:
 
-    def open_page(name, width):
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
-        page = contexts[-1].new_page()
-        page.on("console", lambda m: m.type in ("error", "warning") and faults.append(m.text))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda r: r.url.startswith("http") and faults.append(r.url))
-        page.goto(pages[name].as_uri())
-        page.wait_for_load_state("networkidle")
-        return page
+        def opened_page(name, width):
+            page = open_page(pages[name].as_uri(), width)
+            page.wait_for_load_state("networkidle")
+            return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert faults == []
+        yield opened_page
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -71,9 +47,7 @@ def test_a_page_fits_its_window_and_is_accessible(opened, name, width):
     side = "document.documentElement.scroll{}".format
     assert page.evaluate(side("Width")) <= width and page.evaluate(side("Height")) < 16_000
     assert page.locator("main, .bk-Column").first.bounding_box()["width"] > 0.8 * width
-    found = axe.Axe().run(page, options=RULES).response["violations"]
-    shown = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
-    assert shown == []
+    check_accessible(page)
 
 
 def test_the_keyboard_reaches_every_query(opened):

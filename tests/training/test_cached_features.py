@@ -17,8 +17,8 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.system import machine
+from hypjax.training.dry_run import dry_run
 from hypjax.training.input import open_input
-from hypjax.training.rehearsal import rehearse
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step, shard_batch
@@ -105,7 +105,7 @@ def test_activations_that_exceed_the_memory_are_refused(squares, monkeypatch):
     config = small_runs.load(squares, *LOWER, "train.cached_features=True")
     monkeypatch.setattr(machine, "free_host_memory", lambda: 2**20 // 1000)
     with pytest.raises(UserError, match=r"block_0 for \d+ training images needs .* lower data.im"):
-        rehearse(config)
+        dry_run(config)
 
 
 @pytest.mark.slow

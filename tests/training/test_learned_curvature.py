@@ -8,8 +8,8 @@ import pytest
 
 import hypjax
 from hypjax import train
-from hypjax.analysis.report import report_data
 from hypjax.analysis.run_embeddings import open_runs, scored_head
+from hypjax.analysis.run_hits import search_test_images
 from hypjax.config import load_config
 from hypjax.data.parts import Task
 from hypjax.errors import UserError
@@ -108,7 +108,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     assert hits.distances[1] == pytest.approx(expected, rel=1e-4)
 
     (opened,) = open_runs({str(run): "run"})
-    assert scored_head(opened).space == report_data(opened, 2).space == model.space
+    assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
     assert objective_at(opened.config, params).space == model.space
 
 

@@ -1,13 +1,13 @@
-"""The application: the page, its files, and the JSON interface that openapi.json describes."""
+"""The application: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
-import functools
-import importlib.resources
 import json
+import pathlib
+import re
 import sys
 import traceback
 import zlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,43 +16,39 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import Gate, Guard, Refused, read_upload
+from hypjax.integrations.serve.limits import AT_ONCE, Guard, admitted, read_upload
 from hypjax.integrations.serve.searcher import Searcher
 
-_MOST_HITS = 1000
-_HITS = 10
-_FILES = {
-    "icon.svg": "image/svg+xml",
-    "openapi.json": "application/json",
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-}
-_NOT_CACHED = {"cache-control": "no-cache"}
-_Handler = Callable[[Request], Awaitable[Response]]
+_FOLDER = pathlib.Path(__file__).parent
+_HITS = re.compile("[1-9][0-9]{0,2}|1000")
 
 
 def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
     """Returns the application of a searcher, which answers to further names, too."""
-    own = _Handlers(searcher)
-    routes = [
-        Route("/", _static("page.html", "text/html")),
-        *(Route(f"/{name}", _static(name, kind)) for name, kind in _FILES.items()),
-        Route("/docs", _documentation()),
-        Route("/health", _reported(own.health)),
-        Route("/gallery", _reported(own.gallery)),
-        Route("/thumbnail/{key}", _reported(own.thumbnail)),
-        Route("/embed", _reported(own.embed), methods=["POST"]),
-        Route("/search", _reported(own.search), methods=["POST"]),
-        Route("/search/{key}", _reported(own.search_by_key)),
-    ]
-    guard = Middleware(Guard, names=names)
+    handlers = _Handlers(searcher)
     return Starlette(
-        routes=routes, middleware=[guard], exception_handlers={HTTPException: _no_such_page}
+        routes=[
+            Route("/docs", _documentation),
+            Route("/health", handlers.health),
+            Route("/gallery", handlers.gallery),
+            Route("/thumbnail/{key}", handlers.thumbnail),
+            Route("/embed", handlers.embed, methods=["POST"]),
+            Route("/search", handlers.search, methods=["POST"]),
+            Route("/search/{key}", handlers.search_by_key),
+            Mount("/", StaticFiles(directory=_FOLDER / "static", html=True)),
+        ],
+        middleware=[Middleware(Guard, names=names)],
+        exception_handlers={
+            HTTPException: _refused,
+            UserError: _unavailable,
+            Exception: _failed,
+        },
     )
 
 
@@ -60,134 +56,93 @@ class _Handlers:
     """The handlers of one searcher."""
 
     def __init__(self, searcher: Searcher) -> None:
-        self._searcher, self._gate = searcher, Gate()
+        self._searcher, self._free = searcher, asyncio.Semaphore(AT_ONCE)
         self._worker = ThreadPoolExecutor(1)  # Two searches at once would each take twice as long.
         self._readers = ThreadPoolExecutor(2)  # Of the gallery's files, for thumbnails.
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, _: Request) -> Response:
         """Says that searches are answered, and of what."""
-        del request
         model, about = self._searcher.model, self._searcher.about
-        return JSONResponse(
-            {
-                "status": "ok",
-                "version": __version__,
-                "model": model.fingerprint,
-                "images": about["images"],
-                "space": about["space"],
-            }
-        )
+        facts = {"status": "ok", "version": __version__, "model": model.fingerprint}
+        return JSONResponse(facts | {name: about[name] for name in ("images", "space")})
 
-    async def gallery(self, request: Request) -> Response:
+    async def gallery(self, _: Request) -> Response:
         """The classes of the gallery, and a sample of its images in the disk."""
-        del request
         return JSONResponse(self._searcher.about)
 
     async def thumbnail(self, request: Request) -> Response:
         """A small copy of an image of the gallery."""
         key = request.path_params["key"]
         content = await _in(self._readers, self._searcher.thumbnail, key)
-        # Another gallery may be served at this address later.
-        headers = {"cache-control": "private, no-cache", "etag": f'"{zlib.crc32(content):08x}"'}
+        # Clients ask again each time: another gallery may be served at this address later.
+        headers = {"etag": f'"{zlib.crc32(content):08x}"'}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type="image/jpeg", headers=headers)
 
     async def embed(self, request: Request) -> Response:
         """Embeds an uploaded image."""
-        async with self._gate.admitted():
+        async with admitted(self._free):
             encoded = await read_upload(request)
             point = await _in(self._worker, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         """Searches with an uploaded image."""
-        options = self._options(request)
-        async with self._gate.admitted():
+        options = _options(request)
+        async with admitted(self._free):
             encoded = await read_upload(request)
             found = await _in(self._worker, self._searcher.by_image, encoded, *options)
         return JSONResponse(found)
 
     async def search_by_key(self, request: Request) -> Response:
         """Searches with an image of the gallery."""
-        options = self._options(request)
-        async with self._gate.admitted():
+        options = _options(request)
+        async with admitted(self._free):
             key = request.path_params["key"]
-            found = await _in(self._worker, self._searcher.by_item, key, *options)
+            found = await _in(self._worker, self._searcher.by_key, key, *options)
         return JSONResponse(found)
 
-    def _options(self, request: Request) -> tuple[int, str | None, bool]:
-        """The number of hits, their class, and whether they are placed in the disk."""
-        given = request.query_params
-        if unknown := set(given) - {"k", "class", "places"}:
-            names = "k, class and places are known"
-            raise Refused(400, f"{on_one_line(min(unknown))[:40]!r} is no parameter; {names}")
-        k = given.get("k", str(_HITS))
-        if not (k.isascii() and k.isdigit() and len(k) < 9 and 1 <= int(k) <= _MOST_HITS):
-            raise Refused(400, f"k must be a whole number from 1 to {_MOST_HITS}")
-        places = given.get("places", "false")
-        if places not in ("true", "false"):
-            raise Refused(400, "places must be true or false")
-        return int(k), given.get("class") or None, places == "true"
+
+def _options(request: Request) -> tuple[int, str | None, bool]:
+    """The number of hits, their class, and whether they are placed in the disk."""
+    options = {"k": "10", "class": "", "places": "false"}
+    if unknown := set(request.query_params) - set(options):
+        name = on_one_line(min(unknown))[:40]
+        raise HTTPException(400, f"{name!r} is no parameter; k, class and places are known")
+    options |= request.query_params
+    if not _HITS.fullmatch(options["k"]):
+        raise HTTPException(400, "k must be a whole number from 1 to 1000")
+    if options["places"] not in ("true", "false"):
+        raise HTTPException(400, "places must be true or false")
+    return int(options["k"]), options["class"] or None, options["places"] == "true"
 
 
-def _reported(handler: _Handler) -> _Handler:
-    """Answers with one sentence where a handler fails."""
-
-    @functools.wraps(handler)
-    async def reporting(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Refused as refused:
-            return refused.response()
-        except UserError as error:  # Such as that of a collection that does not answer.
-            print(f"error: {error}", file=sys.stderr)
-            words = "the gallery cannot be searched now; the server's log says why"
-            return JSONResponse({"error": words}, 503, {"Retry-After": "5"})
-        except Exception:
-            for line in traceback.format_exc().splitlines():
-                print(on_one_line(line), file=sys.stderr)
-            return JSONResponse({"error": "the server failed; its log says why"}, 500)
-
-    return reporting
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _no_such_page(request: Request, error: Exception) -> Response:
-    del request
-    status = getattr(error, "status_code", 500)
-    words = {
-        404: "there is no such page; /docs lists them",
-        405: "this takes another method; /docs lists them",
-    }
-    return JSONResponse({"error": words.get(status, "the request is wrong")}, status)
+async def _unavailable(_: Request, error: Exception) -> Response:
+    """Answers where a collection on a server does not."""
+    print(f"error: {error}", file=sys.stderr)
+    words = "the gallery cannot be searched now; the server's log says why"
+    return JSONResponse({"error": words}, 503, {"Retry-After": "5"})
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        print(on_one_line(line), file=sys.stderr)
+    return JSONResponse({"error": "the server failed; its log says why"}, 500)
 
 
 async def _in(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
-def _static(name: str, kind: str) -> _Handler:
-    content = _read(name)
-
-    async def handler(request: Request) -> Response:
-        del request
-        return Response(content, media_type=kind, headers=_NOT_CACHED)
-
-    return handler
-
-
-def _documentation() -> _Handler:
+async def _documentation(_: Request) -> Response:
     """The page that shows openapi.json."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    described = json.loads(_read("openapi.json"))
-    page = environment.from_string(_read("docs.html.j2")).render(api=described)
-
-    async def handler(request: Request) -> Response:
-        del request
-        return Response(page, media_type="text/html", headers=_NOT_CACHED)
-
-    return handler
-
-
-def _read(name: str) -> str:
-    return (importlib.resources.files("hypjax.integrations.serve") / name).read_text("utf-8")
+    described = json.loads((_FOLDER / "static/openapi.json").read_text("utf-8"))
+    page = environment.from_string((_FOLDER / "docs.html.j2").read_text("utf-8"))
+    return HTMLResponse(page.render(api=described))

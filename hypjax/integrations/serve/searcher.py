@@ -3,18 +3,20 @@
 import functools
 import io
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 from hypjax.data.pixels import read_image
 from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.inference.matches import read_matches
 from hypjax.inference.model import Model
-from hypjax.integrations.serve.limits import Refused, check_image
+from hypjax.integrations.serve.limits import check_image
 from hypjax.models.encoder import FEATURES
 from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
 from hypjax.runs.cloud_copy import reading
@@ -23,7 +25,6 @@ _SAMPLE = 300  # Images in the disk, whose places take seconds to find.
 _SIDE = 256  # Pixels of the longer side of a thumbnail.
 _THUMBNAILS = 2000  # That are kept, about 10 kB each.
 _Answer = dict[str, Any]
-Found = list[tuple[GalleryItem, float]]  # Images and their distances, nearest first.
 
 
 class Searcher:
@@ -54,11 +55,12 @@ class Searcher:
         points = np.stack([item.point for item in sample])
         places = layout.lay_out(points, model.space)
         self._place = layout.placing_among(points, places, model.space)
+        shown = zip(sample, _pairs(places), strict=True)
         self.about: _Answer = {
             "images": len(gallery),
             "space": str(model.space),
             "classes": gallery.classes(),
-            "sample": self._shown(sample, places),
+            "sample": [self._shown(item) | {"place": place} for item, place in shown],
         }
         image = io.BytesIO()  # Compiles what every search runs.
         Image.new("L", (1, 1)).save(image, "png")
@@ -66,88 +68,64 @@ class Searcher:
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
-        """Embeds the file of an image, or raises `Refused` if it is none."""
+        """Embeds the file of an image, or refuses what is none."""
         check_image(encoded)
         embedded = self.model.gallery([encoded])
         for reason in embedded.unreadable.values():
-            raise Refused(400, f"the image cannot be read ({reason})")
+            raise HTTPException(400, f"the image cannot be read ({reason})")
         return embedded.vectors[0]
 
-    def find(self, key: str) -> GalleryItem:
-        """Returns an image of the gallery, or raises `Refused` if there is none."""
-        items = self._gallery.read([key])
-        if not items:
-            raise Refused(404, "the gallery has no image with this key")
-        return items[0]
-
     def by_image(self, encoded: bytes, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with the file of an image."""
+        """Searches with the file of an image, in a class if that is given."""
         return self._answer(self.embed(encoded), None, k, label, placed)
 
-    def by_item(self, key: str, k: int, label: str | None, placed: bool) -> _Answer:
+    def by_key(self, key: str, k: int, label: str | None, placed: bool) -> _Answer:
         """Searches with an image of the gallery, which is not found itself."""
-        item = self.find(key)
+        item = self._find(key)
         return self._answer(item.point, item, k, label, placed)
 
-    def nearest(
-        self,
-        point: Float32[np.ndarray, " d"],
-        k: int,
-        label: str | None,
-        own: GalleryItem | None = None,
-    ) -> Found:
-        """Finds at most k images, of a class if that is given; and their distances."""
-        paths = [os.path.realpath(own.path)] if own else None
-        (found,) = self._gallery.nearest(point[None], k, paths, label)
-        distances = dict(zip(found.keys, found.distances, strict=True))
-        # An image of a collection on a server may be gone meanwhile.
-        return [(item, distances[item.key]) for item in self._gallery.read(found.keys)]
+    def _find(self, key: str) -> GalleryItem:
+        items = self._gallery.read([key])
+        if not items:
+            raise HTTPException(404, "the gallery has no image with this key")
+        return items[0]
 
     def _answer(
         self, point: np.ndarray, own: GalleryItem | None, k: int, label: str | None, placed: bool
     ) -> _Answer:
-        found = self.nearest(point, k, label, own)
-        items = [item for item, _ in found]
-        query = self._shown([own])[0] if own else {}
-        hits = self._shown(items)
+        paths = [os.path.realpath(own.path)] if own else None
+        (found,) = self._gallery.nearest(point[None], k, paths, label)
+        distances = dict(zip(found.keys, found.distances, strict=True))
+        items = self._gallery.read(found.keys)  # One of a server may be gone meanwhile.
+        query = self._shown(own) if own else {}
+        hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
-            places = self._place(np.stack([point, *(item.point for item in items)]))
-            query["place"], *of_hits = _pairs(places)
-            hits = [hit | {"place": place} for hit, place in zip(hits, of_hits, strict=True)]
-        for hit, (_, distance) in zip(hits, found, strict=True):
-            hit["distance"] = distance
-        return {"query": query, "remark": self._remark(found), "hits": hits}
+            places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
+            for each, place in zip((query, *hits), places, strict=True):
+                each["place"] = place
+        known = self._match and found.distances
+        remark = self._match.remark(found.distances[0]) if known else ""
+        return {"query": query, "remark": remark, "hits": hits}
 
-    def _remark(self, found: Found) -> str:
-        return self._match.remark(found[0][1]) if self._match and found else ""
-
-    def _shown(
-        self, items: list[GalleryItem], places: layout.Places | None = None
-    ) -> list[_Answer]:
-        """Describes images to clients; paths begin below the folder that all of them share."""
-        shown = []
-        for item in items:
-            below = bool(self._root) and item.path.startswith(self._root)
-            name = item.path[len(self._root) :] if below else os.path.basename(item.path)
-            shown.append({"key": item.key, "name": name, "class": item.label})
-        if places is None:
-            return shown
-        return [each | {"place": at} for each, at in zip(shown, _pairs(places), strict=True)]
+    def _shown(self, item: GalleryItem) -> _Answer:
+        """Describes an image to clients; its path begins below the folder that all share."""
+        below = bool(self._root) and item.path.startswith(self._root)
+        name = item.path[len(self._root) :] if below else os.path.basename(item.path)
+        return {"key": item.key, "name": name, "class": item.label}
 
     def _thumbnail(self, key: str) -> bytes:
+        path = self._find(key).path
         try:
-            image = read_image(self.find(key).path, 3, least=2 * _SIDE)
-        except Refused:
-            raise
+            image = read_image(path, 3, least=2 * _SIDE)
         except Exception as error:  # Moved or damaged since it was embedded.
-            raise Refused(404, "the file of this image cannot be read") from error
+            raise HTTPException(404, "the file of this image cannot be read") from error
         image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
         file = io.BytesIO()
         image.save(file, "jpeg", quality=85)
         return file.getvalue()
 
 
-def _shared_folder(paths: list[str]) -> str:
+def _shared_folder(paths: Sequence[str]) -> str:
     """The folder that holds all files, with a slash at its end; '' if that is none, or the root."""
     try:
         shared = os.path.commonpath([os.path.dirname(path) for path in paths])

@@ -1,47 +1,46 @@
-"""A rehearsal of a run: --dry_run."""
+"""The option --dry_run."""
 
 import re
 
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.training import rehearsal
-from hypjax.training.rehearsal import rehearse
+from hypjax.training.dry_run import _embedded, dry_run
 from hypjax.training.setup import build
 from tests.helpers import small_runs
 
 
 def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rehearse(small_runs.load(photos_folder))
+    dry_run(small_runs.load(photos_folder))
     told = capsys.readouterr()
     assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told.out)
     seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told.out)
     assert 0 < float(seconds[1]) < 10
     assert "so 12 steps take about" in told.out
-    assert re.search(r"embedding images for evaluations takes about \d+ s", told.out)
+    assert re.search(r"embedding images for evaluations takes about 0:00:\d\d\n", told.out)
     assert "compiling the training step" in told.err
     assert not list(tmp_path.iterdir())
 
 
 def test_counts_the_images_that_evaluations_embed(photos_folder):
-    """Batches of 32 hold the 18 images of the test, and those of the validation."""
-    evaluations = dict(untrained=2, validation_at_4_8_and_12=3, final=1, best=2, matches=1)
+    """There are 18 test images, and as many of validation."""
+    evaluations = dict(untrained=2, validation_at_4_8_and_12=3, final=1, best=2)
     config = small_runs.load(photos_folder)
-    assert rehearsal._embedded(build(config)) == 32 * sum(evaluations.values())
+    assert _embedded(build(config)) == 18 * sum(evaluations.values())
     config = small_runs.load(photos_folder, "optim.frozen=encoder", "run.report=True")
-    assert rehearsal._embedded(build(config)) == 2 * 32  # Each of 36 once.
+    assert _embedded(build(config)) == 36
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_runs_what_the_run_would(photos_folder, cache, capsys):
     fields = (f"run.cache={cache}", "objective.name=contrastive", "objective.memory=0.5")
-    rehearse(small_runs.load(photos_folder, *fields))
+    dry_run(small_runs.load(photos_folder, *fields))
     assert "a step takes" in capsys.readouterr().out
 
 
 def test_finds_the_mistakes_of_a_run(photos_folder):
     config = small_runs.load(photos_folder, "model.weights=none.safetensors")
     with pytest.raises(UserError, match="weights none.safetensors: there is no such file"):
-        rehearse(config)
+        dry_run(config)

@@ -1,4 +1,4 @@
-"""Two trees of the same leaves, face to face: the one that was found, and the one that is known."""
+"""Tanglegrams: a tree that was found and one that is known, face to face, of the same leaves."""
 
 import pathlib
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Side(NamedTuple):
     names: Sequence[str]  # Of the nodes but for the root; none of a tree that was found.
 
 
-def draw_facing(
+def draw_tanglegram(
     found: Side, known: Side, groups: Int[np.ndarray, " leaves"], output: pathlib.Path
 ) -> None:
     """Draws two trees, turned at their nodes so that the same leaves are opposite each other.
