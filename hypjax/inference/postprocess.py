@@ -62,7 +62,7 @@ def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTre
     """Hash of everything that a model's embeddings depend on besides the images."""
     data, scales = config.data, tuple(config.eval.scales)
     view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
-    model = [config.model.eval_pooling, config.model.head]
+    model = [data.test_view, config.model.eval_pooling, config.model.head]
     facts = [part, describe_space(space), view, model, list(map(float, scales))]
     # What parameters do not show of a module of the user's: an activation, or a stride.
     module = ENCODERS.get(config.model.architecture)
