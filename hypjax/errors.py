@@ -119,10 +119,6 @@ class TryAgainError(UserError):
     status = TRY_AGAIN
 
 
-class StalledError(TryAgainError):
-    """Something did not arrive within its time limit."""
-
-
 class Interrupted(KeyboardInterrupt):
     """A handled interrupt; the message says what was saved."""
 

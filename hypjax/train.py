@@ -39,7 +39,6 @@ from hypjax.training.setup import (
 )
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
-from hypjax.types import Workers
 
 
 def train(
@@ -152,7 +151,7 @@ def train_and_evaluate(
         del pretrained
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
-        source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
+        source = open_input(setup, steps, config.run.workers, state.params["model"])
         monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
         train_step, probe_step = _jitted_steps(learner, state, source.store)
         loop = Loop(setup, train_step, probe_step, checkpoints, monitor)

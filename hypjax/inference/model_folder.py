@@ -13,16 +13,34 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax.config import identity
+from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import LearnedParameters
 from hypjax.models import Embedder
+from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
+
+
+def describe(config: ConfigDict) -> str:
+    """Says in one line what a run's model is: encoder, head, dataset and loss."""
+    model, data = config.model, config.data
+    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    head = f"a head of {model.head_dim} coordinates"
+    images = "images given from Python" if data.name == GIVEN else data.name
+    if encoder == FEATURES:
+        return f"features of {model.width} coordinates with {head}, trained by {loss}"
+    if encoder == "vit":
+        encoder = f"ViT ({model.depth} blocks of width {model.width})"
+    return (
+        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
+        f"{data.image_size} pixels, trained on {images} with {loss}"
+    )
 
 
 @contextlib.contextmanager

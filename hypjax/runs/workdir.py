@@ -27,7 +27,6 @@ from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import CloudCopy, open_url, reading
 from hypjax.system import console, machine
-from hypjax.system.code_hash import same_code
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
@@ -187,16 +186,21 @@ class Workdir:
         return {field: began[field] for field in unset if field in began}
 
     def require(self, provenance: Mapping[str, str]) -> None:
-        """Refuses other images, code or precision than those with which the run began."""
+        """Refuses other images or precision than the run began with; warns of other code."""
         saved = (self._saved or {}).get("provenance")
         if not saved:
             return
         for name, now in provenance.items():
             began = saved.get(name)
-            if now == began or (name in ("loss", "encoder") and same_code(began, now)):
+            if now == began:
                 continue
-            verb = "have" if name == "images" else "has"
-            what = f"the {name} {verb} changed since the run in {self.path} began"
+            if name in ("loss", "encoder"):
+                console.warn(
+                    f"the code of the {name} has changed since the run in {self.path} began; if it "
+                    "computes something else now, name another folder with --workdir"
+                )
+                continue
+            what = f"the {name} have changed since the run in {self.path} began"
             if name == "precision":
                 what = f"the run in {self.path} computes in {began}, but this device in {now}"
             raise UserError(f"{what}; continue as it began, or name another folder with --workdir")

@@ -1,4 +1,4 @@
-"""How a process ends: signals deferred until a run can stop, threads that may never end."""
+"""How a process ends: signals deferred until a run can stop."""
 
 import contextlib
 import multiprocessing
@@ -16,9 +16,6 @@ from hypjax.system import console
 
 # Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
-# Whether a thread or worker of this process may never end. A read from a storage that hangs never
-# returns, and Python waits for its thread when it exits; once this is set, commands do not.
-stuck = threading.Event()
 joined: list[int] = []  # Index of this process, once it is one of several of a run.
 _GRACE = 5  # Seconds: an error of all processes reaches each of them within this time.
 

@@ -30,7 +30,6 @@ from hypjax.training.step import (
     make_train_step,
     shard_batch,
 )
-from hypjax.types import Workers
 
 _STEPS = 6  # Steps that are run; the first is not timed.
 _GIB = 2**30
@@ -104,7 +103,7 @@ def _embedded(setup: Setup) -> int:
 
 def _open(setup: Setup, steps: range, state: TrainState) -> Input:
     """The input of the steps, with features that take as long as those of the images."""
-    workers = Workers.of(setup.config.run)
+    workers = setup.config.run.workers
     if setup.learner.cached_features:
         kept = jax.ShapeDtypeStruct((len(setup.splits.train), setup.spec.encoder_dim), np.float32)
         if setup.learner.block is not None:

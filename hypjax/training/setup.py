@@ -89,8 +89,7 @@ def build(config: ConfigDict) -> Setup:
         learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     layout = None
     if config.run.cache == "device":
-        scalable = config.data.train_view == "area_crop"
-        layout = plan_layout(plans.sizes, mesh, learner.view.channels, scalable=scalable)
+        layout = plan_layout(plans.sizes, mesh, learner.view.channels)
     source = evaluation_input(config, mesh)
     evaluator = create_evaluator(config, source=source, splits=splits)
     return Setup(config, learner, spec, splits, plans, layout, evaluator)

@@ -119,9 +119,9 @@ def test_images_in_memory_are_read_as_their_files(model, mode, tmp_path):
         (3, "int is no image; give a path"),
         ([None], "NoneType is no image"),
         (np.zeros((4, 4)), "this run embeds images, but .* features"),
-        (np.zeros((4, 4), int), r"an array of int64 with shape \[4, 4\] is no image"),
+        (np.zeros((4, 4), int), r"is int64 of shape \[4, 4\]"),
         (np.zeros((4, 4, 2), np.uint8), "with 1, 3 or 4 channels"),
-        (np.zeros(4, np.uint8), r"shape \[4\] is no image"),
+        (np.zeros(4, np.uint8), r"of shape \[4\]"),
         ("nothing.jpg", "no images at nothing.jpg"),
         (__file__, r"cannot read .*test_model.py \(not an image\)"),
     ],
@@ -165,13 +165,7 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
     assert not any(hits.remark for hits in expanded)
 
 
-def test_what_a_run_does_not_know_of_matches_it_does_not_say(tmp_path):
-    assert read_matches(tmp_path) == {}
-    known = {"a": {"distance": 2, "images": "test"}}
-    for wrong in ({"distance": "x"}, [], {"distance": 1, "images": "<b>"}, {"distance": 1e999}):
-        (tmp_path / "matches.json").write_text(json.dumps({"b": wrong, **known}))
-        assert read_matches(tmp_path) == {"a": (2.0, "test")}
-    (tmp_path / "matches.json").write_text("[1")
+def test_too_few_queries_with_a_match_say_nothing(tmp_path):
     assert read_matches(tmp_path) == {}
     few = np.zeros((9, 2), np.float32)
     assert match_distance(few, np.zeros(9), None, None, space=PoincareBall()) is None
@@ -407,8 +401,7 @@ BETWEEN = "must be between 1 and "
         (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),
         (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
         (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
-        (of_projection(components=np.ones((5, 3))), "is damaged"),
-        (of_projection(mean=np.full(16, np.nan)), "is damaged"),
+        (of_projection(components=np.ones((5, 3))), "is no projection"),
     ],
 )
 def test_a_strangers_model_cannot_harm(copy, change, message):

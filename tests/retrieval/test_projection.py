@@ -78,22 +78,7 @@ def test_files_hold_the_projection(tmp_path):
         read.apply(x[:, :5])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mean": np.zeros(5)},
-        {"variances": np.ones(3, np.float32)},
-        {"components": np.full((3, 6), np.nan)},
-        {"components": np.ones(3)},
-        {"whiten": np.ones(2, bool)},
-        {"mean": None},
-        {"format": np.array("else")},
-    ],
-)
-def test_damaged_files_are_refused(change, tmp_path):
-    fit(points(Sphere()), space=Sphere(), dim=3).save(tmp_path / "p.npz")
-    arrays = dict(np.load(tmp_path / "p.npz")) | change
-    np.savez(tmp_path / "p.npz", **{n: a for n, a in arrays.items() if a is not None})
-    message = "not a projection that hypjax wrote" if "format" in change else "is damaged"
-    with pytest.raises(UserError, match=message):
+def test_what_is_no_projection_is_refused(tmp_path):
+    np.savez(tmp_path / "p.npz", mean=np.zeros(5))
+    with pytest.raises(UserError, match="is no projection .*components"):
         Projection.load(tmp_path / "p.npz", Sphere())

@@ -22,7 +22,6 @@ from hypjax.training.input import open_input
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step, shard_batch
-from hypjax.types import Workers
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
 
@@ -72,7 +71,7 @@ def first_step(config):
     """Gradient norm and encoder after one step."""
     built = build(config)
     learner, state = built.learner, random_state(built.learner, built.spec)
-    source = open_input(built, range(1), Workers.of(config.run), state.params["model"])
+    source = open_input(built, range(1), config.run.workers, state.params["model"])
     with contextlib.closing(source.batches(range(1), built.plans)) as batches:
         batch = shard_batch(learner.mesh, next(batches))
     state, metrics = jax.jit(make_train_step(learner))(state, batch)
