@@ -66,7 +66,7 @@ def save_untrained(config, workdir):
         for _ in range(2)
     )
     run = Workdir(workdir, built.config)
-    with run.claimed(setup.circumstances(built.config, built.splits)):
+    with run.claimed(setup.provenance(built.config, built.splits)):
         checkpoints = run.checkpoints()
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
