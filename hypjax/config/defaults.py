@@ -246,7 +246,7 @@ def _run() -> ConfigDict:
     # are split over all devices either way.
     run.mesh = (-1, 1)
     run.microbatch = 0  # Most images embedded at once: saves memory, for the same gradient.
-    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', the faster one there.
+    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
     run.attention = "auto"
     run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
     run.eval_batch_size = 256  # Images per batch in evaluation.
