@@ -129,22 +129,13 @@ class TrainedEmbedder(ImageEmbedder):
 
     def _check_kind(self, dataset: Dataset) -> None:
         """Raises a `UserError` for features instead of images, or the other way round."""
-        encoder, name = self.model.encoder, dataset.name(0)
-        if encoder.takes_pixels and dataset.vectors is not None:
+        encoder, given = self.model.encoder, dataset.vectors
+        if encoder.takes_pixels and given is not None:
+            raise UserError("this run embeds images, but was given features; pixels are uint8")
+        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
             raise UserError(
-                "this run embeds images, but was given features, which are floating-point numbers; "
-                "pixels are uint8"
-            )
-        if encoder.takes_pixels:
-            return
-        if dataset.vectors is None:
-            raise UserError(
-                f"this run was trained on features of another model, so it cannot embed {name}; "
-                "give a .npz, .npy or .parquet file of such features"
-            )
-        if (dim := dataset.vectors.shape[1]) != encoder.dim:
-            raise UserError(
-                f"this run was trained on features of dimension {encoder.dim}, but these have {dim}"
+                "this run was trained on features of another model, so it cannot embed "
+                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
             )
 
     def _embed_on(self, devices: Sequence[jax.Device], size: int) -> Callable[[PyTree], PyTree]:

@@ -123,22 +123,13 @@ class ExternalEmbedder(ImageEmbedder):
                 readable = [i for i in range(count) if i not in broken]
                 rows = np.zeros((count, self._dim), np.float32)
                 if readable:
-                    rows[readable] = self._features([batch[i] for i in readable])
+                    rows[readable] = self._encoder.features([batch[i] for i in readable])
                 for i in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
                     raise UserError(
                         f"{self._spec} returns features of {dataset.name(first + i)} that are not "
                         "finite; its weights may be damaged"
                     )
                 yield rows, broken
-
-    def _features(self, prepared: Sequence[Any]) -> Float[np.ndarray, "batch dim"]:
-        found = self._encoder.features(prepared)
-        if found.shape != (len(prepared), self._dim):
-            raise UserError(
-                f"the {self._encoder.output} of {self._spec} has the shape {list(found.shape)} for "
-                f"{len(prepared)} images; it must be {[len(prepared), self._dim]}"
-            )
-        return found
 
     def _prepared(self, dataset: Dataset) -> Generator[Any | str, None, None]:
         """Yields prepared images in order, or the reasons why they cannot be read."""

@@ -16,7 +16,6 @@ import pathlib
 import re
 import shutil
 import tempfile
-import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,6 @@ from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.euclidean import separation_factors
 from hypjax.retrieval.galleries import GalleryItem, Neighbours
-from hypjax.system import console
 from hypjax.system.files import replacing
 
 _BATCH = 500  # Items of one request that adds them.
@@ -43,7 +41,6 @@ _SEARCHES = 50  # Searches of one request.
 _SAMPLE = 1000  # Images whose classes are listed.
 _SCANNED = 10_000  # Kilobytes of vectors up to which no graph is built: a scan is exact.
 _LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
-_WAITS = (1, 4, 15)  # Seconds before a server that is away is asked again.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BOTH = {"with_payload": True, "with_vectors": True}
 
@@ -290,21 +287,14 @@ class QdrantGallery:
         self._ask("update_collection", metadata={"hypjax": facts})
 
     def _ask(self, method: str, **kwargs: Any) -> Any:
-        """Calls the client; a server that is away is asked again, and then reported."""
-        for wait in (*_WAITS, None):
-            try:
-                return getattr(self._client, method)(self._collection, **kwargs)
-            except UnexpectedResponse as error:
-                if wait is None or (error.status_code or 500) < 500:
-                    reason = error.content.decode(errors="replace").strip()[:200]
-                    message = f"{self.name} refuses ({error.status_code}: {reason})"
-                    raise UserError(message) from error
-            except (ResponseHandlingException, QdrantException) as error:
-                if wait is None:
-                    raise UserError(f"{self.name} does not answer ({error})") from error
-            console.warn(f"{self.name} does not answer; retrying in {wait} s")
-            time.sleep(wait)
-        raise AssertionError  # The last pass returns or raises.
+        """Calls the client; reports a server that refuses, or is away."""
+        try:
+            return getattr(self._client, method)(self._collection, **kwargs)
+        except UnexpectedResponse as error:
+            reason = error.content.decode(errors="replace").strip()[:200]
+            raise UserError(f"{self.name} refuses ({error.status_code}: {reason})") from error
+        except (ResponseHandlingException, QdrantException) as error:
+            raise UserError(f"{self.name} does not answer ({error})") from error
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:

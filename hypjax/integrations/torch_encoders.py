@@ -74,12 +74,11 @@ class TransformersEncoder:
         """Loads a model from the hub, or from a folder."""
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
-            hub.download(
-                name, ["config.json"]
-            )  # Transformers tries for a minute without a network.
-        with _explained(f"hf:{name}"), _quiet():
+            hub.download(name, ["config.json"])  # Transformers tries for a minute without it.
+        with _explained(f"hf:{name}"):
             import transformers
 
+            transformers.logging.set_verbosity_error()  # It reports weights that are not used.
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
             model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
         # Many checkpoints come without the pooler of their class, which is then random.
@@ -166,18 +165,3 @@ def _explained(spec: str) -> Iterator[None]:
     except Exception as error:  # Both libraries raise almost anything.
         reason = next(iter(str(error).strip().splitlines()), "")
         raise UserError(f"cannot load {spec} ({reason or type(error).__name__})") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Transformers from reporting weights that are not used, and their loading."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        logging.enable_progress_bar()

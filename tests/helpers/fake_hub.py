@@ -35,9 +35,6 @@ class FakeHub(http.server.ThreadingHTTPServer):
             datasets begin with datasets/, as in the hub's addresses.
         private: Names of the private repositories.
         stored: Large files by their SHA-256, also those that no commit holds yet.
-        sent: Sizes of the large files that were uploaded.
-        cut_after: Number of bytes after which the next download of a file ends, if one is to.
-        refused: Number of commits that are to be refused before one is accepted.
     """
 
     token = "secret"
@@ -48,9 +45,6 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.commits: dict[str, list[Commit]] = {}
         self.private: set[str] = set()
         self.stored: dict[str, bytes] = {}
-        self.sent: list[int] = []
-        self.cut_after: int | None = None
-        self.refused = 0
 
     def close(self) -> None:
         """Ends the server, as if the network were gone."""
@@ -151,16 +145,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             return self._error("EntryNotFound", 404)
         data = commit.files[file]
         tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": commit.oid}
-        first = 0
-        if asked := re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", "")):
-            first = int(asked[1])
-            tag["Content_Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        end, cut = len(data), self.server.cut_after
-        if cut is not None and self.command == "GET" and end > cut:
-            self.server.cut_after, end = None, cut
-            tag["Content_Length"] = str(len(data) - first)
-            self.close_connection = True
-        return self._answer(data[first:end], 206 if first else 200, **tag)
+        return self._answer(data, **tag)
 
     def _body(self):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -213,15 +198,10 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         return self._answer({"transfer": "basic", "objects": objects})
 
     def do_PUT(self):  # noqa: N802
-        data = self._body()
-        self.server.stored[self.path.rpartition("/")[2]] = data
-        self.server.sent.append(len(data))
+        self.server.stored[self.path.rpartition("/")[2]] = self._body()
         self._answer()
 
     def _take(self, name, lines):
-        if self.server.refused:
-            self.server.refused -= 1
-            return self._error("ServerError", 500)
         files = dict(self.server.commits[name][-1].files)
         for line in lines:
             value = line["value"]

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -14,8 +13,6 @@ from PIL import Image
 
 from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
-from hypjax.analysis.negatives import anchor_table, summarise
-from hypjax.analysis.run_embeddings import open_runs
 from hypjax.data.image_set import ImageSet
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
@@ -31,7 +28,6 @@ from hypjax.inference.weights import restore_best, restore_models
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.gallery_files import find_export
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -94,16 +90,6 @@ def test_shows_the_hard_negatives_of_runs(run, tmp_path, monkeypatch, capsys):
         # Of two negatives, the logarithm of the ratio of weights is in proportion to 1/τ.
         ratios = [np.log(x["weights"][0] / x["weights"][2]) for x in (a, b)]
         np.testing.assert_allclose(4 * ratios[0], ratios[1], rtol=1e-9)
-
-
-def test_runs_whose_negatives_cannot_be_compared_are_refused(run, tmp_path):
-    triplet = {"objective.name": "triplet"}
-    copy_with(run, tmp_path / "triplet", triplet, removed=["objective.temperature"])
-    with pytest.raises(UserError, match="the objective triplet has no softmax"):
-        commands.call("negatives", f"--workdir={run}", f"--workdir={tmp_path / 'triplet'}")
-    other = copy_with(run, tmp_path / "other", {"data.split_seed": 1})
-    with pytest.raises(UserError, match=r"^the runs in .*/other have different test images; name"):
-        open_runs({str(run): "a", str(other): "b"})
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
@@ -244,20 +230,6 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
         embedder.embed_to(path, ImageSet.of_photos(found))
 
 
-def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path, monkeypatch):
-    images = ImageSet.of_photos(find_photos(str(photos_folder)))
-    embed = functools.partial(embedder.embed_to, tmp_path / "g.npz", images)
-
-    def batches(*_):
-        with pytest.raises(UserError, match="is in use by"):
-            embed()
-        return original(*_)
-
-    original = embedder.batches
-    monkeypatch.setattr(embedder, "batches", batches)
-    assert len(embed()) == 60
-
-
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
     encoder = inference.TrainedEmbedder(run, "encoder")
     assert encoder.space == Sphere()
@@ -359,38 +331,11 @@ def test_images_are_found_as_they_are_named(photos_folder, tmp_path):
         find_photos(str(tmp_path / "*.jpg"))
 
 
-def test_names_that_are_not_utf8_are_refused_before_they_are_embedded_or_exported(tmp_path):
-    name = os.fsdecode(b"caf\xe9.png")
-    (tmp_path / name).touch()
-    (tmp_path / "caf\xe9.png").touch()
-    words = r"not UTF-8, such as .*caf\\udce9.png"
-    for where in (tmp_path, tmp_path / name):
-        with pytest.raises(UserError, match=words):
-            find_photos(str(where))
-    earlier = Embeddings(np.zeros((1, 2)), np.array([name]), np.array([""]), Sphere(), "", "", {})
-    with pytest.raises(UserError, match=words):
-        find_export("parquet")(earlier, tmp_path / "g.parquet")
-    assert not (tmp_path / "g.parquet").exists()
-
-
-def test_names_are_printed_on_one_line():
-    hits = Hits("a\nb.png", "c\x1b[31m", ["d\0\u2028.png", "\udce9.png"], ["\r", ""], [0.5, 1.0])
-    lines = str(hits).split("\n")
-    assert len(lines) == 4 and all(line.isprintable() for line in lines)
-    assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
-    hardest = {"index": 3, "name": "a\nb.png", "label": "c\x1b[31m", "items": [7]}
-    hardest |= {"classes": ["a\nb\0"], "distances": [0.1], "weights": [1.0]}
-    weighed = summarise("run", 0.1, np.array([1]), np.ones(1), [hardest])
-    lines = anchor_table([weighed], 0).split("\n")
-    assert len(lines) == 3 and all(line.isprintable() for line in lines)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda path: path.write_text("x"), "is damaged, or not an .npz file"),
         (lambda path: np.savez(path, a=np.ones(3)), "was not written by hypjax.embed"),
-        (lambda path: np.save(path.open("wb"), np.ones(3)), "one array .* written by python -m"),
         (lambda path: np.savez(path, format=np.array([{}], object)), "not an .npz file of plain"),
         (lambda path: None, "cannot read .*No such file"),
     ],
@@ -418,12 +363,6 @@ def test_a_flipped_bit_in_the_header_of_an_array_is_noticed(tmp_path):
 read = functools.partial(read_image, channels=3)
 
 
-def test_names_with_dollars_are_drawn(tmp_path):
-    found = [Hits("q$_", "a$_$", ["x.png"], ["$b_"], [0.5])]
-    draw(found, tmp_path / "hits.png", read)
-    assert (tmp_path / "hits.png").exists()
-
-
 def test_images_of_16_bits_and_long_names_are_drawn_whole(tmp_path):
     pixels = np.full((40, 40), 100 * 256, np.uint16)
     Image.fromarray(pixels).save(tmp_path / "x.png")
@@ -434,11 +373,3 @@ def test_images_of_16_bits_and_long_names_are_drawn_whole(tmp_path):
     draw([Hits(path, "", [path], [""], [0.5])], tmp_path / "hits.png", read)
     picture = Image.open(tmp_path / "hits.png").convert("L")
     assert (np.asarray(picture) == 100).mean() > 0.3
-
-
-def test_many_queries_are_drawn_on_several_pages(tmp_path):
-    found = [Hits("q", "", ["x"], [""], [0.5])] * 21
-    files = draw(found, tmp_path / "hits.png", read)
-    assert files == [tmp_path / "hits.png", tmp_path / "hits-2.png"]
-    heights = [Image.open(file).height for file in files]
-    assert heights[0] > 15 * heights[1]

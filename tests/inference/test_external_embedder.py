@@ -79,7 +79,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(values, second[name])
 
 
-def test_interrupted_and_divided_work_gives_one_file(execute, monkeypatch, capsys):
+def test_interrupted_work_gives_one_file(execute, monkeypatch, capsys):
     call = functools.partial(execute, "embed", "--images=photos", "--batch_size=16")
     call("--output=whole.npz")
     assert "broken.jpg (not an image)" in capsys.readouterr().out
@@ -97,10 +97,6 @@ def test_interrupted_and_divided_work_gives_one_file(execute, monkeypatch, capsy
             call("--output=g.npz")
     call("--output=g.npz")
     assert_same(arrays("g.npz"), whole)
-    for part in ("1/2", "2/2"):
-        call("--output=parts.npz", f"--shard={part}")
-    commands.call("embed", "--images=photos", "--output=parts.npz", "--merge")
-    assert_same(arrays("parts.npz"), whole)
 
 
 def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypatch, capsys):
@@ -261,10 +257,7 @@ def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monk
     ("command", "message"),
     [
         ("embed --output=g.npz --images=a", "--workdir or --encoder is missing"),
-        ("embed --output=g.npz --encoder=timm:a", "--images or --dataset is missing"),
         ("embed --output=g.npz --workdir=a --encoder=b --images=c", "exclude each other"),
-        ("embed --output=g.npz --encoder=timm:a --dataset=folder", "is not a prepared dataset"),
-        ("score --images=a --embeddings=b", "--images are embedded by --encoder"),
         ("score --images=a --encoder=timm:b --labels=c", "--labels belongs to --embeddings"),
     ],
 )

@@ -1,7 +1,6 @@
 """The feature cache: what is kept, and what happens when it cannot be."""
 
 import errno
-import threading
 
 import numpy as np
 import pytest
@@ -67,27 +66,6 @@ def test_a_disk_that_cannot_be_written_only_warns(tmp_path, monkeypatch, capsys)
     (tmp_path / "file").write_text("")
     check(tmp_path / "file", compute)
     assert "features cannot be kept in" in capsys.readouterr().err
-
-
-def test_a_second_process_waits_for_the_first(tmp_path):
-    computing, go_on, found = threading.Event(), threading.Event(), []
-
-    def slow(done):
-        computing.set()
-        go_on.wait(10)
-        return compute(done)
-
-    first = threading.Thread(target=check, args=(tmp_path, slow))
-    first.start()
-    computing.wait(10)
-    waiting = threading.Thread(target=lambda: found.append(check(tmp_path, never)))
-    waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    go_on.set()
-    waiting.join(10)
-    first.join(10)
-    assert found
 
 
 def test_the_key_changes_with_every_fact_and_parameter():

@@ -77,17 +77,6 @@ def test_a_private_model_is_loaded_with_a_token_alone(fake_hub, push, run, monke
     assert hypjax.load(NAME).fingerprint == hypjax.load(run).fingerprint
 
 
-def test_interrupted_transfers_go_on_where_they_ended(fake_hub, push, run, capsys):
-    fake_hub.refused = 1
-    push()
-    assert f"the hub refused to write to {NAME} (500)" in capsys.readouterr().err
-    push()
-    assert len(fake_hub.sent) == 1 and len(fake_hub.commits[NAME]) == 2
-    fake_hub.cut_after = 2000
-    assert hypjax.load(NAME).fingerprint == hypjax.load(run).fingerprint
-    assert fake_hub.cut_after is None
-
-
 def test_a_file_that_is_not_the_models_is_refused(fake_hub, push):
     push()
     fake_hub.commits[NAME][-1].files["model.safetensors"] += b" "

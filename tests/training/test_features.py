@@ -121,7 +121,7 @@ def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys
         UserError, match=r"trained on features of another model, so it cannot embed"
     ):
         model.embed(given["ids"][0])
-    with pytest.raises(UserError, match="features of dimension 16, but these have 3"):
+    with pytest.raises(UserError, match="of dimension 16"):
         model.embed(np.ones((2, 3), np.float32))
 
 

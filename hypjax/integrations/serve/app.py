@@ -1,22 +1,19 @@
 """The application: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
-import json
 import pathlib
 import re
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jinja2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -34,7 +31,6 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
     handlers = _Handlers(searcher)
     return Starlette(
         routes=[
-            Route("/docs", _documentation),
             Route("/health", handlers.health),
             Route("/gallery", handlers.gallery),
             Route("/thumbnail/{key}", handlers.thumbnail),
@@ -74,11 +70,7 @@ class _Handlers:
         """A small copy of an image of the gallery."""
         key = request.path_params["key"]
         content = await _in(self._readers, self._searcher.thumbnail, key)
-        # Clients ask again each time: another gallery may be served at this address later.
-        headers = {"etag": f'"{zlib.crc32(content):08x}"'}
-        if request.headers.get("if-none-match") == headers["etag"]:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type="image/jpeg", headers=headers)
+        return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
         """Embeds an uploaded image."""
@@ -138,11 +130,3 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 async def _in(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-
-
-async def _documentation(_: Request) -> Response:
-    """The page that shows openapi.json."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    described = json.loads((_FOLDER / "static/openapi.json").read_text("utf-8"))
-    page = environment.from_string((_FOLDER / "docs.html.j2").read_text("utf-8"))
-    return HTMLResponse(page.render(api=described))
