@@ -164,12 +164,10 @@ class TrainedEmbedder(ImageEmbedder):
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Makes a module the encoder that the run in a folder names."""
     name = saved_architecture(folder)
-    if name in ("vit", *ARCHITECTURES):
-        raise UserError(f"the encoder of this model is {name}, hypjax's own; leave out encoder=")
-    if str(name).startswith(OWN) and (given := own_name(encoder)) != name:
+    if name in ("vit", *ARCHITECTURES) or (str(name).startswith(OWN) and own_name(encoder) != name):
         raise UserError(
-            f"the encoder of this model is {name.removeprefix(OWN)}, but encoder= is "
-            f"{given.removeprefix(OWN)}; pass the module that was trained"
+            f"the encoder of this model is {name.removeprefix(OWN)}; pass the module that was "
+            "trained as encoder=, and none if it is hypjax's own"
         )
     if name is not None:  # Otherwise what is wrong is reported when the model is read.
         register_encoder(name, encoder)

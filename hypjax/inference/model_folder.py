@@ -46,15 +46,15 @@ def describe(config: ConfigDict) -> str:
 @contextlib.contextmanager
 def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields an empty folder, whose files replace the model in a folder if the body succeeds."""
-    if not files.is_published(folder) and _holds_run(folder):
-        raise UserError(f"{folder} holds a run; name another folder")
-    published = files.is_published(folder)
-    for other in (files.CONFIG, files.WEIGHTS):
-        if not published and (folder / other).exists():
-            raise UserError(
-                f"{folder} holds {other}, perhaps of another program's model, which would be "
-                "replaced; name another folder"
-            )
+    others = [
+        name
+        for name in (files.CHECKPOINTS, files.CONFIG, files.WEIGHTS)
+        if (folder / name).exists()
+    ]
+    if others and not files.is_published(folder):
+        raise UserError(
+            f"{folder} holds {others[0]} of a run or of another program; name another folder"
+        )
     with replacing(folder.resolve()) as staged:
         staged.mkdir()
         yield staged
@@ -72,14 +72,6 @@ def _copy_others(folder: pathlib.Path, staged: pathlib.Path) -> None:
             shutil.copytree(path, target, symlinks=True)
         else:
             shutil.copy2(path, target, follow_symlinks=False)
-
-
-def _holds_run(folder: pathlib.Path) -> bool:
-    """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
-    with contextlib.suppress(UserError):  # Another program's file.
-        if "identity" in (files.read_object(folder / files.CONFIG) or {}):
-            return True
-    return (folder / files.CHECKPOINTS).exists()
 
 
 def write_weights(

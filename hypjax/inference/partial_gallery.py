@@ -79,10 +79,7 @@ def _count(output: pathlib.Path) -> int:
     pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
     names = [path.name for path in output.parent.glob("*-of-*")]
     counts = {int(found[1]) for found in map(pattern.fullmatch, names) if found}
-    if not counts:
-        raise UserError(f"there are no parts of {output}; embed them with --shard=1/2 and so on")
-    if len(counts) > 1:
-        raise UserError(
-            f"there are parts of {sorted(counts)} of {output}; keep those of one number"
-        )
+    if len(counts) != 1:
+        found = " and of ".join(map(str, sorted(counts))) or "none"
+        raise UserError(f"the parts of {output} must be of one number, but they are of {found}")
     return counts.pop()

@@ -241,7 +241,7 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, monkeypatch):
 
 def test_a_push_into_the_folder_of_a_run_is_refused(run):
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-    with pytest.raises(UserError, match="holds a run; name another folder"):
+    with pytest.raises(UserError, match="of a run or of another"):
         hypjax.push(run, "me/photos", folder=run)
     assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
 

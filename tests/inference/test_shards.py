@@ -59,7 +59,7 @@ def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
 
 
 def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
-    with pytest.raises(UserError, match="there are no parts of g.npz"):
+    with pytest.raises(UserError, match="but they are of none"):
         execute("--merge")
     execute("--shard=1/2")
     execute("--shard=2/2")
@@ -67,7 +67,7 @@ def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
     with pytest.raises(UserError, match="holds other images than --images lists now"):
         execute("--merge")
     shutil.copy("g-1-of-2.npz", "g-1-of-4.npz")
-    with pytest.raises(UserError, match=r"there are parts of \[2, 4\] of g.npz"):
+    with pytest.raises(UserError, match="of 2 and of 4"):
         execute("--merge")
 
 
