@@ -126,7 +126,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     model = hypjax.load(workdir, encoder=net(16))
     assert np.array_equal(model.embed(pictures[0][:5]), points)
     assert "Net(width=16) with a head" in str(model) and model.space == BALL
-    with pytest.raises(UserError, match=r"is Net\(width=16\), but encoder= is Net\(width=17\)"):
+    with pytest.raises(UserError, match=r"is Net\(width=16\); pass the module"):
         hypjax.load(workdir, encoder=net(17))
 
     hypjax.register_encoder("own:Net(width=16)", net(16))

@@ -121,12 +121,6 @@ class TrainedEmbedder(ImageEmbedder):
         """Whether it embeds images, and not features of another model."""
         return self.model.encoder.takes_pixels
 
-    def warm(self) -> None:
-        """Compiles the programs for one image, and for more up to a whole batch."""
-        with machine.memory_explained("run.eval_batch_size"):
-            for bits in range(self.batch_size.bit_length() + 1):
-                self._embed_on(jax.local_devices()[:1], min(1 << bits, self.batch_size))
-
     def _check_kind(self, dataset: Dataset) -> None:
         """Raises a `UserError` for features instead of images, or the other way round."""
         encoder, given = self.model.encoder, dataset.vectors

@@ -42,14 +42,11 @@ class Model:
         batch_size: int | None = None,
         *,
         encoder: nn.Module | None = None,
-        warm: bool = False,
     ) -> None:
         source = _located(source)
         keep_compiled_programs()
         with devices_explained():
             self._embedder = TrainedEmbedder(source, part, batch_size, encoder)
-            if warm:
-                self._embedder.warm()
         self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space
@@ -149,7 +146,6 @@ def load(
     batch_size: int | None = None,
     *,
     encoder: nn.Module | None = None,
-    warm: bool = False,
 ) -> Model:
     """Loads a trained model.
 
@@ -163,7 +159,5 @@ def load(
             depend. By default it is that of the run's evaluation. Fewer images are padded to a
             power of two.
         encoder: The module that was trained, if it is not one of hypjax's.
-        warm: Whether to compile the programs of all these numbers now, instead of each when it is
-            first needed.
     """
-    return Model(source, part, batch_size, encoder=encoder, warm=warm)
+    return Model(source, part, batch_size, encoder=encoder)
