@@ -17,7 +17,6 @@ from hypjax.geometry import layout
 from hypjax.inference.matches import read_matches
 from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
-from hypjax.models.encoder import FEATURES
 from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
 from hypjax.runs.cloud_copy import reading
 
@@ -41,10 +40,6 @@ class Searcher:
     def __init__(self, model: Model, gallery: Gallery) -> None:
         """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
         require_model(gallery, model.fingerprint)
-        if model.config.model.architecture == FEATURES:
-            raise UserError(
-                "this run was trained on features of another model, so it cannot embed images"
-            )
         self.model, self._gallery = model, gallery
         with reading(model.source) as folder:
             self._match = read_matches(folder).get(model.fingerprint)
