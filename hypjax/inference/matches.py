@@ -1,7 +1,6 @@
 """How near matches are: the distance beyond which a nearest hit probably shows another class."""
 
 import contextlib
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from hypjax.system.files import write_json
 _SHARE = 0.95  # Of the queries, whose matches are within the distance.
 _IMAGES = 2_000  # Most images that are compared with each other: all of some classes.
 _FEWEST = 10  # Queries with a match; fewer say too little.
-_SOURCES = ("validation", "test")
 
 
 class Match(NamedTuple):
@@ -45,14 +43,14 @@ def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     Returns the part's name, queries, and the gallery, None if they search each other.
     """
     if splits.validation is not None:
-        return _SOURCES[0], _of_some_classes(splits.validation), None
+        return "validation", _of_some_classes(splits.validation), None
     if splits.judgements is not None:  # Matches of judged queries are not those of a class.
         return None
     if splits.gallery is None:
-        return _SOURCES[1], _of_some_classes(splits.test), None
+        return "test", _of_some_classes(splits.test), None
     items = _of_some_classes(splits.gallery)
     alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
-    return _SOURCES[1], splits.test.take(alike[:_IMAGES]), items
+    return "test", splits.test.take(alike[:_IMAGES]), items
 
 
 def _of_some_classes(images: Dataset) -> Dataset:
@@ -91,12 +89,8 @@ def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
 
 
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
-    """Reads what a run knows of matches, by fingerprint; without what is damaged."""
-    found = {}
-    with contextlib.suppress(UserError):
-        for fingerprint, each in (read_object(folder / MATCHES) or {}).items():
-            with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
-                match = Match(float(each["distance"]), each["images"])
-                if math.isfinite(match.distance) and match.images in _SOURCES:
-                    found[fingerprint] = match
-    return found
+    """Reads what a run knows of matches, by fingerprint; a damaged file knows nothing."""
+    with contextlib.suppress(UserError, TypeError, ValueError, KeyError, AttributeError):
+        found = read_object(folder / MATCHES) or {}
+        return {key: Match(float(each["distance"]), each["images"]) for key, each in found.items()}
+    return {}

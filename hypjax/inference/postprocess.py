@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE, part_of, scored_spaces
+from hypjax.inference.embedding import part_of, scored_spaces
 from hypjax.models.own import ENCODERS
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.projection import Projection, fit
@@ -60,16 +60,13 @@ class Processing(NamedTuple):
 
 def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTree) -> str:
     """Hash of everything that a model's embeddings depend on besides the images."""
-    data, scales = config.data, tuple(config.eval.scales)
-    view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
-    facts = [part, describe_space(space), view, config.model.eval_pooling]
-    # What older runs did not have counts only where it is not the default.
-    facts += [] if config.model.head == "dense" else [config.model.head]
-    facts += [] if data.test_view == "centre_crop" else [data.test_view]
-    facts += [] if scales == ONE_SCALE else [list(map(float, scales))]
+    data, scales = config.data, config.eval.scales
+    view = ("channels", "image_size", "resize", "mean", "std", "test_view")
+    facts = [part, describe_space(space), [data[name] for name in view], list(map(float, scales))]
+    facts += [config.model.eval_pooling, config.model.head]
     # What parameters do not show of a module of the user's: an activation, or a stride.
-    module = ENCODERS.get(config.model.architecture)
-    facts += [] if module is None else [settings_hash(module)]
+    if (module := ENCODERS.get(config.model.architecture)) is not None:
+        facts.append(settings_hash(module))
     digest = hashlib.sha256(json.dumps(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
@@ -91,8 +88,7 @@ def saved_projection(
     folder: pathlib.Path, config: ConfigDict, part: str, space: Space, embeddings: str
 ) -> Projection | None:
     """Reads the projection of a model's embeddings; None if its run does not ask for one."""
-    processing = Processing.of(config)
-    if part not in processing.pca:
+    if part not in Processing.of(config).pca:
         return None
     path = _path(folder, part, embeddings)
     if not path.is_file():
@@ -100,12 +96,7 @@ def saved_projection(
             f"{folder} holds no projection of its {part}'s embeddings, which training fits after "
             "its last step; finish the run, or copy its projections, too"
         )
-    projection = Projection.load(path, space)
-    if (len(projection.variances), projection.whiten) != (processing.pca[part], processing.whiten):
-        raise UserError(
-            f"{path} was not fitted with the run's eval.pca and eval.whiten; restore a backup"
-        )
-    return projection
+    return Projection.load(path, space)
 
 
 def copy_projections(

@@ -1,7 +1,6 @@
 """Embedding and searching own images, by the commands and by what they are made of."""
 
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -32,7 +31,7 @@ from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
 from hypjax.retrieval import query_scores
-from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.gallery_files import find_export
 from hypjax.retrieval.projection import fit
@@ -109,19 +108,10 @@ def test_runs_whose_negatives_cannot_be_compared_are_refused(run, tmp_path):
         open_runs({str(run): "a", str(other): "b"})
 
 
-def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_valid(run, tmp_path):
-    without = dict.fromkeys(("data.train_view", "data.test_view", "eval.scales"))
-    changes = [{}, without, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
+def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
+    changes = [{}, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]
-    found = [inference.TrainedEmbedder(run).fingerprint for run in runs]
-    assert found[0] == found[1] and len(set(found)) == 3
-    config, _, params = restore_best(run)
-    view = [3, 16, 16, list(config.data.mean), list(config.data.std)]
-    space = describe_space(PoincareBall(config.objective.c, config.objective.clip_radius))
-    digest = hashlib.sha256(json.dumps(["head", space, view, "cls"]).encode())  # As always.
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(leaf))
-    assert found[0] == digest.hexdigest()[:32]
+    assert len({inference.TrainedEmbedder(run).fingerprint for run in runs}) == 3
 
 
 @pytest.mark.slow
@@ -318,9 +308,6 @@ def test_a_projection_of_another_model_is_not_used(run, photos_folder, tmp_path)
         inference.TrainedEmbedder(tmp_path / "run", "encoder")
     path.write_text("x")
     with pytest.raises(UserError, match="damaged, or not an .npz file"):
-        inference.TrainedEmbedder(tmp_path / "run", "encoder")
-    fit(np.eye(16, dtype=np.float32), space=Sphere(), dim=4).save(path)
-    with pytest.raises(UserError, match="not fitted with the run's eval.pca"):
         inference.TrainedEmbedder(tmp_path / "run", "encoder")
 
 

@@ -167,12 +167,9 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
 
 def test_what_a_run_does_not_know_of_matches_it_does_not_say(tmp_path):
     assert read_matches(tmp_path) == {}
-    known = {"a": {"distance": 2, "images": "test"}}
-    for wrong in ({"distance": "x"}, [], {"distance": 1, "images": "<b>"}, {"distance": 1e999}):
-        (tmp_path / "matches.json").write_text(json.dumps({"b": wrong, **known}))
-        assert read_matches(tmp_path) == {"a": (2.0, "test")}
-    (tmp_path / "matches.json").write_text("[1")
-    assert read_matches(tmp_path) == {}
+    for damaged in ("[1", '{"a": []}', '{"a": {"distance": "x"}}'):
+        (tmp_path / "matches.json").write_text(damaged)
+        assert read_matches(tmp_path) == {}
     few = np.zeros((9, 2), np.float32)
     assert match_distance(few, np.zeros(9), None, None, space=PoincareBall()) is None
 
