@@ -1,10 +1,8 @@
 """Growth of time and memory: of the loss with batch size and dimension, of recall with gallery."""
 
 import functools
-import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,16 +13,6 @@ from hypjax.retrieval import recall_at_k
 
 _BATCH, _DIM, _QUERIES = 900, 128, 2000
 _ITEMS_PER_CLASS = 10
-
-
-class Growth(NamedTuple):
-    """A task that is measured at several sizes."""
-
-    work: str
-    of: str
-    why: str
-    make: Callable[[int], Task]
-    sizes: Sequence[int]
 
 
 def _loss(batch: int, dim: int) -> Task:
@@ -42,72 +30,48 @@ def _recall(items: int) -> Task:
     queries = np.array(BALL.embed(gallery[asked] + noise))
     given = queries, labels[asked], gallery, labels
     run = functools.partial(recall_at_k, *given, ks=(1, 10, 100, 1000), space=BALL)
-    return Task(f"recall, {items} items", run)
+    return Task(f"recall of {len(asked)} queries, {items} items", run)
 
 
+# What grows, the task of a size, and the sizes.
 CURVES = (
-    Growth(
-        "loss and gradient",
-        "images in the batch",
-        "The distance matrix grows quadratically, and faster once it exceeds a CPU's caches; "
-        f"with {_DIM} coordinates the matrix product does not dominate.",
-        functools.partial(_loss, dim=_DIM),
-        (100, 200, 400, 800, 1600, 3200),
-    ),
-    Growth(
-        "loss and gradient",
-        "coordinates",
-        f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; the work per "
-        "distance is constant.",
-        functools.partial(_loss, _BATCH),
-        (16, 32, 64, 128, 256, 512, 1024),
-    ),
-    Growth(
-        f"recall of {_QUERIES} queries",
-        "gallery items",
-        "Each query is compared with each item once; nothing is sorted, and only the items "
-        "themselves are stored.",
-        _recall,
-        (10_000, 30_000, 100_000, 300_000, 1_000_000),
-    ),
+    ("images", functools.partial(_loss, dim=_DIM), (100, 200, 400, 800, 1600, 3200)),
+    ("coordinates", functools.partial(_loss, _BATCH), (16, 32, 64, 128, 256, 512, 1024)),
+    ("items", _recall, (10_000, 30_000, 100_000, 300_000, 1_000_000)),
 )
 
 
 def rows(options: measure.Options) -> measure.Rows:
     """Seconds and bytes of each task at its sizes, the first two if quick, and fitted exponents."""
     rows = []
-    for curve in CURVES:
-        sizes = curve.sizes[:2] if options.quick else curve.sizes
+    for of, make, sizes in CURVES:
+        sizes = sizes[:2] if options.quick else sizes
         # One by one, so that no more than one task's arrays are held.
-        found = list(measure.measure((curve.make(size) for size in sizes), options.repeats))
-        measured = {
-            "seconds": [statistics.median(row["ours"]) for row in found],
-            "memory": [row["memory"] for row in found],
-        }
-        exponents = {name: exponent(sizes, values) for name, values in measured.items()}
-        words = {"work": curve.work, "of": curve.of, "why": curve.why, "sizes": sizes}
-        rows.append(words | measured | {"exponents": exponents})
+        found = list(measure.measure(map(make, sizes), options.repeats))
+        seconds = [statistics.median(row["ours"]) for row in found]
+        memory = [row["memory"] for row in found]
+        exponents = [exponent(sizes, values) for values in (seconds, memory)]
+        for row, taken, held in zip(found, seconds, memory, strict=True):
+            row = {"task": row["name"], "of": of, "seconds": taken, "memory": held}
+            rows.append(row | {"exponents": exponents})
     return rows
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
     """Fits b of a·sizeᵇ by least squares in logarithms; None if a value is missing or 0."""
-    larger = max(2, math.ceil(len(sizes) / 2))  # Where fixed costs matter least.
+    larger = max(2, -(-len(sizes) // 2))  # Where fixed costs matter least.
     if not all(values[-larger:]):
         return None
     return float(np.polyfit(np.log(sizes[-larger:]), np.log(values[-larger:]), 1)[0])
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Formats a Markdown table with one row per size, followed by the explanations."""
-    titles = ("task", "grows with", "size", "time", "memory", "exponents of time, memory")
+def table(rows: measure.Rows) -> str:
+    """Formats a Markdown table with one row per size."""
     lines = []
-    for curve in rows:
-        fitted = ", ".join("–" if b is None else f"{b:.2f}" for b in curve["exponents"].values())
-        measured = zip(curve["sizes"], curve["seconds"], curve["memory"], strict=True)
-        for size, taken, memory in measured:
-            held = "–" if memory is None else f"{memory / 2**20:.1f} MiB"
-            cells = (curve["work"], curve["of"], f"{size:,}", f"{taken:.3g} s", held, fitted)
-            lines.append(cells)
-    reasons = [f"{curve['work']}, {curve['of']}: {curve['why']}" for curve in rows]
-    return "\n".join([measure.markdown(titles, lines), "", *reasons])
+    for row in rows:
+        fitted = ", ".join("–" if b is None else f"{b:.2f}" for b in row["exponents"])
+        held = "–" if row["memory"] is None else f"{row['memory'] / 2**20:.1f} MiB"
+        lines.append((row["task"], row["of"], f"{row['seconds']:.3g} s", held, fitted))
+    return measure.markdown(
+        ("task", "grows with", "time", "memory", "exponents of time, memory"), lines
+    )

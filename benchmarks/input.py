@@ -52,7 +52,7 @@ def tasks(options: Options) -> Iterator[Task]:
         height, width = files.sizes.mean(axis=0).round().astype(int)
         words = f"{count} crops of photos of {width}×{height}"
         train, name = _peer(paths, count, training=True)
-        decoded = DecodedImages(cache / "decoded.bin", files.sizes, channels=3)
+        decoded = DecodedImages(cache / "decoded", files.sizes, channels=3)
         cached = dataclasses.replace(files, decoded=decoded)
         fill_cache(cached, channels=3)
         for variant, dataset in {**_decoders(files), "exact pixels, host cache": cached}.items():

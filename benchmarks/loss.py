@@ -8,7 +8,6 @@ pytorch-metric-learning.
 import functools
 import importlib
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -145,11 +144,6 @@ class Compared(NamedTuple):
         return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
-def _of_one_centre(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A loss of several proxies for each class as one of a single proxy."""
-    return lambda x, labels, proxies, **settings: loss(x, labels, proxies[:, None], **settings)
-
-
 COMPARED = {
     "Proxy-Anchor": Compared(objectives.proxy_anchor, "ProxyAnchorLoss", centres=1),
     "Proxy-NCA": Compared(objectives.proxy_nca, "ProxyNCALoss", chord=True, centres=1),
@@ -162,11 +156,6 @@ COMPARED = {
         {"centers_per_class": _CENTRES},
         centres=_CENTRES,
     ),
-    "ArcFace": Compared(
-        _of_one_centre(objectives.arcface), "ArcFaceLoss", {"margin": math.degrees(0.5)}, centres=1
-    ),
-    "CosFace": Compared(_of_one_centre(objectives.cosface), "CosFaceLoss", centres=1),
-    "Circle": Compared(objectives.circle, "CircleLoss"),
     "multi-similarity": Compared(
         objectives.multi_similarity, "MultiSimilarityLoss", miner="MultiSimilarityMiner"
     ),

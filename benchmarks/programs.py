@@ -108,35 +108,49 @@ _QUICK = (Case("step-glyphs", "glyphs.py"),)
 
 
 def rows(options: measure.Options) -> measure.Rows:
-    """Compiles the programs of `CASES` and of an exact search, or of glyphs alone if quick.
+    """Compiles the programs of `CASES`, or glyphs alone if quick, and those of an exact search."""
+    rows, (mesh, gpu) = compiled_rows(CASES, options), _target(options)
+    console.say("compiling the search")
+    for name, program in zip(("search-scores", "search-best"), compiled_search(mesh), strict=True):
+        _keep(name, program, options)
+        rows.append(_row(name, program, SEARCHED.queries, mesh, gpu))
+    return rows
+
+
+def compiled_rows(cases: Sequence[Case], options: measure.Options) -> measure.Rows:
+    """Compiles programs, or that of glyphs alone if quick.
 
     Returns for each what it needs and, for one of `GPUS`, the bytes that its kernels move besides
     matrix products, all operations of products, and the least time that its kernels take.
     """
-    chosen = devices_of(options.target)
-    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
-    rows = []
-
-    def add(name: str, program: Program, items: int) -> None:
-        if options.hlo:
-            path = pathlib.Path(options.hlo) / f"{options.target or 'here'}-{name}.txt"
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(program.text)
-        rows.append(_row(name, program, items, mesh, GPUS.get((options.target or "").lower())))
-
-    for case in _QUICK if options.quick else CASES:
+    rows, (mesh, gpu) = [], _target(options)
+    for case in _QUICK if options.quick else cases:
         console.say(f"compiling {case.name}")
         try:
-            add(case.name, *case.program(mesh))
+            program, images = case.program(mesh)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             console.warn(f"{case.name} does not fit into the memory of {options.target}")
-    console.say("compiling the search")
-    for name, program in zip(("search-scores", "search-best"), compiled_search(mesh), strict=True):
-        add(name, program, SEARCHED.queries)
+        else:
+            _keep(case.name, program, options)
+            rows.append(_row(case.name, program, images, mesh, gpu))
     return rows
+
+
+def _target(options: measure.Options) -> tuple[Mesh, Gpu | None]:
+    chosen = devices_of(options.target)
+    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
+    return mesh, GPUS.get((options.target or "").lower())
+
+
+def _keep(name: str, program: Program, options: measure.Options) -> None:
+    """Writes a program's text where the user asked for it."""
+    if options.hlo:
+        path = pathlib.Path(options.hlo) / f"{options.target or 'here'}-{name}.txt"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(program.text)
 
 
 def _row(name: str, program: Program, items: int, mesh: Mesh, gpu: Gpu | None) -> dict[str, Any]:
@@ -313,7 +327,7 @@ def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: Any) -> Progr
 
 
 def _for_devices(config: ConfigDict, mesh: Mesh) -> ConfigDict:
-    """The configuration with cuDNN's attention for a GPU that is not here, where none is timed."""
+    """The configuration with cuDNN's attention for a GPU that is not JAX's first device."""
     config = config.copy_and_resolve_references()
     if config.run.attention == "auto" and _is_absent_gpu(mesh.devices.flat[0]):
         config.run.attention = "cudnn"

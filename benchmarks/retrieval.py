@@ -1,4 +1,4 @@
-"""Search and scores, compared with faiss and libraries for metric learning."""
+"""Search and scores, compared with faiss and pytorch-metric-learning."""
 
 import functools
 import pathlib
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from benchmarks import peers, scoring
+from benchmarks import peers
 from benchmarks.measure import Options, Task, product_seconds
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import nearest_neighbors, recall_at_k
+from hypjax.retrieval import mean_score, nearest_neighbors, query_scores, recall_at_k
 
 _KS = (1, 10, 100, 1000)
 _DIM = 128
@@ -21,6 +21,7 @@ _QUICK_SIZES = 6050, 1131, 200_000
 _BALL = PoincareBall(0.1, 2.3)
 SPACES = {"cosine": Sphere(), "hyperbolic": _BALL, "collapsed": _BALL}
 _INSTALL = "faiss (pip install faiss-cpu)"
+_TOLERANCE = 1e-3  # Of scores: products in float32 may swap items at almost equal distances.
 
 
 def tasks(options: Options) -> Iterator[Task]:
@@ -63,7 +64,7 @@ def tasks(options: Options) -> Iterator[Task]:
     both = [nearest(name, 10) for name in ("collapsed", "hyperbolic")]
     yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy, product)
     shared = np.random.default_rng(0).permutation(n) % classes  # No class has a single image.
-    yield from scoring.tasks(points_of("cosine", shared), shared)
+    yield _scores(points_of("cosine", shared), shared)
     yield from _streamed(items)
 
 
@@ -102,6 +103,37 @@ def _faiss_recall(
         return {at: float(np.mean(first < at + within_queries)) for at in _KS}
 
     return run
+
+
+def _scores(points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]) -> Task:
+    """Scores of points on the sphere; pytorch-metric-learning must find the same with faiss."""
+    package, latest = "pytorch-metric-learning", {}
+    theirs = {"recall@1": "precision_at_1", "r_precision": "r_precision"}
+    theirs |= {"map@r": "mean_average_precision_at_r"}
+
+    def ours() -> None:
+        found = query_scores(points, labels, metrics=tuple(theirs), space=SPACES["cosine"])
+        latest.update({name: mean_score(values) for name, values in found.items()})
+
+    def peer() -> None:
+        import torch
+        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+        calculator = AccuracyCalculator(
+            include=tuple(theirs.values()), k="max_bin_count", device=torch.device("cpu")
+        )
+        found = calculator.get_accuracy(points, labels)
+        for name, score in latest.items():
+            np.testing.assert_allclose(found[theirs[name]], score, atol=_TOLERANCE, err_msg=name)
+
+    installed = peers.installed("torch", "faiss", package.replace("-", "_"))
+    return Task(
+        f"{', '.join(theirs)}, {len(points)}×{len(points)}×{_DIM}, cosine",
+        ours,
+        peer if installed else None,
+        package if installed else f"pip install {package}",
+        product_seconds(len(points), len(points), _DIM),
+    )
 
 
 def _streamed(items: int) -> Iterator[Task]:

@@ -4,21 +4,19 @@ A command module defines its flags on its own `FLAGS = Flags()`, so that one pro
 several commands. They join absl's global flags only when the module runs as a command.
 """
 
-import contextlib
 import functools
 import os
 import pathlib
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, machine, watchdog
+from hypjax.system import exits, machine
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -115,16 +113,11 @@ def run(
     for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
-    try:
-        with watchdog.announced_exit(), errors.reported(), errors.devices_explained():
-            app.run(
-                lambda arguments: main(*arguments),
-                flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
-            )
-    except BaseException as error:  # Including SystemExit, by which absl ends every command.
-        if exits.stuck.is_set():
-            _exit_now(error)
-        raise
+    with exits.failing_at_once(), errors.reported(), errors.devices_explained():
+        app.run(
+            lambda arguments: main(*arguments),
+            flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
+        )
 
 
 def parse(
@@ -254,15 +247,6 @@ def _parse_global(
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
     return arguments
-
-
-def _exit_now(error: BaseException) -> NoReturn:
-    """Exits as Python would after an exception, but without waiting for threads or workers."""
-    if not isinstance(error, SystemExit):
-        traceback.print_exc()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    exits.at_once((error.code or 0) if isinstance(error, SystemExit) else 1)
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hypjax import command
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError
+from hypjax.system import integrations
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = command.Flags()
@@ -75,23 +76,14 @@ def _write_timm(output: pathlib.Path) -> None:
 
 def _write_sentence_transformers(output: pathlib.Path) -> None:
     """Writes a folder for sentence-transformers, and says what its vectors are."""
-    from hypjax.integrations.sentence_transformers import COMPARISONS, write_folder
-
-    features = _FEATURES.value
-    exact = write_folder(_WORKDIR.value, output, images=_IMAGES.value, features=features)
-    print(f"wrote {output}; in Python:")
-    print(f'  model = sentence_transformers.SentenceTransformer("{output}")')
-    print("  vectors = model.encode(images)  # Pillow images, in RGB.")
-    print(f"  {COMPARISONS[features]}")
-    print(exact.replace("`", ""))
+    write = integrations.find("convert", "sentence-transformers")
+    print(write(_WORKDIR.value, output, images=_IMAGES.value, features=_FEATURES.value))
 
 
 def _write_onnx(output: pathlib.Path) -> None:
     """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
     _require_suffix(output, ".onnx")
     command.require_writable(output.parent)
-    for package in ("onnx", "onnxruntime"):
-        require_package(package, "--format=onnx", "hypjax[onnx]")
     from hypjax.inference.model import load
 
     agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)

@@ -110,8 +110,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 
 def _open_embedder() -> ImageEmbedder:
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import open_encoder
-    from hypjax.integrations.onnx_encoder import PixelOptions
+    from hypjax.inference.external_embedder import PixelOptions, open_encoder
 
     if _WORKDIR.value:
         return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)

@@ -175,8 +175,7 @@ def _embedded(splits: Splits | None) -> Embeddings:
     import pathlib
 
     from hypjax.data.image_set import ImageSet, open_images
-    from hypjax.inference.external_embedder import open_encoder
-    from hypjax.integrations.onnx_encoder import PixelOptions
+    from hypjax.inference.external_embedder import PixelOptions, open_encoder
     from hypjax.retrieval.embeddings import Embeddings
 
     spec, options = _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers())

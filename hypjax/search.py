@@ -20,8 +20,8 @@ _ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
     None,
-    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch file, "
-    "a .qdrant folder or qdrant://host:6333/name.",
+    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch or "
+    ".qdrant folder, or qdrant://host:6333/name.",
 )
 _QUERY = FLAGS.string(
     "query", None, "An image, or several as in --images of python -m hypjax.embed."
@@ -71,9 +71,8 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import open_encoder
+    from hypjax.inference.external_embedder import PixelOptions, open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
-    from hypjax.integrations.onnx_encoder import PixelOptions
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement

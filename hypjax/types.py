@@ -35,18 +35,6 @@ class View(NamedTuple):
         return cls(data.image_size, data.resize, data.channels, data.test_view)
 
 
-class Workers(NamedTuple):
-    """Settings of the image decoding workers."""
-
-    count: int = 0  # Of processes; 0 uses threads of this one.
-    timeout: float = 600.0  # Longest wait for one part of a batch, in seconds.
-
-    @classmethod
-    def of(cls, run: Any) -> Self:
-        """The workers that the fields of `config.run` describe."""
-        return cls(run.workers, run.input_timeout)
-
-
 class Crops(NamedTuple):
     """Crop boxes for images in device memory, which the devices crop themselves."""
 

@@ -33,7 +33,7 @@ from hypjax.geometry import layout, spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.geometry.learned import reported_names
 from hypjax.inference.features import Encodings
-from hypjax.inference.model_card import describe
+from hypjax.inference.model_folder import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare

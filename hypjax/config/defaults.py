@@ -236,7 +236,6 @@ def _run() -> ConfigDict:
     run = ConfigDict()
     run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
     run.workers = 0  # Processes that decode images; 0 uses threads.
-    run.input_timeout = 600.0  # Seconds that a step waits for a part of its input.
     # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
     # the memory of the devices, which crop them).
     run.cache = "none"
@@ -247,7 +246,7 @@ def _run() -> ConfigDict:
     # are split over all devices either way.
     run.mesh = (-1, 1)
     run.microbatch = 0  # Most images embedded at once: saves memory, for the same gradient.
-    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', the faster one there.
+    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
     run.attention = "auto"
     run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
     run.eval_batch_size = 256  # Images per batch in evaluation.

@@ -214,7 +214,6 @@ _RULES = {
     "eval.expansion": within(0, _IMAGES),
     "eval.expansion_alpha": at_least(0),
     "run.workers": within(0, 1000),
-    "run.input_timeout": Rule(lambda value: 0 < value <= 10**6, "above 0 and up to 1000000"),
     "run.cache": one_of("none", "host", "device"),
     "run.attention": one_of("auto", "cudnn", "xla"),
     "run.mesh": Rule(

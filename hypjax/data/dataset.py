@@ -283,12 +283,12 @@ def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
     """Returns a dataset that reads decoded images from the host cache, if there is one.
 
     `fill_cache` must then decode the images before they are read. The dataset holds all images of a
-    source, in its order; the key, by which the file is named, differs if any of them differs.
+    source, in its order; the key, which names its folder, differs if any of them differs.
     """
     if decoding.cache_dir is None:
         return dataset
-    file = f"{key}-{decoding.channels}-{pixels.DECODER}-checked.bin"
-    decoded = DecodedImages(decoding.cache_dir / file, dataset.sizes, decoding.channels)
+    name = f"{key}-{decoding.channels}-{pixels.DECODER}"
+    decoded = DecodedImages(decoding.cache_dir / name, dataset.sizes, decoding.channels)
     return dataclasses.replace(dataset, decoded=decoded)
 
 

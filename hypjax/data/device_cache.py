@@ -3,7 +3,6 @@
 A batch of input is then a few numbers, the boxes to crop, see `hypjax.data.device_crops`.
 """
 
-import bisect
 import concurrent.futures
 import dataclasses
 import functools
@@ -24,7 +23,6 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
 from hypjax.data.host_cache import in_bytes
 from hypjax.data.plans import Plan
-from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
 from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
@@ -126,35 +124,22 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
     return min(choices, key=lambda layout: layout.bytes)
 
 
-def plan_layout(
-    sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int, *, scalable: bool
-) -> CacheLayout:
+def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
     """Lays training images out on the devices, with the sizes at which they are cropped.
 
-    Raises UserError if they do not fit in memory. If `scalable`, the view allows smaller sizes,
-    which the message advises (`data.stored_side`).
+    Raises UserError if they do not fit in memory.
     """
     layout = lay_out(sizes, channels)
     free = machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
-        side = _fitting_side(sizes, channels, _SHARE * free) if scalable else None
-        smaller = "" if side is None else f"set --config.data.stored_side={side} or less, or "
         raise UserError(
             f"config.run.cache is device, but the training images take {in_bytes(layout.bytes)}, "
-            f"more than {_SHARE:.0%} of the {in_bytes(free)} free on each device ({kind}); "
-            f"{smaller}set --config.run.cache=host"
+            f"more than {_SHARE:.0%} of the {in_bytes(free)} free on each device ({kind}); lower "
+            "config.data.stored_side (with config.data.train_view=area_crop), or set "
+            "--config.run.cache=host"
         )
     return layout
-
-
-def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float) -> int | None:
-    """Returns the largest stored side with which images fit, or None if there is none."""
-    sides = range(1, int(sizes.min(axis=1).max()))
-    fitting = bisect.bisect_right(
-        sides, room, key=lambda side: lay_out(stored_sizes(sizes, side), channels).bytes
-    )
-    return fitting or None
 
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:

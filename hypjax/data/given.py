@@ -6,7 +6,7 @@ import io
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -14,30 +14,15 @@ from PIL import Image
 
 from hypjax.config.choices import GIVEN
 from hypjax.data import pixels
-from hypjax.data.photos import SPLITS
-from hypjax.data.shards import LABELS
+from hypjax.data.photos import SPLITS, Photo, StoredImage
+from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
-_CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 
-
-class Item(NamedTuple):
-    """An image of a dataset."""
-
-    place: tuple[Sequence[Any], int, str | None]  # A sequence, the index, and the column, if any.
-    label: str
-    split: str | None
-
-    def get(self) -> Any:
-        """The image, or its path."""
-        sequence, i, column = self.place
-        return sequence[i] if column is None else sequence[i][column]
-
-
-def items_of(dataset: Any) -> list[Item]:
-    """Lists the images of a dataset.
+def photos_of(dataset: Any) -> list[Photo]:
+    """Lists the images of a dataset, each with its place there: a `StoredImage`.
 
     A dataset is one of
 
@@ -54,22 +39,23 @@ def items_of(dataset: Any) -> list[Item]:
             raise UserError(
                 f"the dataset has a split {unknown[0]}; splits are named {', '.join(SPLITS)}"
             )
+        parts = [(split, photo) for split, part in dataset.items() for photo in photos_of(part)]
         return [
-            item._replace(split=split) for split, part in dataset.items() for item in items_of(part)
+            photo._replace(path=f"image {i}", split=split) for i, (split, photo) in enumerate(parts)
         ]
     if hasattr(dataset, "column_names"):
-        images, labels, column = _columns(dataset)
+        images, labels, *_ = rows_of(dataset, "the dataset")
     elif isinstance(dataset, tuple) and len(dataset) == 2:
-        (images, labels), column = dataset, None
+        images, labels = dataset
         images = np.asarray(images) if hasattr(images, "__array__") else images
         if len(images) != len(labels):
             raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
     else:
-        images, labels, column = *_pairs(dataset), None
+        images, labels = _pairs(dataset)
     names = [str(label.item() if hasattr(label, "item") else label) for label in labels]
     if not names:
         raise UserError("the dataset has no images")
-    return [Item((images, i, column), name, None) for i, name in enumerate(names)]
+    return [Photo(f"image {i}", name, image=StoredImage(images, i)) for i, name in enumerate(names)]
 
 
 def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -83,50 +69,28 @@ def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return [image for image, _ in pairs], [label for _, label in pairs]
 
 
-def _columns(dataset: Any) -> tuple[Sequence[Any], Sequence[Any], str]:
-    """The rows of a Hugging Face dataset, its labels, and the column of its images."""
-    names, first = list(dataset.column_names), dataset[0] if len(dataset) else {}
-    images = [name for name in names if isinstance(first.get(name), Image.Image)]
-    labels = [name for name in LABELS if name in names]
-    for kind, found in (("images", images), ("labels", labels)):
-        if len(found) != 1:
-            raise UserError(
-                f"the dataset has the columns {', '.join(names)}, of which {len(found)} hold "
-                f"{kind}; leave one, named {'image' if kind == 'images' else 'label'}, by "
-                "select_columns and rename_column"
-            )
-    values, feature = dataset[labels[0]], getattr(dataset, "features", {}).get(labels[0])
-    if class_names := getattr(feature, "names", None):
-        values = [class_names[value] for value in values]
-    return dataset, values, images[0]
-
-
 class Pixels(Sequence):
     """The decoded images of a dataset, converted when they are accessed."""
 
-    def __init__(self, items: Sequence[Item], channels: int) -> None:
-        self._items, self._channels = items, channels
+    def __init__(self, photos: Sequence[Photo], channels: int) -> None:
+        self._photos, self._channels = photos, channels
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._photos)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        image = self._items[i].get()
+        image = self._photos[i].image.read()
+        if isinstance(image, bytes):
+            return pixels.array(pixels.decode(image, self._channels, upright=True))
         if not isinstance(image, Image.Image):
             values = np.asarray(image)
-            if values.dtype != np.uint8 or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
-                raise UserError(
-                    f"image {i} of the dataset is {values.dtype} of shape {list(values.shape)}; "
-                    "pixels are uint8, [height, width] or [height, width, channels] with 1, 3 or 4 "
-                    "channels"
-                )
+            image = pixels.from_pixels(values, f"image {i} of the dataset")
             if values.shape[2:] == (self._channels,):
                 return values
-            image = Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
         return pixels.array(pixels.converted(image, self._channels))
 
 
-_given: list[Item] = []  # The dataset of this process, if there is one.
+_given: list[Photo] = []  # The dataset of this process, if there is one.
 
 
 def give(dataset: Any) -> dict[str, str | None]:
@@ -136,14 +100,14 @@ def give(dataset: Any) -> dict[str, str | None]:
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
-    items = items_of(dataset)
-    if isinstance(items[0].get(), str | os.PathLike):
-        return {"name": "folder", "path": str(_table(items))}
-    _given[:] = items
+    photos = photos_of(dataset)
+    if isinstance(photos[0].image.read(), str | os.PathLike):
+        return {"name": "folder", "path": str(_table(photos))}
+    _given[:] = photos
     return {"name": GIVEN, "path": None}
 
 
-def given() -> list[Item]:
+def given() -> list[Photo]:
     """The images of this process's dataset; a `UserError` if there is none."""
     if not _given:
         raise UserError(
@@ -153,15 +117,15 @@ def given() -> list[Item]:
     return list(_given)
 
 
-def _table(items: Iterable[Item]) -> pathlib.Path:
+def _table(photos: Iterable[Photo]) -> pathlib.Path:
     """Writes a table of paths to the cache, under a name that depends on all that it lists."""
     text = io.StringIO()
     table = csv.writer(text)
-    splits = [item.split for item in items if item.split]
+    splits = any(photo.split for photo in photos)
     table.writerow(["path", "label", *(["split"] if splits else [])])
-    for item in items:
-        path = pathlib.Path(item.get()).expanduser().absolute()
-        table.writerow([path, item.label, *([item.split] if splits else [])])
+    for photo in photos:
+        path = pathlib.Path(photo.image.read()).expanduser().absolute()
+        table.writerow([path, photo.label, *([photo.split] if splits else [])])
     digest = hashlib.sha256(text.getvalue().encode()).hexdigest()[:32]
     file = cache_folder() / "tables" / f"{digest}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Users' own images as a dataset: checked once, and split by class."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -26,9 +27,16 @@ from hypjax.data.parts import (
     hold_out_images,
     hold_out_validation,
 )
-from hypjax.data.photos import SPLITS, TABLES, Photo, list_folder, read_table, sharded_photos
-from hypjax.data.shards import find_shards
-from hypjax.data.stored_images import StoredImage
+from hypjax.data.photos import (
+    SPLITS,
+    TABLES,
+    Photo,
+    StoredImage,
+    list_classes,
+    read_table,
+    stored_photos,
+)
+from hypjax.data.shards import find_dataset
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -92,9 +100,8 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
-    A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
-    `photos.list_folder`, `photos.read_table` and `shards.find_shards`. Every image is decoded once
-    to check that it is readable, unless that was done before and no file has changed. Raises
+    See `photos.list_classes`, `photos.read_table` and `shards.find_dataset`. Every image is decoded
+    once to check that it is readable, unless that was done before and no file has changed. Raises
     UserError if one is not, or there are too few classes or images to train or to search.
     """
     photos, root = _labelled_photos(where)
@@ -118,14 +125,14 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
 
 def _labelled_photos(where: str) -> tuple[list[Photo], str | pathlib.Path]:
     """Lists images to train on, and returns what their paths begin with, too."""
-    if dataset := find_shards(where):
-        photos = sharded_photos(dataset)
+    if dataset := find_dataset(where):
+        photos = stored_photos(dataset)
         if nameless := next((photo.path for photo in photos if not photo.label), None):
             raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
-        return photos, dataset.root
+        return photos, dataset.location
     path = pathlib.Path(where).expanduser()
     if path.is_dir():
-        return list_folder(path), path
+        return list_classes(path), path
     if path.suffix.lower() in TABLES:
         return read_table(path), path.parent
     raise UserError(
@@ -140,12 +147,9 @@ def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     Every image is looked at once for its size and its checksum. With the host cache, they are kept
     there; otherwise they remain where they are.
     """
-    items = given()
-    decoded = Pixels(items, decoding.channels)
-    measured = np.array([_measure_pixels(decoded, i) for i in range(len(items))], np.int64)
-    photos = [
-        Photo(pathlib.Path(f"image {i}"), item.label, item.split) for i, item in enumerate(items)
-    ]
+    decoded = Pixels(given(), decoding.channels)
+    photos = [photo._replace(image=None) for photo in given()]
+    measured = np.array([_measure_pixels(decoded, i) for i in range(len(photos))], np.int64)
     facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
     fingerprint = hash_facts(facts)
     everything = dataclasses.replace(
@@ -280,9 +284,9 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
 
     Raises UserError if any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.sizes"
-    if (measured := _read_measured(cached, len(photos))) is not None:
-        return measured
+    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
+    with contextlib.suppress(OSError, EOFError, ValueError):  # It is missing or damaged.
+        return np.load(cached)
     console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(_measure_file, photos)
@@ -298,23 +302,9 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     measured = np.array(outcomes, np.int64)
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
-        content = measured.astype("<i8").tobytes()
-        with replacing(cached) as temporary:
-            temporary.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+        with replacing(cached) as temporary, temporary.open("wb") as file:
+            np.save(file, measured)
     return measured
-
-
-def _read_measured(cached: pathlib.Path, photos: int) -> Int[np.ndarray, "photos 3"] | None:
-    """Reads what was measured, unless it is missing or damaged."""
-    try:
-        stored = cached.read_bytes()
-    except OSError:
-        return None
-    content, checksum = stored[:-4], stored[-4:]
-    if len(content) != 24 * photos or zlib.crc32(content).to_bytes(4, "little") != checksum:
-        console.warn(f"{cached} is damaged; the images are checked again")
-        return None
-    return np.frombuffer(content, "<i8").astype(np.int64).reshape(photos, 3)
 
 
 def _measure_file(photo: Photo) -> tuple[int, int, int] | str:
@@ -332,7 +322,7 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     if isinstance(photo.image, StoredImage):
-        return (str(photo.path), photo.image.checksum)
+        return (str(photo.path), photo.image.images.fingerprint)
     try:
         stat = photo.path.stat()
     except (OSError, ValueError):  # The latter for a null character.

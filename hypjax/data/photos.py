@@ -14,17 +14,33 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from hypjax.data.shards import IMAGES, ShardedDataset, files_below, find_shards
-from hypjax.data.stored_images import StoredImage, open_stored
+from hypjax.data import pixels
+from hypjax.data.shards import (
+    IMAGES,
+    StoredDataset,
+    files_below,
+    find_dataset,
+    rows_of,
+)
 from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
-_CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
+
+
+class StoredImage(NamedTuple):
+    """An image of a dataset, which is read when it is needed."""
+
+    images: Sequence[Any]  # All of the dataset, such as `EncodedImages`.
+    position: int
+
+    def read(self) -> Any:
+        """Returns the image, its file's content, or its path."""
+        return self.images[self.position]
 
 
 class Photo(NamedTuple):
@@ -34,7 +50,7 @@ class Photo(NamedTuple):
     label: str  # Name of the class.
     split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
     superlabel: str | None = None  # Name of the class's group, if classes are grouped.
-    # If it, or its file, is in memory or in the cache.
+    # If it, or its file, is in memory or in a file of many.
     image: Image.Image | bytes | StoredImage | None = None
     vector: Float[np.ndarray, " dim"] | None = None  # Its features, which stand for the image.
 
@@ -45,7 +61,7 @@ class Photo(NamedTuple):
 
     @property
     def content(self) -> pathlib.Path | Image.Image | bytes | StoredImage:
-        """The image in memory or in the cache, or else the path of its file."""
+        """The image in memory or in a file of many, or else the path of its own."""
         return self.path if self.image is None else self.image
 
 
@@ -55,8 +71,11 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
     They are one of, or a sequence of: a path, for which see `find_photos`; the bytes of an image
     file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
     1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
-    [images, dim], are features. Raises UserError if there are none, or something is none.
+    [images, dim], are features. A `datasets.Dataset` stands for its images. Raises UserError if
+    there are none, or something is none.
     """
+    if hasattr(images, "column_names"):
+        images = rows_of(images, "the dataset").images
     if getattr(images, "ndim", 3) < 3 and images.dtype.kind == "f":
         table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
         return _rows(table)
@@ -80,14 +99,7 @@ def _given_photo(given: Any, number: int) -> list[Photo]:
         return [Photo(name, "", image=given)]
     if not hasattr(given, "__array__"):
         raise _refusal(given)
-    values = np.asarray(given)
-    if values.dtype != np.uint8 or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
-        raise UserError(
-            f"an array of {values.dtype} with shape {list(values.shape)} is no image; pixels are "
-            "uint8, [height, width] or [height, width, channels] with 1, 3 or 4 channels"
-        )
-    pixels = values[..., 0] if values.shape[2:] == (1,) else values
-    return [Photo(name, "", image=Image.fromarray(pixels))]
+    return [Photo(name, "", image=pixels.from_pixels(np.asarray(given), name))]
 
 
 def _refusal(given: Any) -> UserError:
@@ -99,20 +111,20 @@ def _refusal(given: Any) -> UserError:
 def find_photos(where: str) -> list[Photo]:
     """Finds images to embed, without duplicates; the label is '' if the class is unknown.
 
-    They are given by a folder, which is searched at any depth (its sub-folders, if any, are classes
-    as for `list_folder`); a .csv or .parquet table, see `read_table`; a .txt file with one path per
-    line, relative to the file's folder; a pattern such as 'photos/*.jpg'; or one image. A file of
-    features, see `hypjax.retrieval.feature_files`, stands for its rows. For datasets in Parquet,
-    Arrow or tar files, see `hypjax.data.shards`. Raises UserError if there are none, or a name is
-    not UTF-8, which the formats of galleries cannot hold.
+    They are given by a folder, which is searched at any depth, see `list_folder`; a .csv or
+    .parquet table, see `read_table`; a .txt file with one path per line, relative to the file's
+    folder; a pattern such as 'photos/*.jpg'; one image; or a dataset of the hub, or in Parquet,
+    Arrow or tar files, see `find_dataset`. A file of features, see
+    `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none, or a
+    name is not UTF-8, which the formats of galleries cannot hold.
     """
-    if dataset := find_shards(where):
-        return sharded_photos(dataset)
     path = pathlib.Path(where).expanduser()
     if has_features(path):
         return _rows(read_features(path))
+    if dataset := find_dataset(where):
+        return stored_photos(dataset)
     if path.is_dir():
-        photos = _list_tree(path)
+        photos = list_folder(path)
     elif path.suffix.lower() in TABLES:
         photos = read_table(path)
     elif path.suffix.lower() == ".txt":
@@ -140,23 +152,28 @@ def _rows(table: FeatureTable) -> list[Photo]:
     ]
 
 
-def sharded_photos(dataset: ShardedDataset) -> list[Photo]:
-    """Lists the images of a dataset in Parquet, Arrow or tar files, copied to the cache first.
+def stored_photos(dataset: StoredDataset) -> list[Photo]:
+    """Lists the images of a dataset in files of many, named by their splits and rows.
 
-    Raises UserError if they cannot be read, a split is unknown, some have a split and others none,
-    or a label is in two groups.
+    Raises UserError for a split that is unknown, or if a label is in two groups.
     """
     groups: dict[str, str | None] = {}
     photos = []
-    for name, label, split, superlabel, image in open_stored(dataset):
-        photo = Photo(f"{dataset.root}/{name}", label, split, superlabel, image)
-        if split not in (None, *SPLITS):
-            raise UserError(
-                f"{dataset.where} has a split {split}; name splits by ?split=, as in "
-                "?split=train+test, which count as one"
-            )
-        _check_beside(photos, photo, groups, str(photo.path))
-        photos.append(photo)
+    for part, (images, labels, splits, superlabels) in dataset.parts.items():
+        root = f"{dataset.location}/{part}" if part else dataset.location
+        for i, label in enumerate(labels):
+            split = part if dataset.is_split else splits[i] if splits else None
+            if split not in (None, *SPLITS):
+                raise UserError(
+                    f"{dataset.location} has a split {split}; name splits by ?split=, as in "
+                    "?split=train+test, which count as one"
+                )
+            group = superlabels[i] or None if superlabels else None
+            photo = Photo(f"{root}/{i}", label, split, group, StoredImage(images, i))
+            _check_beside(photos, photo, groups, photo.path)
+            photos.append(photo)
+    if not photos:
+        raise UserError(f"{dataset.location} has no images")
     return photos
 
 
@@ -172,49 +189,37 @@ def _read_lines(path: pathlib.Path) -> list[str]:
 
 
 def list_folder(root: pathlib.Path) -> list[Photo]:
-    """Lists the images of a folder whose sub-folders are classes, or splits with class folders.
+    """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
-    The sub-folders are splits if one is named `train` and has sub-folders itself; all must then
-    have names from `SPLITS`. Files at any depth below a class belong to it. Hidden files and files
-    without an image suffix are ignored. Raises UserError if there are no images.
-    """
-    folders = _subfolders(root)
-    if not folders:
-        raise UserError(f"{root} has no sub-folders; put the images of each class into one")
-    names = {folder.name for folder in folders}
-    if "train" in names and _subfolders(root / "train"):
-        if others := names - set(SPLITS):
-            raise UserError(
-                f"{root} has {', '.join(sorted(others))} next to train, which holds classes; "
-                f"splits must be named {', '.join(SPLITS)}"
-            )
-        classes = [(folder, split.name) for split in folders for folder in _subfolders(split)]
-    else:
-        classes = [(folder, None) for folder in folders]
-    photos = [
-        Photo(path, folder.name, split)
-        for folder, split in classes
-        for path in _image_files(folder)
-    ]
-    if not photos:
-        raise UserError(f"no images in the sub-folders of {root} ({', '.join(sorted(IMAGES))})")
-    return photos
-
-
-def _list_tree(root: pathlib.Path) -> list[Photo]:
-    """Lists all images below a folder, labelled and split as by `list_folder`.
-
-    Outside classes the label is ''.
+    The sub-folders are splits if one is named `train` and has sub-folders itself, and all have
+    names from `SPLITS`. Files at any depth below a class belong to it; outside classes the label is
+    ''. Hidden files and files without an image suffix are ignored.
     """
     names = {folder.name for folder in _subfolders(root)}
     has_splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
     photos = []
-    for path in _image_files(root):
-        folders = path.relative_to(root).parts[:-1]
-        split = folders[0] if has_splits and folders else None
-        classes = folders[has_splits:]
-        photos.append(Photo(path, classes[0] if classes else "", split))
+    for name in sorted(map(pathlib.PurePath, files_below(root))):
+        if name.suffix.lower() in IMAGES:
+            split = name.parts[0] if has_splits and len(name.parts) > 1 else None
+            classes = name.parts[has_splits:-1]
+            photos.append(Photo(root / name, classes[0] if classes else "", split))
     return photos
+
+
+def list_classes(root: pathlib.Path) -> list[Photo]:
+    """Lists the images of a folder that have a class; raises UserError if there are none."""
+    names = {folder.name for folder in _subfolders(root)}
+    if "train" in names and _subfolders(root / "train") and (others := names - set(SPLITS)):
+        raise UserError(
+            f"{root} has {', '.join(sorted(others))} next to train, which holds classes; "
+            f"splits must be named {', '.join(SPLITS)}"
+        )
+    if photos := [photo for photo in list_folder(root) if photo.label]:
+        return photos
+    raise UserError(
+        f"no images in sub-folders of {root} ({', '.join(sorted(IMAGES))}); put the images of each "
+        "class into one"
+    )
 
 
 def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -222,13 +227,6 @@ def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
         return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
-
-
-def _image_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Finds visible files with an image suffix at any depth; follows links."""
-    return sorted(
-        folder / name for name in files_below(folder) if os.path.splitext(name)[1].lower() in IMAGES
-    )
 
 
 def read_table(table: pathlib.Path) -> list[Photo]:
@@ -288,9 +286,9 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {table}: {reason}") from error
     for column in ("path", "label"):
         if column not in columns:
-            found = f"its columns are {', '.join(columns)}" if columns else "it is empty"
-            hint = "; separate columns by commas" if len(columns) == 1 else ""
-            raise UserError(f"{table} has no column {column}; {found}{hint}")
+            raise UserError(
+                f"{table} has no column {column}; its columns are {', '.join(columns) or 'none'}"
+            )
     return rows
 
 

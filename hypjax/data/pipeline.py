@@ -6,7 +6,7 @@ Workers deliver only pixels; labels and flips are already in the plan.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
 from hypjax.data.workers import ReadableBatch, assemble_batches
 from hypjax.errors import UserError
-from hypjax.types import Batch, View, Workers
-
-_THREADS = Workers()
-_MAX_NAMED = 6  # Images that a message names.
+from hypjax.types import Batch, View
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,11 +55,6 @@ class _PlannedViews:
             image[...] = self.dataset.crop(int(plan.ids[row]), box, view.side, view.channels, size)
         return ReadableBatch(images, {})
 
-    def describe(self, step: int, piece: range) -> str:
-        plan = self.plan(step)
-        ids = [int(plan.ids[row]) for row in self._rows(plan, piece)]
-        return f"step {step + 1}, {_name_images(self.dataset, ids)}"
-
     def _rows(self, plan: Plan, piece: range) -> range:
         """Rows of the batch at some places, without those that pad it."""
         rows = self.rows[piece.start : piece.stop]
@@ -90,15 +82,12 @@ class _TestViews:
                 broken[str(place)] = pixels.reason(error.__cause__)
         return ReadableBatch(images, broken)
 
-    def describe(self, batch: int, piece: range) -> str:
-        return f"an evaluation, {_name_images(self.dataset, self._images(batch, piece))}"
-
     def _images(self, batch: int, piece: range) -> range:
         """Images at some places of a batch, without those that pad it."""
         rows, first = self.rows[piece.start : piece.stop], batch * self.batch_size
         return range(first + rows.start, min(first + rows.stop, len(self.dataset)))
 
-    def batches(self, workers: Workers) -> Generator[ReadableBatch, None, None]:
+    def batches(self, workers: int) -> Generator[ReadableBatch, None, None]:
         """Yields all batches."""
         numbers = range(-(-len(self.dataset) // self.batch_size))
         return assemble_batches(self, numbers, len(self.rows), workers)
@@ -108,27 +97,19 @@ def _black(view: View, count: int) -> UInt8[np.ndarray, "count side side channel
     return np.zeros((count, view.side, view.side, view.channels), np.uint8)
 
 
-def _name_images(dataset: Dataset, ids: Iterable[int]) -> str:
-    """Lists the names of images; of many, the first few and the last."""
-    names = [dataset.name(i) for i in ids]
-    if len(names) > _MAX_NAMED:
-        names = [*names[: _MAX_NAMED - 1], "...", names[-1]]
-    return f"images {', '.join(names)}"
-
-
 def training_batches(
     dataset: Dataset,
     plan: Callable[[int], Plan],
     steps: range,
     view: View,
-    workers: Workers = _THREADS,
+    workers: int = 0,
     rows: range | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, prepared ahead of their use.
 
     Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
     labels and ids are those of the whole batch. Steps are counted from 0. Close the generator to
-    end the workers. Raises UserError or StalledError as `assemble_batches` does.
+    end the workers. Raises UserError as `assemble_batches` does.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.
@@ -150,7 +131,7 @@ def evaluation_batches(
     dataset: Dataset,
     view: View,
     batch_size: int,
-    workers: Workers = _THREADS,
+    workers: int = 0,
     rows: range | None = None,
 ) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order; the last batch is padded with black ones.
@@ -158,8 +139,8 @@ def evaluation_batches(
     Embeddings that are given instead of pixels are yielded as they are, float32, and zero rows.
 
     All batches have the same size, so that one compiled program serves them. Of each, the given
-    rows are delivered, or all. Close the generator to end the workers. Raises UserError or
-    StalledError as `assemble_batches` does.
+    rows are delivered, or all. Close the generator to end the workers. Raises UserError as
+    `assemble_batches` does.
     """
     rows = range(batch_size) if rows is None else rows
     if dataset.vectors is not None:
@@ -172,7 +153,7 @@ def evaluation_batches(
 
 
 def readable_batches(
-    dataset: Dataset, view: View, batch_size: int, workers: Workers = _THREADS
+    dataset: Dataset, view: View, batch_size: int, workers: int = 0
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
     if dataset.vectors is not None:

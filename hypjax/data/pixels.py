@@ -15,11 +15,13 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from hypjax.data.views import Frame
+from hypjax.errors import UserError
 
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
+_CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 _JPEG = b"\xff\xd8"
 _MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the square.
 LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
@@ -88,6 +90,16 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
         return image.convert(MODES[channels])
     image.load()
     return image
+
+
+def from_pixels(values: np.ndarray, name: object) -> Image.Image:
+    """The image of pixels that a user gave; raises a UserError, which names it, for others."""
+    if values.dtype != np.uint8 or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
+        raise UserError(
+            f"{name} is {values.dtype} of shape {list(values.shape)}; pixels are uint8, [height, "
+            "width] or [height, width, channels] with 1, 3 or 4 channels"
+        )
+    return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
 def converted(image: Image.Image, channels: int) -> Image.Image:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import tensorflow_datasets as tfds
+import tqdm
 from jaxtyping import Int, Shaped, UInt32
 
 from hypjax.data.cloud import copies
@@ -104,15 +105,17 @@ class Records(NamedTuple):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass's `_examples_by_split` yields each split's examples in the order of the records, with
-    an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
-    class's name or number), `name`, `class_name` and `superlabel`.
+    A subclass's `_examples_by_split` returns each split's examples in the order of the records: an
+    `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
+    class's name or number), `name`, `class_name` and `superlabel`. For the progress bar, it may set
+    `_total`, the number of all examples.
     """
 
     DESCRIPTION: str
     IMAGE_SHAPE: tuple[int | None, int | None, int] = (None, None, 3)
     FURTHER_FEATURES: Mapping[str, Any] = {}
     TABLES: tuple[str, ...] = ()  # Names of its tables of relations.
+    _total: int | None = None
 
     # Nothing is downloaded. By default TFDS 4.9 looks for a list of checksums, and for that imports
     # importlib_resources, which it does not declare as a dependency for this Python.
@@ -152,11 +155,16 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
         """Writes all splits except empty ones, which TFDS cannot describe."""
-        limit = download_config.max_examples_per_split
-        written = (
-            self._write_split(name, itertools.islice(examples, limit))
-            for name, examples in self._examples_by_split().items()
-        )
+        limit, splits = download_config.max_examples_per_split, self._examples_by_split()
+        bar = {"total": self._total, "unit": "image", "disable": None, "leave": False}
+        with tqdm.tqdm(desc=f"preparing {self.name}", **bar) as progress:
+
+            def counted(examples: Iterator[Example]) -> Iterator[Example]:
+                for example in itertools.islice(examples, limit):
+                    progress.update()
+                    yield example
+
+            written = [self._write_split(name, counted(part)) for name, part in splits.items()]
         splits = [split for split in written if split.num_examples]
         for name, table in self.tables().items():
             _write_table(pathlib.Path(self.data_dir) / f"{name}.parquet", table)
@@ -258,8 +266,7 @@ def read_table(
     path = pathlib.Path(builder.data_dir) / file
     try:
         content = path.read_bytes()
-        written = path.with_suffix(".crc32")  # Datasets prepared by earlier versions have none.
-        if written.exists() and written.read_text().strip() != f"{zlib.crc32(content):08x}":
+        if path.with_suffix(".crc32").read_text().strip() != f"{zlib.crc32(content):08x}":
             raise ValueError("its checksum differs")
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
         return table.select(schema.names).cast(schema)

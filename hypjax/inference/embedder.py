@@ -16,9 +16,8 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted
 from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.matches import read_matches
-from hypjax.inference.partial_gallery import Embedded
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, Embedder, register_encoder
@@ -26,7 +25,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, machine
-from hypjax.types import View, Workers
+from hypjax.types import View
 
 Part = str  # "head", "encoder", or another name of `scored_spaces`, such as "head@16".
 
@@ -97,7 +96,7 @@ class TrainedEmbedder(ImageEmbedder):
         with machine.memory_explained("run.eval_batch_size"):
             embed = self._embed_on(devices, size)
         batches = readable_batches(
-            dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
+            dataset, View.of(self.config.data), rows, self.config.run.workers
         )
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):

@@ -1,14 +1,12 @@
 """The feature cache: a frozen encoder's embeddings of images on disk, which runs share.
 
-Each combination of images, view, encoder and parameters has a folder of its own, named by a hash of
-all that the embeddings depend on, so nothing in it is ever out of date. One process at a time fills
-it, and others wait. It may be deleted at any time.
+Each combination of images, view, encoder and parameters has a folder of its own. One process at a
+time fills it, and others wait; what one has embedded before it was killed is kept.
 """
 
-import contextlib
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jaxlib
@@ -17,11 +15,10 @@ from jaxtyping import Float, PyTree
 
 import hypjax
 from hypjax.system import console
-from hypjax.system.files import flush, read_npz, replacing
+from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import claimed
 
-_FORMAT = "hypjax features 1"  # Increase it if an encoder or a view computes something else.
-_FILE = "features.npz"
+_FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
 Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
 
 
@@ -34,45 +31,25 @@ def key(facts: Sequence[object], params: PyTree) -> str:
     return digest.hexdigest()[:32]
 
 
-def shared(folder: pathlib.Path, compute: Callable[[], Features]) -> Features:
-    """Returns the features that a folder holds; otherwise computes them, and keeps them there.
+def shared(
+    folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
+) -> Features:
+    """Returns the features of so many images from a folder, and computes those it lacks.
 
-    A damaged file is replaced. Where nothing can be written, a warning says so, and the features
-    are returned all the same.
+    `compute` gets the number of images whose features are there, and yields the others' in batches.
+    Damaged features are computed again. Where nothing can be written, a warning says so, and the
+    features are returned all the same.
     """
-    if (found := _read(folder / _FILE)) is not None:
-        return found
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(claimed(folder, "embedding images"))
-        except OSError as error:
-            console.warn(f"features cannot be kept in {folder} ({error.strerror})")
-            return compute()
-        if (found := _read(folder / _FILE)) is not None:  # Another process has computed them.
-            return found
-        features = compute()
-        with (
-            console.tolerating(str(folder / _FILE)),
-            replacing(folder / _FILE) as unfinished,
-            unfinished.open("wb") as file,
-        ):
-            np.savez(file, *features)
-            flush(file)
-        return features
-
-
-def _read(path: pathlib.Path) -> Features | None:
-    """Reads a file; None if there is none, or it is damaged, which a warning then reports."""
     try:
-        arrays = read_npz(path)  # In the order in which they were written.
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:  # It may be read later.
-        console.warn(f"{path} cannot be read ({error.strerror}); the images are embedded again")
-        return None
-    except ValueError as error:
-        console.warn(f"{path} is damaged ({error}); the images are embedded again")
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
-    return list(arrays.values())
+        table = None
+        while table is None:
+            cache = ArrayCache(folder, count)
+            if not cache.is_complete():
+                with cache.filling(claimed(folder, "embedding images")) as done:
+                    for batch in compute(done):
+                        cache.append(np.stack(batch, axis=1))
+            table = cache.table(np.float32)
+        return list(table[0].reshape(count, scales, -1).swapaxes(0, 1).copy())
+    except OSError as error:
+        console.warn(f"features cannot be kept in {folder} ({error.strerror})")
+        return [np.concatenate(batches) for batches in zip(*compute(0), strict=True)]

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -37,15 +37,14 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
 from hypjax.system.caches import cache_folder
-from hypjax.system.code_hash import code_hash
-from hypjax.types import View, Workers
+from hypjax.types import View
 
 
 class EvaluationInput(NamedTuple):
     """How images reach a model that is evaluated."""
 
     view: View
-    workers: Workers
+    workers: int
     batch_size: int
     mesh: Mesh  # Devices that share each batch.
 
@@ -53,7 +52,7 @@ class EvaluationInput(NamedTuple):
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
     """The input that a configuration describes."""
     run, mesh = config.run, mesh or parallel.create_mesh(config.run.mesh)
-    return EvaluationInput(View.of(config.data), Workers.of(run), run.eval_batch_size, mesh)
+    return EvaluationInput(View.of(config.data), run.workers, run.eval_batch_size, mesh)
 
 
 def embed_dataset(
@@ -65,16 +64,36 @@ def embed_dataset(
 
     `embed` gets a batch, sharded and always of one size, and returns arrays that are replicated.
     """
-    mesh = source.mesh
+    return _concatenated(_embedded_batches(embed, dataset, source))
+
+
+def _concatenated(batches: Iterable[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def _embedded_batches(
+    embed: Callable[[UInt8[Array, "batch side side channels"]], PyTree],
+    dataset: Dataset,
+    source: EvaluationInput,
+) -> Iterator[PyTree]:
+    """Yields what `embed_dataset` returns, one batch at a time."""
+    mesh, total = source.mesh, len(dataset)
     size = parallel.slices(source.batch_size, mesh).rows
     rows = parallel.local_rows(mesh, size)
     batches = evaluation_batches(dataset, source.view, size, source.workers, rows)
-    with contextlib.closing(batches):
-        embedded = [parallel.gather(embed(parallel.shard(mesh, images))) for images in batches]
-    return jax.tree.map(
-        lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
-        *embedded,
-    )
+
+    def on_host(first: int, found: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: np.asarray(x)[: total - first], found)
+
+    pending = None  # Copied once the device computes the next one.
+    with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+        for first, images in zip(range(0, total, size), batches, strict=True):
+            found = parallel.gather(embed(parallel.shard(mesh, images)))
+            if pending is not None:
+                yield on_host(*pending)
+            pending = first, found
+        if pending is not None:
+            yield on_host(*pending)
 
 
 def pretrained_features(
@@ -163,29 +182,28 @@ class Encodings:
     def _shared(self, params: PyTree, images: Dataset) -> feature_cache.Features:
         """The embeddings of images from the folder, or else computed, and kept there."""
 
-        def compute() -> feature_cache.Features:
-            console.say(f"embedding {len(images)} images with the frozen encoder, once")
-            return self.encode(params, images)
+        def compute(done: int) -> Iterator[feature_cache.Features]:
+            count = len(images) - done
+            if count:
+                console.say(f"embedding {count} images with the frozen encoder, once")
+            return self._batches(params, images.take(np.arange(done, len(images))))
 
         if self._folder is None or images.source is None or jax.process_count() > 1:
-            return compute()
+            return _concatenated(compute(0))
         what = images.source, images.positions.tolist(), images.upright, images.fast
         platform = self.source.mesh.devices.flat[0].platform
-        encoder = self.model.encoder
-        how = (DECODER, self.source.view, self._scaling, self.scales, encoder, platform)
-        module = encoder.module if isinstance(encoder, OwnEncoder) else encoder
-        if not type(module).__module__.startswith("hypjax."):  # Whose code has no version.
-            how += (code_hash(module),)
-        return feature_cache.shared(
-            self._folder / feature_cache.key((*what, *how), params["encoder"]), compute
-        )
+        how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
+        folder = self._folder / feature_cache.key((*what, *how), params["encoder"])
+        return feature_cache.shared(folder, len(images), len(self.scales), compute)
 
     def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
         """Embeds all images of a dataset; returns one array for each scale."""
+        return _concatenated(self._batches(params, dataset))
+
+    def _batches(self, params: PyTree, dataset: Dataset) -> Iterator[feature_cache.Features]:
         params = {"encoder": params.get("encoder", {})}  # It may have none.
         params = parallel.place(params, parallel.replicated(self.source.mesh))
-        with machine.memory_explained("run.eval_batch_size"):
-            return embed_dataset(functools.partial(self._encode, params), dataset, self.source)
+        return _embedded_batches(functools.partial(self._encode, params), dataset, self.source)
 
     @functools.cached_property
     def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
@@ -203,8 +221,9 @@ def frozen_encodings(
     embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
     scaling = (config.data.mean, config.data.std)
-    folder = None
-    if not isinstance(model.encoder, OwnEncoder):  # Whose code may change under the same name.
+    folder, kind = None, type(model.encoder)
+    # The code of a user's encoder may change under the same name.
+    if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
     return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)), folder)
 
@@ -226,8 +245,7 @@ class DatasetEmbedder:
             if (kept := self.encodings.of(params, dataset)) is not None:
                 return self._placed(params, [kept[scale] for scale in self.scales])
         params = parallel.place(params, parallel.replicated(self.source.mesh))
-        with machine.memory_explained("run.eval_batch_size"):
-            return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
+        return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
 
     def _placed(
         self, params: PyTree, encoded: Sequence[Float[np.ndarray, "images dim"]]

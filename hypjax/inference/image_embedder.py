@@ -1,8 +1,10 @@
 """What embeds images, whichever model computes: in memory, or into a file that can be resumed."""
 
 import abc
+import glob
+import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tqdm
@@ -11,13 +13,17 @@ from jaxtyping import Float
 from hypjax.data.dataset import Dataset
 from hypjax.data.image_set import ImageSet
 from hypjax.data.photos import Photo
-from hypjax.errors import Interrupted, UserError
+from hypjax.errors import Interrupted, UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.matches import Match
-from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console, exits
+from hypjax.system.array_cache import ArrayCache
+from hypjax.system.files import remove
+from hypjax.system.locks import claimed_or_refused
 
+# Embeddings, and why some of the images could not be read, by their index.
+Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
 _INTERRUPTED = "interrupted: saving what is done; once more to stop at once"
 
 
@@ -53,7 +59,7 @@ class ImageEmbedder(abc.ABC):
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
         """Embeds a user's images in one go, for example a search's queries; see `batches`."""
         images = ImageSet.of_photos(photos)
-        return self._embeddings(images, *concatenated(self.batches(images.dataset, few=True)))
+        return self._embeddings(images, *_concatenated(self.batches(images.dataset, few=True)))
 
     def embed_images(self, images: ImageSet) -> Embeddings:
         """Embeds images as `embed_to` does, in memory."""
@@ -62,12 +68,12 @@ class ImageEmbedder(abc.ABC):
             for batch in self.batches(images.dataset):
                 done.append(batch)
                 bar.update(len(batch[0]))
-        return self._embeddings(images, *concatenated(done))
+        return self._embeddings(images, *_concatenated(done))
 
     def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
 
-        What is done is saved every minute, and at an interrupt, in a folder beside the file.
+        What is done is saved after each batch in a folder beside the file.
 
         Raises:
             UserError: The file or the folder cannot be written, the file exists and holds something
@@ -83,33 +89,43 @@ class ImageEmbedder(abc.ABC):
                 )
             console.say(f"{path} is complete already")
             return done
-        with PartialGallery(path, f"{self.fingerprint} {images.fingerprint}") as unfinished:
-            self._finish(unfinished, images)
-            embeddings = self._embeddings(images, *unfinished.contents())
-            if not len(embeddings):
-                unfinished.remove()
-                raise UserError(
-                    f"none of the {len(images)} images can be read; of the first: "
-                    f"{next(iter(embeddings.unreadable.values()))}"
-                )
-            embeddings.save(path)
-            unfinished.remove()
+        facts = hashlib.sha256(f"{self.fingerprint} {images.fingerprint}".encode()).hexdigest()
+        folder = path.with_name(f"{path.name}.{facts[:8]}.unfinished")
+        unfinished = ArrayCache(folder, len(images))
+        lock = claimed_or_refused(folder, "name another --output")
+        with unfinished.filling(lock) as done:
+            try:
+                self._finish(unfinished, images[done:])
+            except BaseException:
+                if not unfinished.done:
+                    remove(folder)
+                raise
+            embeddings = self._embeddings(images, *unfinished.table(np.float32))
+            if len(embeddings):
+                embeddings.save(path)
+            for done_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
+                remove(done_or_stale)
+        if not len(embeddings):
+            raise UserError(
+                f"none of the {len(images)} images can be read; of the first: "
+                f"{next(iter(embeddings.unreadable.values()))}"
+            )
         return embeddings
 
-    def _finish(self, unfinished: PartialGallery, images: ImageSet) -> None:
-        """Embeds the images that are not done yet; after an interrupt it saves, and raises that."""
-        total, done = len(images), unfinished.done
-        if done == total:
+    def _finish(self, unfinished: ArrayCache, images: ImageSet) -> None:
+        """Embeds the images that are not done yet; raises an interrupt once a batch is saved."""
+        total = len(unfinished)
+        if not len(images):
             return
         with (
-            tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,
+            tqdm.tqdm(total=total, unit="image", disable=None, initial=unfinished.done) as bar,
             exits.deferred(_INTERRUPTED) as interrupted,
         ):
-            for rows, broken in self.batches(images[done:].dataset):
-                stopping = interrupted()
-                unfinished.add(rows, broken, saving=stopping)
+            for rows, broken in self.batches(images.dataset):
+                with writing(unfinished.folder):
+                    unfinished.append(rows, broken)
                 bar.update(len(rows))
-                if stopping and unfinished.done < total:
+                if interrupted() and unfinished.done < total:
                     raise Interrupted(
                         f"{unfinished.done} of {total} images are saved, and the same command "
                         "resumes from there",
@@ -137,3 +153,13 @@ class ImageEmbedder(abc.ABC):
             splits=None if splits is None else splits[kept],
             superlabels=None if superlabels is None else superlabels[kept],
         )
+
+
+def _concatenated(batches: Iterable[Embedded]) -> Embedded:
+    """Joins batches of embeddings, and numbers their unreadable images over all of them."""
+    points, broken, count = [], {}, 0
+    for batch, reasons in batches:
+        points.append(batch)
+        broken |= {count + index: reason for index, reason in reasons.items()}
+        count += len(batch)
+    return np.concatenate(points), broken

@@ -1,6 +1,5 @@
 """How near matches are: the distance beyond which a nearest hit probably shows another class."""
 
-import contextlib
 import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,15 +9,14 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
-from hypjax.errors import UserError
 from hypjax.geometry import Space, spaces
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
 
 _SHARE = 0.95  # Of the queries, whose matches are within the distance.
-_IMAGES = 2_000  # Most images that are compared with each other: all of some classes.
-_FEWEST = 10  # Queries with a match; fewer say too little.
+_MAX_IMAGES = 2_000  # That are compared with each other: all of some classes.
+_MIN_QUERIES = 10  # With a match; fewer say too little.
 
 
 class Match(NamedTuple):
@@ -28,7 +26,7 @@ class Match(NamedTuple):
     images: str  # The part of the dataset on which that was measured: validation or test.
 
     def remark(self, nearest: float) -> str:
-        """What to say of a search whose nearest hit is so far away; '' if it may be a match."""
+        """Warns that the nearest hit, at this distance, is probably no match; '' if it may be."""
         if nearest <= self.distance:
             return ""
         return (
@@ -38,9 +36,9 @@ class Match(NamedTuple):
 
 
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
-    """Chooses images to measure on: of validation classes or, without these, of the test.
+    """Chooses images to measure on: validation images or, without these, test images.
 
-    Returns the part's name, queries, and the gallery, None if they search each other.
+    Returns the part's name, the queries, and the gallery; None if the queries search each other.
     """
     if splits.validation is not None:
         return "validation", _of_some_classes(splits.validation), None
@@ -50,13 +48,13 @@ def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
         return "test", _of_some_classes(splits.test), None
     items = _of_some_classes(splits.gallery)
     alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
-    return "test", splits.test.take(alike[:_IMAGES]), items
+    return "test", splits.test.take(alike[:_MAX_IMAGES]), items
 
 
 def _of_some_classes(images: Dataset) -> Dataset:
     classes, places = np.unique(images.labels, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(classes))[places]
-    return images.take(np.sort(np.argsort(order, kind="stable")[:_IMAGES]))
+    return images.take(np.sort(np.argsort(order, kind="stable")[:_MAX_IMAGES]))
 
 
 def match_distance(
@@ -76,21 +74,19 @@ def match_distance(
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)
     nearest = nearest[np.isfinite(nearest)]
-    if len(nearest) < _FEWEST:
+    if len(nearest) < _MIN_QUERIES:
         return None
     return float(np.quantile(nearest, _SHARE, method="higher"))
 
 
 def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
-    """Writes what is known of matches, by fingerprint of the embeddings; a failure is a warning."""
+    """Writes match distances by fingerprint of the embeddings; a failure is a warning."""
     with console.tolerating(str(folder / MATCHES)):
-        found = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
-        write_json(folder / MATCHES, found)
+        fields = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
+        write_json(folder / MATCHES, fields)
 
 
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
-    """Reads what a run knows of matches, by fingerprint; a damaged file knows nothing."""
-    with contextlib.suppress(UserError, TypeError, ValueError, KeyError, AttributeError):
-        found = read_object(folder / MATCHES) or {}
-        return {key: Match(float(each["distance"]), each["images"]) for key, each in found.items()}
-    return {}
+    """Reads the match distances of a run, by fingerprint; empty if they were not measured."""
+    matches = read_object(folder / MATCHES) or {}
+    return {fingerprint: Match(**fields) for fingerprint, fields in matches.items()}

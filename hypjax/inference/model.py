@@ -14,12 +14,12 @@ from hypjax.errors import UserError, devices_explained, require_package
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.model_card import describe
+from hypjax.inference.model_folder import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.gallery_files import is_gallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
-from hypjax.system import console, hub
+from hypjax.system import console, hub, integrations
 from hypjax.system.caches import keep_compiled_programs
 
 AnyImages = Given | Sequence[Given]
@@ -119,13 +119,12 @@ class Model:
             How far the points and their neighbours agree with hypjax's, in words.
 
         Raises:
-            UserError: They do not, or the model has operations that are not converted.
+            UserError: They do not, or the encoder is none of timm's.
         """
-        for package in ("onnx", "onnxruntime"):
+        for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "an ONNX file", "hypjax[onnx]")
-        from hypjax.integrations.onnx import write_onnx
-
-        return str(write_onnx(self._embedder, pathlib.Path(path).expanduser(), precision))
+        write = integrations.find("convert", "onnx")
+        return str(write(self._embedder, pathlib.Path(path).expanduser(), precision))
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"

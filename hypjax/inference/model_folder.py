@@ -13,16 +13,34 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax.config import identity
+from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import LearnedParameters
 from hypjax.models import Embedder
+from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
+
+
+def describe(config: ConfigDict) -> str:
+    """Says in one line what a run's model is: encoder, head, dataset and loss."""
+    model, data = config.model, config.data
+    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    head = f"a head of {model.head_dim} coordinates"
+    images = "images given from Python" if data.name == GIVEN else data.name
+    if encoder == FEATURES:
+        return f"features of {model.width} coordinates with {head}, trained by {loss}"
+    if encoder == "vit":
+        encoder = f"ViT ({model.depth} blocks of width {model.width})"
+    return (
+        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
+        f"{data.image_size} pixels, trained on {images} with {loss}"
+    )
 
 
 @contextlib.contextmanager
@@ -79,7 +97,7 @@ def write_contents(
     folder: pathlib.Path,
     config: ConfigDict,
     space: Space,
-    circumstances: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     learned: LearnedParameters | None = None,
 ) -> None:
     """Writes the configuration, the space of the head, and the hashes of the other files, last.
@@ -87,7 +105,7 @@ def write_contents(
     `learned` are the parameters of the learned numbers, if there are any.
     """
     fields = identity(config)  # How the run was executed is left out.
-    parts = {"identity": fields, "circumstances": circumstances, "all": fields}
+    parts = {"identity": fields, "provenance": provenance, "all": fields}
     parts[SPACE] = describe_space(space)
     if learned is not None:
         parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in learned.items()}

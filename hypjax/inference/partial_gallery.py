@@ -1,116 +1,15 @@
-"""Galleries in the making: saved as they grow, or embedded in parts that are joined."""
+"""Galleries that are embedded in parts, perhaps on several machines, and joined."""
 
-import contextlib
 import dataclasses
-import fcntl
 import pathlib
 import re
-import shutil
-import time
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Float
 
 from hypjax.data.image_set import ImageSet
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system.files import read_npz, write_text
-
-# Embeddings, and why some of the images could not be read, by their index.
-Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
-
-_SECONDS_BETWEEN_SAVES = 60
-
-
-class PartialGallery(contextlib.AbstractContextManager):
-    """Embeddings done so far; a context manager that holds the folder's lock."""
-
-    def __init__(self, path: pathlib.Path, facts: str) -> None:
-        """Resumes earlier work on the same images by the same model, and drops anything else."""
-        self._folder = path.with_name(f"{path.name}.unfinished")
-        self._pending: list[Embedded] = []
-        self._saved = time.monotonic()
-        owner = self._folder / "facts"
-        with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._folder / "lock").open("w")
-            try:  # Two processes that resume one gallery would overwrite each other's parts.
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(f"{path} is being written by another process") from error
-            if not owner.exists() or owner.read_bytes() != facts.encode():
-                for part in self._folder.glob("*.npz"):
-                    part.unlink()
-                write_text(owner, facts)
-            self.done = sum(len(points) for points, _ in self._load())
-            for part in self._folder.glob("*.npz"):
-                if part.stem >= _stem(self.done):
-                    part.unlink()  # Damaged, or after a damaged one.
-
-    def __exit__(self, *error: object) -> None:
-        if any(error) and not self.done and not self._pending:
-            self.remove()
-        self._lock.close()
-
-    def _load(self) -> Iterator[Embedded]:
-        """Yields the parts in order, up to the first damaged one."""
-        done = 0
-        for path in sorted(self._folder.glob("*.npz")):
-            try:
-                part = read_npz(path)
-                points = part["points"]
-                reasons = dict(zip(part["places"].tolist(), part["reasons"].tolist(), strict=True))
-            except (OSError, ValueError, KeyError, TypeError):
-                return
-            if path.stem != _stem(done) or points.ndim != 2:
-                return
-            done += len(points)
-            yield points, reasons
-
-    def add(
-        self, points: Float[np.ndarray, "batch d"], broken: dict[int, str], *, saving: bool
-    ) -> None:
-        """Adds a batch; saves the pending ones once a minute, or now if `saving` is set."""
-        self._pending.append((points, broken))
-        if saving or time.monotonic() - self._saved >= _SECONDS_BETWEEN_SAVES:
-            self._save()
-
-    def _save(self) -> None:
-        points, broken = concatenated(self._pending)
-        path = self._folder / f"{_stem(self.done)}.npz"
-        with writing(self._folder):
-            # Renamed once it is whole, so that a kill while it is written leaves no damaged part.
-            unfinished = path.with_suffix(".unfinished")
-            with unfinished.open("wb") as file:
-                places, reasons = np.array(list(broken), int), np.array(list(broken.values()), str)
-                np.savez(file, points=points, places=places, reasons=reasons)
-            unfinished.replace(path)
-        self.done += len(points)
-        self._pending, self._saved = [], time.monotonic()
-
-    def contents(self) -> Embedded:
-        """All embeddings done so far, and the images that could not be read."""
-        return concatenated([*self._load(), *self._pending])
-
-    def remove(self) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def concatenated(batches: Iterable[Embedded]) -> Embedded:
-    """Joins batches of embeddings, and numbers their unreadable images over all of them."""
-    points, broken, count = [], {}, 0
-    for batch, reasons in batches:
-        points.append(batch)
-        broken |= {count + index: reason for index, reason in reasons.items()}
-        count += len(batch)
-    return np.concatenate(points), broken
-
-
-def _stem(done: int) -> str:
-    return f"{done:012d}"
 
 
 class Shard(NamedTuple):
@@ -183,6 +82,7 @@ def _count(output: pathlib.Path) -> int:
     if not counts:
         raise UserError(f"there are no parts of {output}; embed them with --shard=1/2 and so on")
     if len(counts) > 1:
-        numbers = " and ".join(map(str, sorted(counts)))
-        raise UserError(f"there are parts of {numbers} of {output}; remove those of one number")
+        raise UserError(
+            f"there are parts of {sorted(counts)} of {output}; keep those of one number"
+        )
     return counts.pop()

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.own import own_name
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of, scored_spaces
@@ -20,7 +21,6 @@ from hypjax.retrieval.projection import Projection, fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.files import PROJECTIONS
-from hypjax.system.code_hash import settings_hash
 
 # By the names of `hypjax.inference.embedding`; parts without PCA have no projection.
 Points = Mapping[str, Float[np.ndarray, "n d"]]
@@ -60,13 +60,14 @@ class Processing(NamedTuple):
 
 def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTree) -> str:
     """Hash of everything that a model's embeddings depend on besides the images."""
-    data, scales = config.data, config.eval.scales
-    view = ("channels", "image_size", "resize", "mean", "std", "test_view")
-    facts = [part, describe_space(space), [data[name] for name in view], list(map(float, scales))]
-    facts += [config.model.eval_pooling, config.model.head]
+    names = ("channels", "image_size", "resize", "mean", "std", "test_view")
+    view = [config.data[name] for name in names]
+    scales = [float(scale) for scale in config.eval.scales]
+    model = config.model
+    facts = [part, describe_space(space), view, scales, model.eval_pooling, model.head]
     # What parameters do not show of a module of the user's: an activation, or a stride.
-    if (module := ENCODERS.get(config.model.architecture)) is not None:
-        facts.append(settings_hash(module))
+    module = ENCODERS.get(model.architecture)
+    facts += [] if module is None else [own_name(module)]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))

@@ -4,10 +4,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
 
 from hypjax.errors import writing
-from hypjax.geometry import Space
 from hypjax.retrieval import euclidean
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
@@ -48,12 +46,13 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
 def _fill(index: Any, embeddings: Embeddings) -> float:
     """Adds the points, and chooses the candidates of searches; returns the share that they find."""
     points, space = embeddings.vectors, embeddings.space
+    in_ball = euclidean.in_ball(points, space).astype(np.float32, copy=False)
     chosen, others = euclidean.held_out(len(points), len(points))
     sample, gallery, k = points[chosen], points[others], min(euclidean.NEAREST, len(others))
-    index.add(_in_ball(gallery, space))
+    index.add(in_ball[others])
     exact = search(sample, None, gallery, k=k, space=space)
 
-    def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
+    def search_sample(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
         separations, items = euclidean.nearest(
             lambda queries, m: index.search(queries, m)[1],
@@ -64,14 +63,10 @@ def _fill(index: Any, embeddings: Embeddings) -> float:
         )
         return np.asarray(space.distance_at(separations)), items
 
-    recall = euclidean.tune(found, exact)
-    index.add(_in_ball(sample, space))
+    recall = euclidean.tune(search_sample, exact)
+    index.add(in_ball[chosen])
     index.permute_entries(np.argsort(np.concatenate([others, chosen])))
     return recall
-
-
-def _in_ball(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n d"]:
-    return euclidean.in_ball(points, space).astype(np.float32, copy=False)
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

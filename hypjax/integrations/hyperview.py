@@ -36,9 +36,10 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     geometry, vectors = _vectors(embeddings)
     dataset = hyperview.Dataset(name)
-    if len(dataset) and not _is_unfinished(dataset, ids, geometry, vectors.shape[1]):
+    if len(dataset):
         raise UserError(
-            f"HyperView has a dataset {name} already; give --output another name, or remove that"
+            f"HyperView has a dataset {name} already, perhaps of an interrupted export; remove it, "
+            "or give --output another name"
         )
     places = layout.lay_out(embeddings.vectors, embeddings.space)
     coordinates = np.stack([places.real, places.imag], axis=1)
@@ -53,14 +54,6 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     )
     program = _OPEN.format(layout=_LAYOUT, name=json.dumps(name))
     return f"HyperView; to open them there, run in Python:\n{program}"
-
-
-def _is_unfinished(dataset: Any, ids: list[str], geometry: dict[str, Any], dim: int) -> bool:
-    """Whether a dataset is what an interrupted export of these points left: all but the layout."""
-    placed = sum(each.sample_count for each in dataset.list_layouts() if each.key == _LAYOUT)
-    spaces = [(each.space_key, each.dim, each.config) for each in dataset.list_spaces()]
-    ours = {sample.id for sample in dataset} <= set(ids) and placed < len(dataset)
-    return ours and all(space == (_SPACE, dim, geometry) for space in spaces)
 
 
 def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, "n k"]]:

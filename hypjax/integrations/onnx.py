@@ -1,19 +1,20 @@
-"""A trained model in one ONNX file: pixels in, points out; checked before it is in its place."""
+"""A trained model in one ONNX file: pixels in, points out; compared before it is in its place."""
 
-import contextlib
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+import warnings
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import onnx
 import onnxruntime
-from jaxtyping import Array, Float, PyTree, Shaped, UInt8
+import torch
+from jaxtyping import Float, Shaped, UInt8
+from onnx import compose, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from PIL import Image
 
 from hypjax import __version__
@@ -24,14 +25,14 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import embed_function
-from hypjax.integrations.to_onnx import onnx_model
-from hypjax.models import Embedder
-from hypjax.models.vit import VisionTransformer
+from hypjax.integrations.torch_model import TorchModel, flatten
+from hypjax.models import create_embedder
 from hypjax.retrieval.embeddings import describe_space
-from hypjax.retrieval.projection import Projection
 from hypjax.system.files import replacing
 from hypjax.types import View
 
+_OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
+_LARGEST_FILE = 2**31 - 1  # Bytes of a protocol buffer.
 _TOLERANCE = 1e-4  # Of coordinates, relative to the longest point or to 1, in float32.
 _LARGEST_CHANGE = 1e-3  # Of distances, relative to their median, in float32.
 _LEAST_AGREEMENT = 0.9  # Share of the nearest neighbours that lower precision must leave.
@@ -39,113 +40,161 @@ _SAMPLE = 256  # Test images on which lower precision is measured,
 _PATTERNS = 64  # and random pictures where there are fewer than these.
 _BATCH = 8
 _NEIGHBOURS = 10
-_Function = Callable[[PyTree, Array], Array]
 Batch = Shaped[np.ndarray, "batch ..."]
 
+# `hypjax.data.views` for images of any size. Each channel is resized as an image: otherwise ONNX
+# Runtime 1.32 moves the transposition behind the resizing, which it then refuses.
+_VIEW = """
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+view (uint8[batch, height, width, {channels}] images)
+  => (uint8[batch, {side}, {side}, {channels}] seen)
+<int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[2] v_side = {{{side}, {side}}},
+ int64[2] v_flat = {{-1, 1}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
+{{
+  v_shape = Shape(images)
+  v_given = Slice(v_shape, v_1, v_3)
+  v_turned = Transpose<perm = [0, 3, 1, 2]>(images)
+  v_wanted = Concat<axis = 0>(v_flat, v_given)
+  v_planes = Reshape(v_turned, v_wanted)
+  %(size)s
+  v_resized = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
+    exclude_outside = 1>(v_planes, , , v_size)
+  %(crop)s
+  v_square = Reshape(v_cropped, v_channels)
+  seen = Transpose<perm = [0, 2, 3, 1]>(v_square)
+}}
+"""
+_SQUASH = {"size": "v_size = Identity(v_side)", "crop": "v_cropped = Identity(v_resized)"}
+_CENTRE = {
+    "size": """v_resize = Constant<value_ints = [{resize}]>()
+  v_shorter = ReduceMin<keepdims = 1>(v_given)
+  v_longer = Mul(v_given, v_resize)
+  v_size = Div(v_longer, v_shorter)""",
+    # The margin is half the rest, halves rounded to even numbers.
+    "crop": """v_two = Constant<value_ints = [2, 2]>()
+  v_axes = Constant<value_ints = [2, 3]>()
+  v_rest = Sub(v_size, v_side)
+  v_half = Div(v_rest, v_two)
+  v_odd = Mod(v_rest, v_two)
+  v_odd_half = Mod(v_half, v_two)
+  v_up = Mul(v_odd, v_odd_half)
+  v_first = Add(v_half, v_up)
+  v_last = Add(v_first, v_side)
+  v_cropped = Slice(v_resized, v_first, v_last, v_axes)""",
+}
 
-class Written(NamedTuple):
-    """What was written, and how its results differ from hypjax's.
+
+class Agreement(NamedTuple):
+    """How a file's points differ from hypjax's.
 
     Attributes:
         images: On which it was measured, in words.
         error: Largest difference of a coordinate.
-        agreement: Share of the ten nearest neighbours among these images that remain.
+        neighbours: Share of the ten nearest neighbours among these images that remain.
         change: Largest change of a distance, relative to the median distance.
     """
 
     images: str
     error: float
-    agreement: float
+    neighbours: float
     change: float
 
     def __str__(self) -> str:
         return (
             f"for {self.images}, coordinates differ from hypjax's by at most {self.error:.1g} and "
-            f"distances by at most {self.change:.2%} of the median; {self.agreement:.1%} of the "
+            f"distances by at most {self.change:.2%} of the median; {self.neighbours:.1%} of the "
             f"{_NEIGHBOURS} nearest neighbours are the same"
         )
 
 
-def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) -> Written:
+def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) -> Agreement:
     """Writes a trained run's model into an ONNX file.
 
     Args:
         embedder: The model.
         path: The file, which is replaced if it exists.
         precision: 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
-            weights and, in ONNX Runtime, its products.
+            weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel.
 
     Raises:
-        UserError: The model has an operation that is not converted, has too many weights, or
-            disagrees with hypjax, or the file cannot be written.
+        UserError: timm has no such encoder, it has too many weights, its points disagree with
+            hypjax's, or the file cannot be written.
     """
-    model, view = _plain(embedder.model, jnp.float32), View.of(embedder.config.data)
-    pixels = model.encoder.takes_pixels
-    if precision == "float16" and not hasattr(model.encoder, "dtype"):
+    if precision != "float32" and not embedder.takes_pixels:
         raise UserError(
-            "only the encoders of hypjax can be written in float16; use --precision=float32"
+            f"{precision} is for the encoder's products, and this run has no encoder, since it was "
+            "trained on features; use --precision=float32"
         )
-    written = _plain(model, jnp.float16) if precision == "float16" else model
-    example = jax.ShapeDtypeStruct(
-        model.encoder.example(view).shape[1:], np.uint8 if pixels else np.float32
-    )
-    arguments = (embedder.params, example, view if pixels else None, _metadata(embedder, precision))
-    try:
-        converted = onnx_model(_function(embedder, written), *arguments)
-    except UserError:  # Which is a ValueError, too.
-        raise
-    except ValueError as error:
-        raise UserError(
-            f"the model has {error}, more than the 2 GB that an ONNX file can hold; use a smaller "
-            "encoder, or --precision=float16"
-        ) from error
+    model = exported(embedder, flat=precision == "int8")
+    view = View.of(embedder.config.data)
+    properties = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
+    onnx.helper.set_model_props(model, properties)
     images, batch = _sample(embedder, view, measured=precision != "float32")
-    expected = _points(jax.jit(_function(embedder, model)), embedder.params, batch)
+    expected = _points(embedder, batch)
     with writing(path), replacing(path) as temporary:
         if precision == "int8":
-            _quantize(converted, temporary)
+            _quantize(model, temporary)
         else:
-            temporary.write_bytes(converted.SerializeToString())
-        found = _run(temporary, _uncropped(batch, view) if pixels else batch)
+            if precision == "float16":  # Of what follows the encoder, the products are Gemm.
+                others = {node.op_type for node in model.graph.node} - {"MatMul", "Conv"}
+                model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
+            onnx.save(model, temporary)
+        found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
         compared = _compared(embedder.space, images, expected, found)
         _check(compared, expected, precision)
     return compared
 
 
-def _plain(model: Embedder, dtype: jnp.dtype) -> Embedder:
-    """A model without what suits one kind of device, and with a dtype of its products."""
-    options = {"dtype": dtype, "remat": False} if hasattr(model.encoder, "dtype") else {}
-    if isinstance(model.encoder, VisionTransformer):
-        options |= {"tensor_cores": False, "attention": "xla"}
-    return model.clone(encoder=model.encoder.clone(**options))
+def exported(embedder: TrainedEmbedder, *, flat: bool = False) -> onnx.ModelProto:
+    """Converts a model: `images` of any size, or `features`, to `points`, for any batch.
+
+    `flat` makes matrix products of 1 × 1 convolutions.
+    """
+    torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
+    if flat:
+        flatten(torch_model)
+    size = sum(weights.nbytes for weights in torch_model.state_dict().values())
+    if size > _LARGEST_FILE:
+        raise UserError(
+            f"the model has {size / 1e9:.1f} GB of weights, more than the 2 GB that an ONNX file "
+            "can hold; use a smaller encoder"
+        )
+    shape, dtype, name = (embedder.model.encoder.dim,), torch.float32, "features"
+    if embedder.takes_pixels:
+        shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It tells what it does not optimise.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            torch_model,
+            (torch.zeros((2, *shape), dtype=dtype),),
+            input_names=[name],
+            output_names=["points"],
+            opset_version=_OPSET,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    model = program.model_proto
+    model.ir_version = _IR_VERSION
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
+        part.ClearField("metadata_props")  # Paths of this machine, among others.
+    if not embedder.takes_pixels:
+        return model
+    model = compose.merge_models(view_model(view), model, io_map=[("seen", "seen")])
+    del model.opset_import[1:]  # It names the standard operators twice.
+    return model
 
 
-def _function(embedder: TrainedEmbedder, model: Embedder) -> _Function:
-    """The function from parameters and pixels of the view, or features, to points."""
-    part, space, data = embedder.part, embedder.space, embedder.config.data
-    scaling = (data.mean, data.std)
-    embed = embed_function(model, scaling, lambda _: {part: space}, embedder.config.eval.scales)
-    projection = embedder.projection
-
-    def points(params: PyTree, images: Array) -> Array:
-        found = embed(params, images)[part]
-        return found if projection is None else _projected(projection, found)
-
-    return points
+def view_model(view: View) -> onnx.ModelProto:
+    """The model that resizes and crops `images` to those of a view, `seen`."""
+    steps = _SQUASH if view.test == "squash" else _CENTRE
+    sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
+    return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
-def _projected(projection: Projection, points: Array) -> Array:
-    """`Projection.apply` in float32."""
-    scales = np.ones_like(projection.variances)
-    if projection.whiten:
-        scales = np.sqrt(np.mean(projection.variances) / projection.variances)
-    components = (projection.components * scales[:, None]).T.astype(np.float32)
-    features = projection.space.features(points) - projection.mean.astype(np.float32)
-    return projection.space.embed(jnp.matmul(features, components, precision="highest"))
-
-
-def _metadata(embedder: TrainedEmbedder, precision: str) -> dict[str, str]:
-    """What the file says about itself, in JSON."""
+def _facts(embedder: TrainedEmbedder, precision: str) -> dict[str, object]:
+    """What the file says about itself."""
     data = embedder.config.data
     facts = {
         "space": describe_space(embedder.space),
@@ -158,7 +207,29 @@ def _metadata(embedder: TrainedEmbedder, precision: str) -> dict[str, str]:
         view = ("test_view", "image_size", "resize", "channels")
         facts["view"] = {name: data[name] for name in view}
         facts |= {"mean": list(data.mean), "std": list(data.std)}
-    return {f"hypjax.{name}": json.dumps(value) for name, value in facts.items()}
+    return facts
+
+
+def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
+    """Writes a model with the encoder's products in int8, scaled by each column of weights."""
+    # What follows the encoder, by the names that ONNX Runtime gives it when it splits off the bias.
+    head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
+    logging.getLogger().addFilter(_quiet)  # It recommends a preparation that changes nothing here.
+    try:
+        quantize_dynamic(
+            model,
+            path,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=head,
+        )
+    finally:
+        logging.getLogger().removeFilter(_quiet)
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    return "pre-processing" not in record.getMessage()
 
 
 def _sample(embedder: TrainedEmbedder, view: View, *, measured: bool) -> tuple[str, Batch]:
@@ -169,9 +240,10 @@ def _sample(embedder: TrainedEmbedder, view: View, *, measured: bool) -> tuple[s
         except (OSError, UserError):
             pass
         else:
-            places = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
-            (batch,) = readable_batches(test.take(places), view, len(places))
-            read = np.setdiff1d(np.arange(len(places)), list(batch.broken))
+            chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
+            (batch,) = readable_batches(test.take(chosen), view, len(chosen))
+            read = np.setdiff1d(np.arange(len(chosen)), list(batch.broken))
+            read = read[: len(read) // _BATCH * _BATCH]
             if len(read) >= _PATTERNS:
                 return f"{len(read)} test images of the run", np.asarray(batch.images)[read]
     rng = np.random.default_rng(0)
@@ -196,81 +268,39 @@ def _uncropped(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _points(function: _Function, params: PyTree, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by hypjax, of whole batches."""
-    padded = np.pad(images, ((0, -len(images) % _BATCH), *[(0, 0)] * (images.ndim - 1)))
-    batches = np.split(padded, len(padded) // _BATCH)
-    with jax.default_matmul_precision("highest"):  # Also of encoders that do not ask for it.
-        found = [np.asarray(function(params, batch)) for batch in batches]
-    return np.concatenate(found)[: len(images)]
+def _points(embedder: TrainedEmbedder, images: Batch) -> Float[np.ndarray, "batch dim"]:
+    """Points by hypjax, in float32 on the CPU."""
+    config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
+    config.model.precision = "float32"
+    model = create_embedder(config, evaluating=True, device=device)
+    scaling, part = (config.data.mean, config.data.std), embedder.part
+    embed = embed_function(model, scaling, lambda _: {part: embedder.space}, config.eval.scales)
+    with jax.default_device(device):
+        program, params = jax.jit(embed), jax.device_put(embedder.params, device)
+        batches = np.split(images, len(images) // _BATCH)
+        points = np.concatenate([np.asarray(program(params, batch)[part]) for batch in batches])
+        return points if embedder.projection is None else embedder.projection.apply(points)
 
 
 def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by ONNX Runtime: of one image, then of batches."""
-    session = open_session(path)
-    (own,) = session.get_inputs()
-    batches = [images[:1], *np.split(images[1:], range(_BATCH, len(images) - 1, _BATCH))]
-    with _runtime_explained():
-        return np.concatenate([session.run(None, {own.name: batch})[0] for batch in batches])
-
-
-def open_session(path: pathlib.Path) -> onnxruntime.InferenceSession:
-    """Opens a file on the CPU; what ONNX Runtime refuses is a `UserError`."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # Errors are raised, too.
-    with _runtime_explained():
-        return onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    batches = [images[:1], *np.split(images[1:], range(_BATCH, len(images) - 1, _BATCH))]
+    return np.concatenate([session.run(None, {name: batch})[0] for batch in batches])
 
 
-@contextlib.contextmanager
-def _runtime_explained() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # ONNX Runtime has many types of its own.
-        raise UserError(
-            f"ONNX Runtime {onnxruntime.__version__} refuses the model ({error}); with an encoder "
-            "of hypjax's, please report it"
-        ) from error
-
-
-def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
-    """Writes a model with the encoder's products in int8, scaled by each column of weights."""
-    products = [node.name for node in model.graph.node if node.op_type == "MatMul"]
-    head = [name for name in products if not name.startswith("encoder")]
-    if len(head) == len(products):
-        raise UserError(
-            "int8 is for matrix products of the encoder, and this one has none; use "
-            "--precision=float32"
-        )
-    logging.getLogger().addFilter(_quiet)  # It recommends a preparation that changes nothing here.
-    try:
-        quantize_dynamic(
-            model,
-            path,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=head,
-        )
-    finally:
-        logging.getLogger().removeFilter(_quiet)
-
-
-def _quiet(record: logging.LogRecord) -> bool:
-    return "pre-processing" not in record.getMessage()
-
-
-def _compared(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Written:
+def _compared(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Agreement:
     distances, others = (_distances(space, points) for points in (expected, found))
     change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
-    for each in (distances, others):
-        np.fill_diagonal(each, np.inf)  # No image is its own neighbour.
-    number = min(_NEIGHBOURS, max(1, (len(expected) - 1) // 4))  # More would agree by chance.
-    nearest, theirs = (np.argsort(each, axis=1)[:, :number] for each in (distances, others))
-    pairs = zip(nearest, theirs, strict=True)
-    kept = sum(len(np.intersect1d(a, b)) for a, b in pairs)
+    for matrix in (distances, others):
+        np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
+    nearest, theirs = (np.argsort(x, axis=1)[:, :_NEIGHBOURS] for x in (distances, others))
+    kept = sum(len(np.intersect1d(a, b)) for a, b in zip(nearest, theirs, strict=True))
     error = np.abs(expected - found).max()
-    return Written(images, float(error), kept / max(nearest.size, 1), float(change))
+    return Agreement(images, float(error), kept / nearest.size, float(change))
 
 
 def _distances(space: Space, points: np.ndarray) -> Float[np.ndarray, "n n"]:
@@ -278,20 +308,15 @@ def _distances(space: Space, points: np.ndarray) -> Float[np.ndarray, "n n"]:
         return np.array(space.distance_matrix(*[points.astype(np.float64)] * 2))
 
 
-def _check(compared: Written, expected: np.ndarray, precision: str) -> None:
+def _check(compared: Agreement, expected: np.ndarray, precision: str) -> None:
     """Raises an error if a model disagrees with hypjax."""
     if precision == "float32":
         scale = max(1.0, float(np.abs(expected).max()))
         # Near the edge of a ball, small differences of coordinates change distances.
-        if not (compared.error <= _TOLERANCE * scale and compared.change <= _LARGEST_CHANGE):
-            raise UserError(
-                f"ONNX Runtime's points differ from hypjax's by up to {compared.error:.2g}, and "
-                f"their distances by {compared.change:.2g} of the median, for {compared.images}; "
-                "nothing was written. Please report it"
-            )
-    elif not (compared.agreement >= _LEAST_AGREEMENT and np.isfinite(compared.error)):
-        raise UserError(
-            f"in {precision}, {compared.agreement:.0%} of the nearest neighbours remain among "
-            f"{compared.images}, less than {_LEAST_AGREEMENT:.0%}; nothing was written. Use "
-            "--precision=float32"
-        )
+        agree = compared.error <= _TOLERANCE * scale and compared.change <= _LARGEST_CHANGE
+        advice = "please report it"
+    else:
+        agree = compared.neighbours >= _LEAST_AGREEMENT and np.isfinite(compared.error)
+        advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
+    if not agree:
+        raise UserError(f"nothing was written: {compared} in {precision}; {advice}")

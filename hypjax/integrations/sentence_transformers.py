@@ -6,10 +6,8 @@ cosine. It ranks as a distance does where all points are equally far from the or
 as features are that the clip radius shortens: then the distance grows as the cosine falls.
 """
 
-import contextlib
 import pathlib
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,16 +22,13 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.model_card import describe
-from hypjax.inference.weights import restore_best
+from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.runs.cloud_copy import reading
 from hypjax.system.files import write_json, write_text
 
 _MOST_IMAGES = 2000  # Whose norms are compared.
-_FLAT = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features themselves.
 _ELSEWHERE = "--format=onnx writes the whole model, with its space"
 # Pillow's weights of red, green and blue in grey, which add up to 1.
 _GREY = np.array([19595, 38470, 7471]) / 65536
@@ -41,8 +36,7 @@ _FEATURES = (
     "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
     "Cosine may rank differently."
 )
-# How unit vectors, or else features, are compared.
-COMPARISONS = (
+_COMPARISONS = (
     "similarities = model.similarity(vectors, vectors)  # Cosines.",
     "distances = distance(vectors, vectors)  # From distance.py in the folder.",
 )
@@ -132,25 +126,38 @@ def write_folder(
             instead of unit vectors.
 
     Returns:
-        In what its vectors are to be compared, and why that is exact, as a sentence.
+        How to load the folder, in what its vectors are to be compared, and why that is exact.
 
     Raises:
         UserError: sentence-transformers has no such model, or cosine would rank differently.
     """
-    with reading(workdir) as run:
-        config, model, params = restore_best(run)
-    _require_counterpart(config, model)
     embedder = TrainedEmbedder(workdir)
-    space, function = embedder.space, distance_function(embedder.space)
+    config, model, space = embedder.config, embedder.model, embedder.space
+    _require_counterpart(config, model)
+    function = distance_function(space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
-    with writing(folder), _replacing_folder(folder) as staged:
-        write_model(staged, config, model, params, normalize=not features)
+    compare = _COMPARISONS[features]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}."
+    with writing(folder), tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as parent:
+        staged = pathlib.Path(parent, folder.name)
+        staged.mkdir()
+        write_model(staged, config, model, embedder.params, normalize=not features)
         if features:
             write_text(staged / "distance.py", function)
         values = {"description": describe(config), "version": __version__, "name": folder.name}
-        values |= {"space": space, "exact": exact, "compare": COMPARISONS[features]}
+        values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-    return exact
+        staged.replace(folder)
+    return "\n".join(
+        (
+            f"wrote {folder}; in Python:",
+            f'  model = sentence_transformers.SentenceTransformer("{folder}")',
+            "  vectors = model.encode(images)  # Pillow images, in RGB.",
+            f"  {compare}",
+            exact.replace("`", ""),
+        )
+    )
 
 
 def write_model(
@@ -164,34 +171,22 @@ def write_model(
     _write_head(folder, model, params.get("head"), normalize=normalize)
 
 
-@contextlib.contextmanager
-def _replacing_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder, which becomes the given one if the body succeeds."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as parent:
-        staged = pathlib.Path(parent, folder.name)
-        staged.mkdir()
-        yield staged
-        staged.replace(folder)
-
-
 def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
     """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
     encoder = model.encoder
+    reason = None
     if isinstance(encoder, OwnEncoder):
-        raise UserError("the encoder is your own module, of which timm has no model")
-    if not encoder.takes_pixels:
-        raise UserError("this run was trained on features of another model, so it takes no images")
-    if not pools_as_timm(encoder):
-        raise UserError(
-            f"this run pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
-        )
-    if tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
-        field = "scales" if tuple(config.eval.scales) != ONE_SCALE else "pca.head"
-        raise UserError(
-            f"this run sets eval.{field}, for which sentence-transformers has no module; "
-            f"{_ELSEWHERE}"
-        )
+        reason = "has an encoder of your own"
+    elif not encoder.takes_pixels:
+        reason = "was trained on features of another model, and takes no images"
+    elif not pools_as_timm(encoder):
+        reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
+    elif tuple(config.eval.scales) != ONE_SCALE:
+        reason = f"sets eval.scales, for which there is no module; {_ELSEWHERE}"
+    elif config.eval.pca.head is not None:
+        reason = f"sets eval.pca.head, for which there is no module; {_ELSEWHERE}"
+    if reason:
+        raise UserError(f"sentence-transformers has no such model: this run {reason}")
 
 
 def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
@@ -219,9 +214,7 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
     """
     if isinstance(space, Fused):
         return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
-    if isinstance(space, Sphere):
-        return np.ones(len(features), bool)
-    return np.asarray(space.clipped(features))
+    return np.asarray(isinstance(space, Sphere) | space.clipped(features))
 
 
 def _looked_at(
@@ -241,7 +234,7 @@ def _looked_at(
             ) from error
         images, what = ImageSet.of_splits(splits, scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
-    embedder.space = _FLAT
+    embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     found = embedder.embed_images(chosen)
     if not len(found):
         raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")

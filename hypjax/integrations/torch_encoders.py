@@ -6,17 +6,15 @@ import os
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
 
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError
 from hypjax.system import hub
-
-if TYPE_CHECKING:
-    import torch
 
 _CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of weights.
 
@@ -28,8 +26,6 @@ class TimmEncoder:
 
     def __init__(self, name: str) -> None:
         """Loads a model with its published weights, or 'NAME@FILE' with those of a checkpoint."""
-        for module in ("torch", "timm"):
-            require_package(module, "--encoder=timm:NAME", "hypjax[timm]")
         name, _, checkpoint = name.partition("@")
         with _explained(f"timm:{name}"):
             import timm
@@ -43,15 +39,13 @@ class TimmEncoder:
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
         self._model.to(self._device)
 
-    def features(self, prepared: Sequence["torch.Tensor"]) -> Float[np.ndarray, "images dim"]:
+    def features(self, prepared: Sequence[torch.Tensor]) -> Float[np.ndarray, "images dim"]:
         """Returns the pooled output for each image."""
-        import torch
-
         with torch.inference_mode():
             return _as_array(self._model(torch.stack([*prepared]).to(self._device)))
 
 
-def _load_checkpoint(model: "torch.nn.Module", path: pathlib.Path) -> None:
+def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
     """Loads the weights of a checkpoint as timm writes it, with or without a classifier."""
     import timm
 
@@ -59,15 +53,14 @@ def _load_checkpoint(model: "torch.nn.Module", path: pathlib.Path) -> None:
         raise UserError(f"there is no file {path}")
     weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
     loaded = model.load_state_dict(weights, strict=False)
-    known = model.pretrained_cfg.get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in ((known,) if isinstance(known, str) else known))
+    names = model.pretrained_cfg.get("classifier") or ()
+    classifiers = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
-    for words, names in (("lacks", loaded.missing_keys), ("has unknown", foreign)):
-        if names:
-            raise UserError(
-                f"{path} is no checkpoint of this model of timm: it {words} {len(names)} weights, "
-                f"such as {names[0]}"
-            )
+    if wrong := loaded.missing_keys + foreign:
+        raise UserError(
+            f"{path} is no checkpoint of this model of timm: {len(wrong)} weights are missing or "
+            f"unknown, such as {wrong[0]}"
+        )
 
 
 class TransformersEncoder:
@@ -79,11 +72,11 @@ class TransformersEncoder:
 
     def __init__(self, name: str) -> None:
         """Loads a model from the hub, or from a folder."""
-        for module in ("torch", "transformers"):
-            require_package(module, "--encoder=hf:NAME", "hypjax[hf]")
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
-            _require_repository(name)
+            hub.download(
+                name, ["config.json"]
+            )  # Transformers tries for a minute without a network.
         with _explained(f"hf:{name}"), _quiet():
             import transformers
 
@@ -118,11 +111,11 @@ class TransformersEncoder:
         blank = [self.prepare(Image.new("RGB", (256, 256)))]
         return getattr(self._outputs(blank), "pooler_output", None) is not None
 
-    def prepare(self, image: Image.Image) -> Mapping[str, "torch.Tensor"]:
+    def prepare(self, image: Image.Image) -> Mapping[str, torch.Tensor]:
         """Prepares an image as the model's processor does."""
         return self._processor(images=image, return_tensors="pt")
 
-    def features(self, prepared: Sequence[Mapping[str, "torch.Tensor"]]) -> np.ndarray:
+    def features(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
         """Returns the features of each image."""
         outputs = self._outputs(prepared)
         if self._both or self._pooled:
@@ -131,9 +124,7 @@ class TransformersEncoder:
             return _as_array(pooled.flatten(1) if self._pooled else pooled)
         return _as_array(outputs.last_hidden_state[:, 0])
 
-    def _outputs(self, prepared: Sequence[Mapping[str, "torch.Tensor"]]) -> Any:
-        import torch
-
+    def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         columns = {key: [one[key] for one in prepared] for key in prepared[0]}
         shapes = {tuple(one.shape[1:]) for one in columns["pixel_values"]}
         if len(shapes) > 1:
@@ -148,37 +139,15 @@ class TransformersEncoder:
             return self._model(**inputs)
 
 
-def _require_repository(name: str) -> None:
-    """Says in one sentence, and once, that a repository cannot be read."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        hub.fetch(huggingface_hub.hf_hub_download, name, "config.json")
-    except hub.UnreachableError as error:
-        raise UserError(
-            f"{name} is no folder here, nor in the cache of the Hugging Face hub, which cannot be "
-            f"reached ({error})"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        raise UserError(
-            f"{name} is no folder here, nor a model on the hub that you may read"
-        ) from error
-
-
-def _device() -> "torch.device":
-    import torch
-
+def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _as_array(features: "torch.Tensor") -> np.ndarray:
+def _as_array(features: torch.Tensor) -> np.ndarray:
     return features.float().cpu().numpy()
 
 
-def _hash_weights(state: Mapping[str, "torch.Tensor"], without: Collection[str] = ()) -> str:
-    import torch
-
+def _hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = ()) -> str:
     digest = hashlib.sha256()
     for name in sorted(set(state) - set(without)):
         values = state[name].detach().cpu().contiguous()

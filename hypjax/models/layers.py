@@ -228,18 +228,23 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
     """
     side = math.isqrt(patches.shape[1])
     grid = rearrange(patches, "b (h w) c -> b h w c", h=side)
+    maxima = [
+        _maximum(rearrange(grid[:, y : y + n, x : x + n], "b h w c -> b (h w) c"))
+        for y, x, n in rmac_regions(side)
+    ]
+    # The square of the small number keeps the gradient finite where a region is all zeros.
+    squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
+    return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
+
+
+def rmac_regions(side: int) -> list[tuple[int, int, int]]:
+    """Row, column and side of each region of R-MAC in a square grid."""
     regions = [(0, 0, side)]
     for scale in range(1, _RMAC_SCALES + 1):
         length = 2 * side // (scale + 1)
         starts = [(side - length) * i // max(scale - 1, 1) for i in range(scale)]
         regions += [(y, x, length) for y in starts for x in starts if length]
-    maxima = [
-        _maximum(rearrange(grid[:, y : y + n, x : x + n], "b h w c -> b (h w) c"))
-        for y, x, n in regions
-    ]
-    # The square of the small number keeps the gradient finite where a region is all zeros.
-    squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
-    return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
+    return regions
 
 
 _PATCH_POOLINGS = {

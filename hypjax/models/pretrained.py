@@ -169,7 +169,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:
     """A line of Python that builds the timm model for weights written by `save_timm`."""
-    name, settings = _timm_model(params, model)
+    name, settings = timm_model(params, model)
     arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     if name is None:
         return f"timm.models.VisionTransformer({arguments})"
@@ -178,7 +178,7 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
 
 def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
     """The config.json with which timm builds a model from a folder or a repository."""
-    name, settings = _timm_model(params, model)
+    name, settings = timm_model(params, model)
     classes, side = settings.pop("num_classes"), model.encoder.image_size
     squashed = data.test_view == "squash"
     return {
@@ -206,7 +206,7 @@ def _crop_share(side: int, resize: int) -> float:
     return share if math.floor(side / share) == resize else math.nextafter(share, 0)
 
 
-def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
+def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import pathlib
-import types
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -26,17 +25,9 @@ from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, featu
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
 from hypjax.retrieval.prefixes import prefix_points
 from hypjax.retrieval.refinement import Refinement
-from hypjax.system.files import read_npz, replacing
+from hypjax.system.files import replacing
 
 _BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
-# Types of the fields of spaces, in files.
-_FIELD_TYPES = {
-    "c": (int, float),
-    "clip_radius": (int, float, types.NoneType),
-    "feature_scale": (int, float),
-    "riemannian": (bool,),
-}
-_SIMPLE = (bool, int, float, str, types.NoneType)  # Types of the fields of others' spaces.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -234,30 +225,16 @@ class Embeddings(ArrayGallery):
                 f"are {names}"
             )
         with _explained(path):
-            labels = arrays["labels"]
-            if labels.dtype.kind != "U":  # From another file.
-                labels = as_names(labels, "labels", len(arrays["vectors"]), str(path))
-            embeddings = cls(
+            return cls(
                 vectors=arrays["vectors"],
                 ids=arrays["ids"],
-                labels=labels,
+                # Perhaps of another file.
+                labels=as_names(arrays["labels"], "labels", len(arrays["vectors"]), str(path)),
                 space=space_of(json.loads(str(arrays["space"]))),
                 **_origin(arrays),
                 splits=arrays.get("splits"),
                 superlabels=arrays.get("superlabels"),
             )
-            embeddings._check()
-        return embeddings
-
-    def _check(self) -> None:
-        """Raises a `ValueError` unless the fields have their types and shapes."""
-        if self.vectors.ndim != 2 or self.vectors.dtype != np.float32:
-            raise ValueError(f"its vectors are {self.vectors.dtype} {self.vectors.shape}")
-        if isinstance(self.space, Fused) and self.vectors.shape[1] % len(self.space.parts):
-            raise ValueError(f"its vectors have {self.vectors.shape[1]} coordinates")
-        for name, values in (("ids", self.ids), ("labels", self.labels)):
-            if values.shape != self.vectors.shape[:1] or values.dtype.kind != "U":
-                raise ValueError(f"its {name} are {values.dtype} {values.shape}")
 
     def nearest_refined(
         self,
@@ -376,18 +353,4 @@ def space_of(description: dict[str, object]) -> Space:
     if fields["name"] == "fused":
         parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
         return Fused(parts, normalized=bool(fields["normalized"]))
-    kind = SPACES[fields.pop("name")]
-    for name, value in fields.items():
-        if type(value) not in _FIELD_TYPES.get(name, _SIMPLE):
-            raise ValueError(f"{name} is {value!r}")
-    return kind(**fields)
-
-
-def read_arrays(path: str | os.PathLike[str], remedy: str) -> dict[str, np.ndarray]:
-    """As `read_npz`; that the file cannot be read, or is damaged, is a `UserError`."""
-    try:
-        return read_npz(pathlib.Path(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-    except ValueError as error:
-        raise UserError(f"{path} is {error}; {remedy}") from error
+    return SPACES[fields.pop("name")](**fields)

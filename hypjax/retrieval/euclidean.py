@@ -11,7 +11,7 @@ among them is measured. Points of a space that is isometric to a ball are compar
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +28,7 @@ WANTED, NEAREST = 0.98, 10  # Recall of so many neighbours that an export aims a
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
 SAMPLE = 500  # Points whose neighbours an export searches for.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
-_MEASURED = 512  # Candidates whose distances are computed at once, in the cache of a core.
+_CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
 _TIED = 1e-5  # Relative difference of distances up to which they are equal.
 
 _Found = tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]]  # Distances, and items.
@@ -190,16 +190,15 @@ def rank(
         return scales * np.einsum("pd,pd->p", found, found)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        measured = pool.map(measure, inputs.blocks(len(rows), _MEASURED))
+        measured = pool.map(measure, inputs.blocks(len(rows), _CACHED // gallery.shape[1] + 1))
         separations = np.concatenate([np.empty(0), *measured])
-    order = np.lexsort((separations, rows))
-    rows, items, separations = rows[order], items[order], separations[order]
-    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = places < k
-    listed = np.full((len(queries), k), np.inf), np.full((len(queries), k), -1)
+    columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    shape = len(queries), max(k, columns.max(initial=0) + 1)
+    listed = np.full(shape, np.inf), np.full(shape, -1)
     for array, values in zip(listed, (separations, items), strict=True):
-        array[rows[kept], places[kept]] = values[kept]
-    return listed
+        array[rows, columns] = values
+    order = np.argsort(listed[0], axis=1, kind="stable")[:, :k]
+    return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
 
 
 def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
@@ -213,24 +212,20 @@ def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
     return hits | (places & (np.cumsum(places, axis=1) <= others.sum(axis=1, keepdims=True)))
 
 
-def tune(search: Callable[[int], _Found], exact: _Found) -> float:
-    """Raises the candidates of a search for a sample until it finds the sample's neighbours.
+def tune(
+    search: Callable[[int], _Found], exact: _Found, candidates: Sequence[int] = _CANDIDATES
+) -> float:
+    """Raises the candidates of a search for a sample until it finds 98% of the exact neighbours.
 
-    Returns the share that it finds by the last number, see `assured`, and warns if it is too low.
+    Returns the share that it finds with the last number, see `assured`; warns if that is too low.
     """
     recall = 0.0
-    for candidates in _CANDIDATES:
-        recall = assured(found_neighbours(exact, search(candidates)))
+    for number in candidates:
+        recall = assured(found_neighbours(exact, search(number)))
         if recall >= WANTED:
-            break
-    warn_of_misses(recall)
+            return recall
+    console.warn(
+        f"searches of the graph find {recall:.1%} of the {NEAREST} nearest neighbours; a search of "
+        "the .npz file finds all"
+    )
     return recall
-
-
-def warn_of_misses(recall: float) -> None:
-    """Warns if searches find too few of the nearest neighbours."""
-    if recall < WANTED:
-        console.warn(
-            f"searches of the graph find {recall:.1%} of the {NEAREST} nearest neighbours; a "
-            "search of the .npz file finds all"
-        )

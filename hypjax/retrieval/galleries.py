@@ -205,6 +205,11 @@ class ArrayGallery:
         rows = np.random.default_rng(0).permutation(len(self))[:most]
         return self.read(list(map(str, np.sort(rows).tolist())))
 
+    def forget_images(self) -> None:
+        """Drops what was derived from the images; call it when these change."""
+        for name in ("kept_vectors", "_row_of_path", "_classes"):
+            self.__dict__.pop(name, None)
+
     @functools.cached_property
     def kept_vectors(self) -> KeptGallery:
         """The points, prepared for more than one exact search."""

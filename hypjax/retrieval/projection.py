@@ -1,6 +1,5 @@
 """Principal component analysis of embeddings: fewer dimensions, and optionally whitening."""
 
-import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -14,8 +13,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.embeddings import read_arrays
-from hypjax.system.files import replacing
+from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax projection 1"
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
@@ -95,20 +93,19 @@ class Projection:
         """Reads a file that `save` wrote.
 
         Raises:
-            UserError: The file cannot be read, is damaged, or was not written by `save`.
+            UserError: The file cannot be read, or is damaged.
         """
-        arrays = read_arrays(path, "restore a backup")
-        if str(arrays.get("format")) != _FORMAT:
-            raise UserError(f"{path} is not a projection that hypjax wrote")
-        with contextlib.suppress(KeyError, ValueError):
-            fields = [arrays[name] for name in ("mean", "components", "variances")]
-            dim, coordinates = fields[1].shape
-            shapes = [(coordinates,), (dim, coordinates), (dim,)]
-            whole = [field.shape for field in fields] == shapes and arrays["whiten"].shape == ()
-            whole &= all(x.dtype == np.float64 and np.isfinite(x).all() for x in fields)
-            if whole and (not arrays["whiten"] or arrays["variances"].min() > 0):
-                return cls(space, *fields, bool(arrays["whiten"]))
-        raise UserError(f"{path} is damaged; restore a backup")
+        try:
+            arrays = read_npz(path)
+            names = ("mean", "components", "variances", "whiten")
+            mean, components, variances, whiten = (arrays[name] for name in names)
+            if components.shape != variances.shape + mean.shape:  # Perhaps a stranger's.
+                raise ValueError("its shapes differ")
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror or error})") from error
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path} is no projection ({error}); restore a backup") from error
+        return cls(space, mean, components, variances, bool(whiten))
 
 
 def fit(

@@ -14,16 +14,14 @@ import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 
-from hypjax.errors import UserError
 from hypjax.system.machine import usable_cores
 
-_T = TypeVar("_T")
 _ARRAY = np.lib.format.MAGIC_PREFIX
 _CHECKSUM_BLOCK = 1 << 24  # Bytes of a file with a checksum of their own.
 _ABANDONED = 86400  # Seconds after which a temporary file is no longer being written.
@@ -169,110 +167,6 @@ def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         if member.read(1):
             raise ValueError(f"{name} is longer than its header says")
     return array
-
-
-@contextlib.contextmanager
-def replacing_together(
-    path: pathlib.Path, stale: Callable[[], Iterable[str]] = tuple
-) -> Iterator[pathlib.Path]:
-    """Yields an empty folder, whose files replace those beside a path if the body succeeds.
-
-    One renaming of the folder decides: a process that is killed before it leaves the old files, and
-    after it the new ones, which `finish_replacing` moves to their places. Several processes may do
-    so at once: the last one counts. The path is one of the files, and names them; `stale` lists
-    those that the new ones make obsolete, once these are in their places.
-    """
-    staged = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
-    with contextlib.ExitStack() as stack:
-        with locked(path.parent):
-            for left in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
-                # The process that holds its lock is writing to it.
-                with contextlib.suppress(OSError), locked(left, fcntl.LOCK_NB):
-                    shutil.rmtree(left)
-            staged.mkdir()
-            stack.callback(shutil.rmtree, staged, ignore_errors=True)
-            stack.enter_context(locked(staged))
-        yield staged
-        sync_all(staged)
-        with locked(path.parent):
-            _finish(path, stale)
-            staged.replace(_pending(path))
-            sync(path.parent)
-            _finish(path, stale)
-
-
-def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tuple) -> None:
-    """Ends what a killed process began in `replacing_together`; waits for one that lives."""
-    if os.path.lexists(_pending(path)):
-        try:
-            with locked(path.parent):
-                _finish(path, stale)
-        except OSError as error:
-            raise UserError(
-                f"{path} is being replaced, which was interrupted and cannot be finished "
-                f"({error.strerror}); open it once as a user who may write to {path.parent}"
-            ) from error
-
-
-def read_together(
-    path: pathlib.Path,
-    files: Sequence[pathlib.Path],
-    read: Callable[[], _T],
-    stale: Callable[[], Iterable[str]] = tuple,
-) -> _T:
-    """Reads files that `replacing_together` replaces, again if they were replaced meanwhile."""
-
-    def unchanged() -> bool:
-        return not os.path.lexists(_pending(path)) and list(map(_version, files)) == before
-
-    while True:
-        finish_replacing(path, stale)
-        before = list(map(_version, files))
-        try:
-            found = read()
-        except Exception:  # Of libraries, too, which open a file more than once.
-            if unchanged():
-                raise
-        else:
-            if unchanged():
-                return found
-
-
-def _pending(path: pathlib.Path) -> pathlib.Path:
-    """The folder with files that replace those beside a path."""
-    return path.with_name(f".{path.name}.replacing")
-
-
-def _finish(path: pathlib.Path, stale: Callable[[], Iterable[str]]) -> None:
-    """Moves pending files to their places and removes stale ones, if anything is pending."""
-    pending = _pending(path)
-    if not os.path.lexists(pending):
-        return
-    for root, _, names in os.walk(pending):
-        source, target = pathlib.Path(root), path.parent / os.path.relpath(root, pending)
-        if source.is_symlink() or (source != pending and target.is_symlink()):
-            raise OSError(errno.ELOOP, "a folder is a link")
-        target.mkdir(exist_ok=True)
-        for name in names:
-            # Without locks, another process may move it.
-            with contextlib.suppress(FileNotFoundError):
-                (source / name).replace(target / name)
-        sync(target)
-    for name in stale():
-        (path.parent / name).unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        for root, folders, _ in os.walk(pending, topdown=False):
-            for folder in folders:
-                os.rmdir(os.path.join(root, folder))
-        pending.rmdir()
-
-
-def _version(path: pathlib.Path) -> tuple[int, int] | None:
-    """What distinguishes a file from one that replaces it; None if there is none."""
-    with contextlib.suppress(OSError):
-        stat = path.stat()
-        return stat.st_ino, stat.st_mtime_ns
-    return None
 
 
 @contextlib.contextmanager

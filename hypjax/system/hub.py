@@ -46,28 +46,18 @@ def is_name(text: str) -> bool:
     return text.count("/") == 1 and text.isascii()
 
 
-def download(location: str, files: Sequence[str], **options: Any) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them.
-
-    Options are those of `huggingface_hub.snapshot_download`, such as `repo_type`.
-    """
+def download(location: str, files: Sequence[str]) -> pathlib.Path:
+    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
     import huggingface_hub
     from huggingface_hub import errors
 
     name, revision = split(location)
-    if options.get("repo_type") == "dataset" and not hasattr(errors, "IncompleteSnapshotError"):
-        # Models have hashes, and so notice what is missing.
-        raise UserError(
-            "datasets of the hub need a newer huggingface_hub, which notices incomplete downloads: "
-            'pip install "huggingface_hub>=2.4"'
-        )
     try:
         return fetch(
             huggingface_hub.snapshot_download,
             name,
             revision=revision,
             allow_patterns=list(files),
-            **options,
         )
     except errors.RevisionNotFoundError as error:
         raise UserError(f"the repository {name} has no revision {revision}") from error
@@ -87,20 +77,16 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
 
     logging.set_verbosity_error()  # Or it reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
+    answers = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    answers += (errors.EntryNotFoundError,)
     try:
         return pathlib.Path(download(*args, **options))
-    except errors.LocalEntryNotFoundError as error:
-        raise UnreachableError(type(error.__cause__ or error).__name__) from error
-    except (
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-        errors.EntryNotFoundError,
-    ):
-        raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+        if isinstance(error, answers) and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise
         if isinstance(error, OSError) and error.errno in _DISK:
             raise UserError(f"cannot write to the hub's cache ({error.strerror})") from error
-        reason = type(error).__name__
+        reason = type(error.__cause__ or error).__name__
     try:
         return pathlib.Path(download(*args, **options, local_files_only=True))
     except Exception as error:

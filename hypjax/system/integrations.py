@@ -30,6 +30,12 @@ class Integration(NamedTuple):
     encode: str = ""
 
 
+_QDRANT = Integration(
+    "qdrant_client",
+    "hypjax[qdrant]",
+    export="qdrant:export_qdrant",
+    open="qdrant:QdrantGallery.open",
+)
 # By name, which is also the suffix of exported files, or by the scheme of URLs.
 INTEGRATIONS = {
     "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
@@ -47,24 +53,9 @@ INTEGRATIONS = {
         encode="onnx_encoder:OnnxEncoder",
     ),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
-    "qdrant": Integration(
-        "qdrant_client",
-        "hypjax[qdrant]",
-        export="qdrant:export_qdrant",
-        open="qdrant:QdrantGallery.open",
-    ),
-    "qdrant://": Integration(
-        "qdrant_client",
-        "hypjax[qdrant]",
-        export="qdrant:export_qdrant",
-        open="qdrant:QdrantGallery.open",
-    ),
-    "qdrant+https://": Integration(
-        "qdrant_client",
-        "hypjax[qdrant]",
-        export="qdrant:export_qdrant",
-        open="qdrant:QdrantGallery.open",
-    ),
+    "qdrant": _QDRANT,
+    "qdrant://": _QDRANT,
+    "qdrant+https://": _QDRANT,
     # It writes files alone; sentence-transformers is needed to load them.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),

@@ -29,7 +29,6 @@ from hypjax.training.step import (
     make_train_step,
     shard_batch,
 )
-from hypjax.types import Workers
 
 _STEPS = 6  # Steps that are run; the first is not timed.
 _GIB = 2**30
@@ -80,7 +79,7 @@ def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
 
 def _open(setup: Setup, steps: range, state: TrainState) -> Input:
     """The input of the steps, with features that take as long as those of the images."""
-    workers = Workers.of(setup.config.run)
+    workers = setup.config.run.workers
     if setup.learner.cached_features:
         kept = jax.ShapeDtypeStruct((len(setup.splits.train), setup.spec.encoder_dim), np.float32)
         if setup.learner.block is not None:

@@ -27,7 +27,7 @@ from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
 from hypjax.training.setup import Setup
 from hypjax.training.step import TrainState, trained_model
-from hypjax.types import Batch, Workers
+from hypjax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Input:
     """The images of a run, from which batches are made."""
 
     setup: Setup
-    workers: Workers
+    workers: int
     # Of all images, if they are cached: the encoder's embeddings, or activations of a block.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
@@ -53,7 +53,7 @@ class Input:
         return training_batches(train, plans, steps, learner.view, self.workers, rows)
 
 
-def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> Input:
+def open_input(setup: Setup, steps: range, workers: int, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains."""
     features = store = None
     if steps and setup.learner.cached_features:

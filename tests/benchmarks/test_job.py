@@ -60,15 +60,15 @@ class Absent:
         if name in {ABSENT}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
-from hypjax import benchmark, command
-from benchmarks import input, measure, retrieval, train
+from hypjax import command
+from benchmarks import __main__ as main, input, measure, retrieval, train
 # What is measured need not be exact.
 measure.product_rate = lambda *_, **__: 1e11
 measure._MIN_SECONDS = 1e-9
 train.copy_rate = lambda size: 1e10
 input._BATCH = 4
 retrieval._QUICK_SIZES = 1100, 220, 1000
-command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICES)
+command.run(main.main, main.FLAGS, main.EXAMPLE, main.CHOICES)
 """
 
 

@@ -10,7 +10,7 @@ from tests.helpers import commands
 @pytest.mark.slow
 def test_a_cpu_agrees_with_itself(tmp_path):
     output = tmp_path / "parity.json"
-    commands.call("benchmark", "parity", "--quick", f"--output={output}")
+    commands.call("benchmarks", "parity", "--quick", f"--output={output}")
     rows = json.loads(output.read_text())["parity"]
     assert len(rows) == 8 and all(row["passed"] for row in rows)
     assert [row["error"] == 0 for row in rows[-2:]] == [True, True]  # Of recalls.

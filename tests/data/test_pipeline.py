@@ -4,21 +4,16 @@ import dataclasses
 import functools
 import io
 import itertools
-import multiprocessing
 import os
-import pathlib
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
 from hypjax.data import pixels
@@ -27,10 +22,9 @@ from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
-from hypjax.errors import StalledError, UserError
+from hypjax.errors import UserError
 from hypjax.models.layers import mirror, normalize
-from hypjax.system import exits
-from hypjax.types import Batch, View, Workers
+from hypjax.types import Batch, View
 from tests.helpers.pictures import dataset_of, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
@@ -50,7 +44,7 @@ def plans(dataset, size=6, seed=0):
 
 def batches(dataset, first=0, last=6, workers=0):
     steps = range(first, last)
-    return list(training_batches(dataset, plans(dataset), steps, VIEW, Workers(workers)))
+    return list(training_batches(dataset, plans(dataset), steps, VIEW, workers))
 
 
 def test_batches_follow_their_plans():
@@ -80,31 +74,6 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.slow
-def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
-    """Grain frees it in a thread, here a slow one, also that of pieces that no batch has used."""
-    opened, open_shared = [], SharedMemoryArray.from_metadata
-    free_shared = SharedMemoryArray.close_shm_async
-
-    def open_and_remember(metadata):
-        opened.append(pathlib.Path("/dev/shm", metadata.name))
-        return open_shared(metadata)
-
-    def free_slowly(*args):
-        time.sleep(0.5)
-        free_shared(*args)
-
-    monkeypatch.setattr(SharedMemoryArray, "from_metadata", open_and_remember)
-    monkeypatch.setattr(SharedMemoryArray, "close_shm_async", free_slowly)
-    dataset = random_dataset()
-    begun = training_batches(dataset, plans(dataset), range(1000), VIEW, Workers(1))
-    next(begun)
-    while len(opened) < 11:  # One is used, one is next, and eight and one more wait.
-        time.sleep(0.01)
-    begun.close()
-    assert not [path for path in opened if path.exists()]
-
-
 class Deadly(list):
     """Records, one of which kills the process that reads it."""
 
@@ -115,23 +84,11 @@ class Deadly(list):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "size", "seed"), [(1, 6, 2), pytest.param(3, 40, 3, marks=pytest.mark.slow)]
-)
-def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
-    """Names the piece that the worker was preparing, not one it had finished before."""
-    dataset = random_dataset(n=60, classes=20)
-    plan = plans(dataset, size, seed)
-    step = next(step for step in range(100) if 17 in plan(step).ids)
-    first = 32 if 17 in plan(step).ids[32:] else 0
-    names = [f"record {i}" for i in plan(step).ids[first : first + 32]]
-    if len(names) > 6:
-        names = [*names[:5], "...", names[-1]]
-    message = rf"\(exit code -9\) while it prepared step {step + 1}, images {', '.join(names)};"
+def test_a_dead_worker_is_one_sentence():
+    dataset = random_dataset()
     deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
-    batches = training_batches(deadly, plan, range(100), VIEW, Workers(workers))
-    with pytest.raises(UserError, match=message):
-        list(batches)
+    with pytest.raises(UserError, match=r"a worker process died .*-9.*run\.workers"):
+        batches(deadly, last=20, workers=1)
 
 
 ORPHAN = """
@@ -139,7 +96,7 @@ import multiprocessing, os, signal, sys, time
 from hypjax.data.workers import _start_worker
 
 def kill_parent_and_sleep():
-    _start_worker(__file__, 0, 1)
+    _start_worker(0, 1)
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
@@ -153,41 +110,9 @@ if __name__ == "__main__":
 def test_a_worker_ends_with_its_parent(tmp_path):
     """The output, which the worker holds as well, stays open as long as one of the two lives."""
     path = tmp_path / "program.py"
-    path.write_text(ORPHAN + "#" * (-len(ORPHAN) % 8))  # It serves as the log, of whole numbers.
+    path.write_text(ORPHAN)
     done = subprocess.run([sys.executable, path], capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-
-
-class Stalling(list):
-    """Records, one of which blocks until the test has ended."""
-
-    ended = threading.Event()
-
-    def __getitem__(self, i):
-        if i == 17:
-            self.ended.wait(timeout=60)
-        return super().__getitem__(i)
-
-
-@pytest.mark.parametrize(
-    ("workers", "timeout"), [(0, 0.3), pytest.param(1, 3, marks=pytest.mark.slow)]
-)
-def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
-    monkeypatch.setattr(exits, "stuck", threading.Event())
-    monkeypatch.setattr(Stalling, "ended", threading.Event())
-    dataset = random_dataset()
-    seeded = (plans(dataset, seed=i) for i in range(100))
-    plan = next(plan for plan in seeded if 17 in plan(0).ids)
-    images = ", ".join(f"record {i}" for i in plan(0).ids)
-    message = f"waited {timeout} seconds in vain for step 1, images {images};"
-    stalling = dataclasses.replace(dataset, records=Stalling(dataset.records))
-    try:
-        with pytest.raises(StalledError, match=message):
-            list(training_batches(stalling, plan, range(9), VIEW, Workers(workers, timeout)))
-    finally:
-        Stalling.ended.set()
-    assert exits.stuck.is_set() != bool(workers)  # Workers were killed; threads cannot be.
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -251,7 +176,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
     np.testing.assert_array_equal(dataset_of_files(files[0]).crop(0, BOX, 32, 3), expected)
     for channels in (1, 3):
         exact = dataset_of_files(*files)
-        decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
+        decoded = DecodedImages(tmp_path / str(channels), exact.sizes, channels)
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
@@ -265,9 +190,9 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
+def test_the_host_cache_is_filled_once_and_resumed(tmp_path):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
     calls = []
 
     def decode(i, stop=None):
@@ -278,10 +203,9 @@ def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         decoded.fill(functools.partial(decode, stop=20))
-    assert not (tmp_path / "cache.bin").exists()
     calls.clear()
     decoded.fill(decode)
-    assert sorted(calls) == list(range(30))
+    assert 0 < min(calls) <= 20 and sorted(calls) == list(range(min(calls), 30))
     for i in range(len(exact)):
         np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
     calls.clear()
@@ -291,28 +215,23 @@ def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
 
 def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
     exact = random_dataset()
-    path = tmp_path / "cache.bin"
-    cached = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
+    folder = tmp_path / "cache"
+    cached = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
     fill_cache(cached, 3)
-    content = bytearray(path.read_bytes())
+    content = bytearray((folder / "arrays").read_bytes())
     content[5] ^= 1  # In the first image.
-    path.write_bytes(content)
+    (folder / "arrays").write_bytes(content)
     cached = pickle.loads(pickle.dumps(cached))
     for _ in range(2):
         for i in (0, 1):
             np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-    assert capsys.readouterr().err.count(f"some decoded images in {path} are damaged; ") == 1
-    assert not path.exists()
+    assert capsys.readouterr().err.count(f"{folder} is damaged; ") == 1
     later = pickle.loads(pickle.dumps(cached))  # Another worker, which has not opened the file.
     np.testing.assert_array_equal(later.image(1, 3), exact.image(1, 3))
+    fill_cache(cached, 3)
+    again = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
+    np.testing.assert_array_equal(again.image(0, 3), exact.image(0, 3))
     assert capsys.readouterr().err == ""
-    for damaged in (bytes(len(content)), content[:-1] + b"!"):  # Zeros; other checksums.
-        path.write_bytes(damaged)
-        fill_cache(cached, 3)
-        assert "they are decoded again" in capsys.readouterr().err
-        again = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
-        np.testing.assert_array_equal(again.image(7, 3), exact.image(7, 3))
-        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -327,7 +246,7 @@ def test_a_photo_that_was_replaced_is_named(fast):
 
 def test_lack_of_space_for_the_host_cache_is_reported_before_decoding(tmp_path, monkeypatch):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; choose"):

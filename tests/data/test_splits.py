@@ -122,9 +122,7 @@ def test_unusable_copies_are_rejected(tmp_path, repository, classes, message):
 @pytest.mark.parametrize("part", ["query", "gallery"])
 def test_queries_never_search_without_their_gallery(tmp_path, repository, part):
     """Without either of them there is no test set."""
-    whole = disk.write_inshop(tmp_path / "whole")
-    missing = [file.name for file in whole[part]]
-    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
+    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, left_out=part))
     with pytest.raises(UserError, match="no test images"):
         open_splits(load(repository, tmp_path, "inshop"))
 

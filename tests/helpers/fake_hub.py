@@ -10,7 +10,7 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import pytest
@@ -67,6 +67,23 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.commits.setdefault(name, []).append(_commit(files))
 
 
+def _listed(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """Describes the files and folders below a folder of a commit."""
+    paths = {path for file in map(pathlib.PurePath, commit.files) for path in (file, *file.parents)}
+    below = [path for path in paths if pathlib.PurePath(folder) in path.parents]
+    return [
+        _described(commit, str(path))
+        for path in sorted(below)
+        if recursive or path.parent == pathlib.PurePath(folder)
+    ]
+
+
+def _described(commit: Commit, path: str) -> dict[str, Any]:
+    if path not in commit.files:
+        return {"type": "directory", "oid": commit.oid, "path": path}
+    return {"type": "file", "oid": commit.oid, "path": path, "size": len(commit.files[path])}
+
+
 def _commit(files: dict[str, bytes]) -> Commit:
     return Commit(hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest(), files)
 
@@ -112,14 +129,11 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):  # noqa: N802
         path = urllib.parse.unquote(self.path.partition("?")[0])
-        if found := re.fullmatch(rf"/api/{_REPOSITORY}/(tree|revision)/([^/]+)", path):
-            name, what, revision = found[1].removeprefix("models/"), *found.groups()[1:]
+        if found := re.fullmatch(rf"/api/{_REPOSITORY}(?:/(tree|revision)/([^/]+)(/.*)?)?", path):
+            name, what, revision = found[1].removeprefix("models/"), found[2], found[3] or "main"
             if not self._allowed(name) or not (commit := self._commit(name, revision)):
                 return
-            files = [
-                {"type": "file", "oid": commit.oid, "path": file, "size": len(data)}
-                for file, data in commit.files.items()
-            ]
+            files = _listed(commit, (found[4] or "/")[1:], "recursive=false" not in self.path)
             siblings = [{"rfilename": file} for file in commit.files]
             about = {"id": name, "sha": commit.oid, "siblings": siblings, "private": False}
             return self._answer(files if what == "tree" else about)

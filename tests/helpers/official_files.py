@@ -1,8 +1,7 @@
 """Writes small copies of the official datasets, in their official folders and lists.
 
-Each function takes the folder to write to; some take the number of images per class, the content
-of broken files by image name, and the names of missing images, which are listed but not written.
-It returns the images of each split except the missing ones, in the order of the dataset.
+Each function takes the folder to write to; some take the number of images per class, and the
+content of broken files by image name. It returns the images of each split, in the dataset's order.
 """
 
 import io
@@ -27,42 +26,35 @@ class Written(NamedTuple):
     content: bytes
 
 
-def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None, missing=(), labels=True):
+def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None):
     """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
     folder = root / "CUB_200_2011"
-    splits, listed, numbers = {"train": [], "test": []}, [], []
+    splits, listed = {"train": [], "test": []}, []
     for number in classes:
         label = f"{number:03d}.Bird_{number}"
         paths = [f"{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
         written = [_written(f"images/{path}", label, broken=broken) for path in paths]
         splits["train" if number <= 100 else "test"] += written
         listed += reversed(paths)  # The official list is not sorted within a class.
-        numbers += [number] * images
     _write_lines(folder / "images.txt", (f"{i} {path}" for i, path in enumerate(listed, 1)))
-    if labels:
-        rows = (f"{i} {number}" for i, number in enumerate(numbers, 1))
-        _write_lines(folder / "image_class_labels.txt", rows)
-    return _write(folder, splits, missing)
+    return _write(folder, splits)
 
 
-def write_cars(root, classes=(1, 2, 99, 100), images=3, names=True):
+def write_cars(root, classes=(1, 2, 99, 100), images=3):
     """Writes root/cars196; class numbers above 98 are in the test split."""
     splits, rows = {"train": [], "test": []}, []
     for number in classes:
         for i in range(images):
             name = f"car_ims/{len(rows) + 1:06d}.jpg"
-            label = _car(number) if names else f"{number:03d}"
-            written = _written(name, label)
-            splits["train" if number <= 98 else "test"].append(written)
-            rows.append((name, number, i % 2))
-    write_annotations(root / "cars196/cars_annos.mat", rows, names)
+            splits["train" if number <= 98 else "test"].append(_written(name, _car(number)))
+            rows.append((name, 1, 2, 18, 19, number, i % 2))
+    fields, titles = ("relative_im_path", *_BOX, "class", "test"), {"class_names": _titles()}
+    _save(root / "cars196/cars_annos.mat", annotations=_struct(fields, rows), **titles)
     return _write(root / "cars196", splits)
 
 
 def write_half_cars(root, box=(3, 2, 18, 12)):
     """Writes root/cars_train and root/devkit, with one box for all; cars above 98 are the test."""
-    import scipy.io
-
     splits, rows = {"train": [], "test": []}, []
     for number in (1, 2, 99, 100):
         for _ in range(2):
@@ -71,12 +63,9 @@ def write_half_cars(root, box=(3, 2, 18, 12)):
                 _written(f"cars_train/{file}", _car(number))
             )
             rows.append((*box, number, file))
-    annotations = np.empty((1, len(rows)), [(field, object) for field in (*_BOX, "class", "fname")])
-    annotations[0, :] = rows
-    (root / "devkit").mkdir(parents=True)
-    scipy.io.savemat(root / "devkit/cars_train_annos.mat", {"annotations": annotations})
-    titles = np.array([[_car(n) for n in range(1, 197)]], object)
-    scipy.io.savemat(root / "devkit/cars_meta.mat", {"class_names": titles})
+    annotations = _struct((*_BOX, "class", "fname"), rows)
+    _save(root / "devkit/cars_train_annos.mat", annotations=annotations)
+    _save(root / "devkit/cars_meta.mat", class_names=_titles())
     return _write(root, splits)
 
 
@@ -141,8 +130,11 @@ def write_sop(root):
     return _write(folder, splits)
 
 
-def write_inshop(root, missing=()):
-    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
+def write_inshop(root, left_out=None):
+    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery.
+
+    The images of the split that is left out are listed, but not written.
+    """
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
     for number in range(1, 7):
@@ -154,7 +146,8 @@ def write_inshop(root, missing=()):
             rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
-    return _write(folder, splits, missing, subfolder="Img")
+    splits.pop(left_out, None)
+    return _write(folder, splits, subfolder="Img")
 
 
 def write_omniglot(root, small=False):
@@ -216,16 +209,15 @@ def _written(name, label, superlabel="", broken=None):
     return Written(name, label, superlabel, content)
 
 
-def _write(folder, splits, missing=(), subfolder=""):
+def _write(folder, splits, subfolder=""):
     """Writes the images, and in each folder a macOS file, as copies often contain."""
-    kept = {split: [w for w in part if w.name not in missing] for split, part in splits.items()}
-    for written in (w for part in kept.values() for w in part):
+    for written in (w for part in splits.values() for w in part):
         path = folder / subfolder / written.name
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
             path.with_name(f"._{path.name}").write_bytes(b"macOS file")
         path.write_bytes(written.content)
-    return kept
+    return splits
 
 
 def _write_lines(path, lines):
@@ -237,16 +229,19 @@ def _car(number):
     return f"Maker Model/{number} Sedan 2012"
 
 
-def write_annotations(path, rows, names):
-    """Writes struct and cell arrays of one row, as in the official file."""
+def _titles():
+    return np.array([[_car(n) for n in range(1, 197)]], object)
+
+
+def _struct(fields, rows):
+    """Struct and cell arrays of one row, as in the official files."""
+    annotations = np.empty((1, len(rows)), [(field, object) for field in fields])
+    annotations[0, :] = rows
+    return annotations
+
+
+def _save(path, **variables):
     import scipy.io
 
-    fields = ("relative_im_path", *_BOX, "class", "test")
-    annotations = np.empty((1, len(rows)), [(field, object) for field in fields])
-    for i, (name, number, test) in enumerate(rows):
-        annotations[0, i] = (name, 1, 2, 18, 19, number, test)
-    content = {"annotations": annotations}
-    if names:
-        content["class_names"] = np.array([[_car(n) for n in range(1, 197)]], object)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scipy.io.savemat(path, content)
+    scipy.io.savemat(path, variables)

@@ -4,80 +4,90 @@ import errno
 import threading
 
 import numpy as np
+import pytest
 
 from hypjax.inference import feature_cache
+from hypjax.system.array_cache import ArrayCache
 
-FEATURES = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 5), np.float32)]
-
-
-def never():
-    raise AssertionError("the features are there")
+FEATURES = list(np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32))  # Two scales.
 
 
-def check(found):
-    assert len(found) == len(FEATURES)
-    assert all(map(np.array_equal, found, FEATURES))
+def compute(done, computed=None):
+    """Yields the features of the images that are not done, two at a time."""
+    for first in range(done, 5, 2):
+        if computed is not None:
+            computed.append(first)
+        yield [scale[first : first + 2] for scale in FEATURES]
 
 
-def test_features_are_computed_once_and_a_damaged_file_again(tmp_path, capsys):
-    folder = tmp_path / "features" / "key"
-    check(feature_cache.shared(folder, lambda: FEATURES))
-    check(feature_cache.shared(folder, never))
-    (file,) = folder.glob("*.npz")
-    for damage in (lambda x: x[:-30], lambda x: x[:200] + bytes([x[200] ^ 1]) + x[201:]):
-        file.write_bytes(damage(file.read_bytes()))
-        check(feature_cache.shared(folder, lambda: FEATURES))
-        assert "is damaged" in capsys.readouterr().err
-        check(feature_cache.shared(folder, never))
+def never(done):
+    assert done == 5, "the features are there"
+    return iter(())
 
 
-def test_a_writer_that_fails_leaves_nothing_and_a_full_disk_only_warns(
-    tmp_path, monkeypatch, capsys
-):
-    def killed():
+def check(folder, compute):
+    found = feature_cache.shared(folder, 5, 2, compute)
+    assert len(found) == 2 and all(map(np.array_equal, found, FEATURES))
+
+
+def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(tmp_path, capsys):
+    folder, computed = tmp_path / "features" / "key", []
+
+    def killed(done):
+        yield from list(compute(done))[:2]
         raise KeyboardInterrupt
 
-    folder = tmp_path / "features"
-    try:
-        feature_cache.shared(folder, killed)
-    except KeyboardInterrupt:
-        assert not list(folder.glob("*.npz"))
+    with pytest.raises(KeyboardInterrupt):
+        feature_cache.shared(folder, 5, 2, killed)
+    with (folder / "arrays").open("ab") as file:
+        file.write(b"torn")
+    check(folder, lambda done: compute(done, computed))
+    assert computed == [4]
+    check(folder, never)
+    for name, damage in [
+        ("arrays", lambda x: x[:-30]),
+        ("arrays", lambda x: x[:20] + bytes([x[20] ^ 1]) + x[21:]),
+        ("index", lambda x: x[:20] + bytes([x[20] ^ 1]) + x[21:]),
+        ("index", lambda x: bytes(len(x))),
+    ]:
+        (folder / name).write_bytes(damage((folder / name).read_bytes()))
+        check(folder, compute)
+        assert "is damaged" in capsys.readouterr().err
+        check(folder, never)
 
+
+def test_a_disk_that_cannot_be_written_only_warns(tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "savez", full)
-        check(feature_cache.shared(folder, lambda: FEATURES))
+        patch.setattr(ArrayCache, "append", full)
+        check(tmp_path / "features", compute)
     assert "No space left on device" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    check(feature_cache.shared(tmp_path / "file", lambda: FEATURES))
+    check(tmp_path / "file", compute)
     assert "features cannot be kept in" in capsys.readouterr().err
-    check(feature_cache.shared(folder, lambda: FEATURES))
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "features.npz"]
 
 
 def test_a_second_process_waits_for_the_first(tmp_path):
     computing, go_on, found = threading.Event(), threading.Event(), []
 
-    def compute():
+    def slow(done):
         computing.set()
         go_on.wait(10)
-        return FEATURES
+        return compute(done)
 
-    def second():
-        found.append(feature_cache.shared(tmp_path, never))
-
-    first = threading.Thread(target=feature_cache.shared, args=(tmp_path, compute))
+    first = threading.Thread(target=check, args=(tmp_path, slow))
     first.start()
     computing.wait(10)
-    waiting = threading.Thread(target=second)
+    waiting = threading.Thread(target=lambda: found.append(check(tmp_path, never)))
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
     go_on.set()
     waiting.join(10)
-    check(found[0])
+    first.join(10)
+    assert found
 
 
 def test_the_key_changes_with_every_fact_and_parameter():

@@ -1,4 +1,4 @@
-"""Neighbours among candidates: of Euclidean searches, and of scans, against brute force."""
+"""Neighbours among candidates: of Euclidean searches, against brute force."""
 
 import jax
 import numpy as np
@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.integrations.usearch import _Centre
 from hypjax.retrieval import euclidean
 from hypjax.retrieval.euclidean import assured, found_neighbours, rank
 
@@ -77,29 +76,6 @@ def test_items_as_far_as_the_last_neighbour_count_as_found():
         assert hits.tolist() == [found], items
 
 
-@given(
-    seed=st.integers(0, 999),
-    space=st.sampled_from(SPACES),
-    scanned=st.integers(0, 40),
-    queries=st.sampled_from([1, 3, 300]),
-)
-@settings(max_examples=40, deadline=None)
-def test_a_scan_finds_all_points_within_a_separation(seed, space, scanned, queries):
-    rng = np.random.default_rng(seed)
-    x, q = points_of(space, rng, 60), points_of(space, rng, queries)
-    items = rng.permutation(60)[:scanned]
-    exact = separations_of(q, x, space)
-    limits = np.quantile(exact, 0.3, axis=1)
-    rows, found = _Centre(x, items, space).within(q, limits)
-    listed = np.zeros(exact.shape, bool)
-    listed[rows, found] = True
-    expected = np.isin(np.arange(60), items) & (exact <= limits[:, None])
-    assert (listed | ~expected).all()
-    assert not listed[:, np.setdiff1d(np.arange(60), items)].any()
-    if isinstance(space, Sphere) or space.c == 0:  # Elsewhere float32 is coarse near the boundary.
-        assert (exact[rows, found] <= limits[rows] + 1e-3).all()
-
-
 def flat(x):
     """Exact searches among x, and the numbers of candidates they were asked for."""
 
@@ -137,7 +113,7 @@ def test_two_searches_find_what_one_misses_near_the_boundary(space):
     exact = np.argsort(wide, axis=1, kind="stable")[:, :10]
     found, places = euclidean.nearest(flat(in_ball), x, q, k=10, space=space, candidates=50)
     np.testing.assert_array_equal(places, exact)
-    np.testing.assert_allclose(found, np.take_along_axis(wide, exact, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found, np.take_along_axis(wide, exact, axis=1), 1e-12, 1e-24)
     one = flat(in_ball)(in_ball[:200], 50)
     assert (exact[:, :, None] == one[:, None]).any(axis=2).mean() < 0.97
 

@@ -1,6 +1,6 @@
 """Attention, and the choice of its kernel."""
 
-import contextlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -28,99 +28,32 @@ def test_attention_equals_its_formula(dtype, error):
     np.testing.assert_allclose(np.asarray(mixed, np.float64), expected(), atol=error)
 
 
-@pytest.fixture
-def gpu(monkeypatch, tmp_path):
-    """Makes the CPU pose as a GPU that has compiled nothing yet."""
-    caches = attention._comparison, attention._warn_once
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-    jax.config.update("jax_compilation_cache_dir", folder)
-
-
-def takes_cudnn(monkeypatch, kernel="auto"):
-    """Whether a gradient that is traced, as in models, would be computed by cuDNN on a GPU."""
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "kernel"),
+    [
+        ("9.0", "bfloat16", 64, "cudnn"),
+        ("10.0", "float16", 64, "cudnn"),
+        ("8.0", "float32", 64, "xla"),
+        ("7.5", "float16", 64, "xla"),
+        ("9.0", "bfloat16", 20, "xla"),
+        ("gfx90a", "bfloat16", 64, "xla"),
+    ],
+)
+def test_the_kernel_follows_from_the_card_and_the_shapes(
+    capability, dtype, dim, kernel, monkeypatch
+):
+    card = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda: [card])
     kernels = {}
-    monkeypatch.setattr(
-        jax.lax, "platform_dependent", lambda *x, **by: kernels.update(by) or by["default"](*x)
-    )
-    arrays = [jnp.asarray(x, "bfloat16") for x in (queries, keys, values)]
-    jax.jit(jax.grad(lambda *x: jnp.sum(attention.attend(*x, kernel=kernel))))(*arrays)
-    return "cuda" in kernels
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *_, **by: kernels.update(by))
+    attention.attend(*[jnp.zeros((1, 4, 2, dim), dtype)] * 3)
+    assert ("cuda" in kernels) == (kernel == "cudnn")
 
 
-def replace_cudnn(monkeypatch, seconds=1.0, scale=1.0):
-    """Puts XLA in the place of cuDNN, with other results and seconds than its own."""
-
-    def by_cudnn(query, key, value, length):
-        return attention._by_xla(query, key, value, length) * scale
-
-    times = iter([seconds] * 3 + [2.0] * 3)
-    monkeypatch.setattr(attention, "_by_cudnn", by_cudnn)
-    monkeypatch.setattr(attention, "_seconds", lambda *_: next(times))
-
-
-@pytest.mark.usefixtures("gpu")
-def test_falls_back_to_xla_without_a_cudnn_kernel_and_warns_once():
-    arrays = [jnp.asarray(x, "bfloat16") for x in (queries, keys, values)]
-    with pytest.warns(UserWarning, match="cuDNN's fused attention cannot be used") as caught:
-        for _ in range(2):
-            mixed = jax.jit(lambda *x: attention.attend(*x))(*arrays)
-    assert len(caught) == 1
-    np.testing.assert_allclose(np.asarray(mixed, np.float64), expected(), atol=2e-2)
+def test_a_kernel_that_is_not_here_is_one_sentence():
+    arrays = [jnp.zeros((1, 4, 2, 20), "bfloat16")] * 3  # cuDNN takes multiples of 8.
     with pytest.raises(UserError, match="set run.attention to xla"):
-        attention.attend(*arrays, kernel="cudnn")
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("seconds", "kernel"), [(1.0, "cudnn"), (3.0, "xla")])
-def test_the_faster_kernel_is_taken_and_remembered_by_later_processes(seconds, kernel, monkeypatch):
-    replace_cudnn(monkeypatch, seconds)
-    assert takes_cudnn(monkeypatch) == (kernel == "cudnn")
-    attention._comparison.cache_clear()  # As in another process; nothing is timed again.
-    assert takes_cudnn(monkeypatch) == (kernel == "cudnn")
-    assert takes_cudnn(monkeypatch, kernel="cudnn") and not takes_cudnn(monkeypatch, kernel="xla")
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("scale", [1.5, np.nan])
-def test_cudnn_is_not_used_if_a_gradient_is_wrong(scale, part, monkeypatch):
-    replace_cudnn(monkeypatch)
-    gradients = attention._gradients
-
-    def with_one_wrong(function, *arguments):
-        found, seconds = gradients(function, *arguments)
-        if function is attention._by_cudnn:
-            found = tuple(x * (scale if i == part else 1) for i, x in enumerate(found))
-        return found, seconds
-
-    monkeypatch.setattr(attention, "_gradients", with_one_wrong)
-    with pytest.warns(UserWarning, match="its gradients are off by"):
-        assert not takes_cudnn(monkeypatch)
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_cudnn_is_compared_for_fewer_images_where_xla_needs_too_much_memory(scale, monkeypatch):
-    replace_cudnn(monkeypatch, scale=scale)
-    gradients = attention._gradients
-
-    def if_it_fits(function, heads, length):
-        if function is attention._by_xla and len(heads[0]) > 1:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return gradients(function, heads, length)
-
-    monkeypatch.setattr(attention, "_gradients", if_it_fits)
-    monkeypatch.setattr(attention, "_seconds", lambda *_: 1.0)
-    warned = pytest.warns(match="off by") if scale > 1 else contextlib.nullcontext()
-    with warned:
-        assert takes_cudnn(monkeypatch) == (scale == 1)
+        attention._by_cudnn(*arrays)
 
 
 @pytest.mark.parametrize("tokens", [4, 5])

@@ -1,12 +1,16 @@
-"""Datasets that `datasets` and `webdataset` write, and galleries that `datasets` reads."""
+"""Datasets that `datasets` reads, and galleries that it reads."""
 
+import importlib.util
+import pickle
 import re
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import hypjax
+from hypjax.data import given
 from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
 from hypjax.data.splits import open_splits
@@ -16,6 +20,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.gallery_files import find_export, is_gallery, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
+from tests.data.test_photos import open_at
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import serving
 from tests.helpers.galleries import clusters, embeddings
@@ -30,14 +35,19 @@ configs:
   data_files:
   - split: train
     path: data/train-*
+- config_name: small
+  data_files:
+  - split: train
+    path: data/train-00000*
+  - split: test
+    path: data/train-00001*
 ---
 """
-KINDS = ["saved", "saved splits", "parquet", "hub", "webdataset"]
+KINDS = ["saved", "saved splits", "parquet", "arrow", "folder", "hub", "webdataset"]
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Of `datasets`, which does not tell apart what tests write in turn."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
 
@@ -49,7 +59,7 @@ def dataset(photos_folder):
 
 @pytest.fixture(scope="module")
 def written(dataset, photos_folder, tmp_path_factory):
-    """Writes the dataset in each way; returns the locations, and the root of the hub."""
+    """Writes the dataset in each way; returns the locations."""
     root = tmp_path_factory.mktemp("written")
     dataset.save_to_disk(str(root / "saved"), num_shards=2)
     halves = {"train": dataset.select(range(30)), "val": dataset.select(range(30, 60))}
@@ -59,19 +69,22 @@ def written(dataset, photos_folder, tmp_path_factory):
     wds = pytest.importorskip("webdataset", reason="needs webdataset")
     with wds.ShardWriter(str(root / "photos-%03d.tar"), maxcount=25, verbose=0) as writer:
         for i, photo in enumerate(list_folder(photos_folder)):
-            content = {"png": photo.path.read_bytes(), "cls": photo.label}
+            content = {"png": photo.path.read_bytes(), "json": {"label": photo.label}}
             writer.write({"__key__": f"{i:04}", **content})
     (root / "hub/me/photos/data").mkdir(parents=True)
     (root / "hub/me/photos/README.md").write_text(CARD)
     for i in range(2):
         shard, name = stored.shard(2, i, contiguous=True), f"data/train-0000{i}-of-00002.parquet"
         shard.to_parquet(str(root / "hub/me/photos" / name))
-    with serving(root / "cache") as hub:
+    with serving(root / "cache") as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
         hub.put("datasets/me/photos", root / "hub/me/photos")
         yield {
             "saved": root / "saved",
             "saved splits": root / "saved splits?split=train+val",
             "parquet": root / "photos.parquet",
+            "arrow": root / "saved/data-*.arrow",
+            "folder": root / "hub/me/photos",
             "hub": "hf://me/photos",
             "webdataset": root / "photos-{000..002}.tar",
         }
@@ -79,14 +92,16 @@ def written(dataset, photos_folder, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_has_the_images_and_classes_of_the_folder(kind, written, photos_folder):
-    expected = open_splits(small_runs.load(photos_folder))
-    found = open_splits(small_runs.load(written[kind]))
+    held_out = {"test_classes": 0.3, "validation_classes": 2, "split_seed": 1}
+    expected, found = open_at(photos_folder, **held_out), open_at(written[kind], **held_out)
     for own, part in zip(expected[:3], found[:3], strict=True):
+        part = pickle.loads(pickle.dumps(part))  # As worker processes receive it.
         np.testing.assert_array_equal(own.labels, part.labels)
         np.testing.assert_array_equal(own.sizes, part.sizes)
         for i in range(len(own)):
             assert own.class_name(i) == part.class_name(i)
             np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
+    assert open_at(written[kind], **held_out).fingerprint == found.fingerprint
 
 
 def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder, tmp_path):
@@ -102,25 +117,105 @@ def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder
     model, stored = hypjax.load(run), Embeddings.load(gallery)
     np.testing.assert_array_equal(stored.vectors, model.embed(str(photos_folder)))
     assert stored.labels.tolist() == [photo.label for photo in list_folder(photos_folder)]
-    assert all(name.startswith("hf://me/photos/data/train-0") for name in stored.ids)
+    assert stored.ids[[0, 59]].tolist() == ["hf://me/photos/train/0", "hf://me/photos/train/59"]
     hits = model.search(gallery, written["hub"], k=3)
     assert len(hits) == 60 and all(hit.query not in hit.paths for hit in hits)
-    assert "right  hf://me/photos/data/train-0" in "".join(map(str, hits))
 
 
-def test_images_of_a_split_and_a_column(dataset, tmp_path):
-    """Also as `datasets` stores images that are not encoded yet."""
-    labels = [["robin", "wren"][i % 2] for i in range(4)]
-    pixels = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)]
-    rows = {"photo": pixels, "species": labels, "label": [5] * 4}
-    features = {"photo": datasets.Image(), "species": datasets.ClassLabel(names=["robin", "wren"])}
-    features = datasets.Features({**features, "label": datasets.Value("int64")})
-    made = datasets.Dataset.from_dict(rows, features)
-    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "birds"))
-    images = open_images(f"{tmp_path / 'birds'}?split=test&label=species")
-    assert images.labels.tolist() == labels and images.splits is None
-    shown = np.array([images.dataset.image(i, 3) for i in range(4)])
-    np.testing.assert_array_equal(shown, np.array(pixels))
+def test_subsets_and_splits_of_a_repository(written):
+    splits = open_images("hf://me/photos?subset=small").splits
+    assert splits.tolist() == 30 * ["train"] + 30 * ["test"]
+    images = open_images("hf://me/photos?subset=small&split=test")
+    assert images.splits is None and images.ids[0] == "hf://me/photos/test/0"
+    for where, words in (
+        ("hf://me/photos?split=dev", "no split dev"),
+        ("hf://me/photos?subset=large", "large"),
+        ("hf://me/bees", "hf://me/bees"),
+        ("hf://birds", "names no repository"),
+    ):
+        with pytest.raises(UserError, match=words):
+            open_images(where)
+
+
+def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_path):
+    config = small_runs.load(photos_folder, "data.test_classes=2")
+    expected = open_splits(config)
+    with config.ignore_type():
+        config.data.update(given.give(dataset))
+    found = open_splits(config)
+    for own, part in zip((expected.train, expected.test), (found.train, found.test), strict=True):
+        np.testing.assert_array_equal(own.labels, part.labels)
+        for i in range(len(own)):
+            np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
+    small_runs.save_untrained(small_runs.load(photos_folder), tmp_path / "run")
+    model = hypjax.load(tmp_path / "run")
+    np.testing.assert_array_equal(model.embed(dataset), model.embed(str(photos_folder)))
+
+
+@pytest.fixture
+def birds(tmp_path):
+    """A function that writes four birds, with further columns, and returns the location."""
+    pictures = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)]
+
+    def write(image="image", features=None, **columns):
+        types = {image: datasets.Image(), **(features or {})}
+        made = datasets.Dataset.from_dict({image: pictures, **columns})
+        for name, kind in types.items():
+            made = made.cast_column(name, kind)
+        made.to_parquet(str(tmp_path / "birds.parquet"))
+        return str(tmp_path / "birds.parquet")
+
+    return write
+
+
+def test_columns_are_known_by_types_names_and_options(birds):
+    kinds = {"kind": datasets.ClassLabel(names=["robin", "wren"])}
+    where = birds("photo", kinds, kind=[0, 1, 1, -1], coarse_label=["x", "y", "y", "y"])
+    images = open_images(where)
+    assert images.labels.tolist() == ["robin", "wren", "wren", ""]
+    assert images.superlabels.tolist() == ["x", "y", "y", "y"]
+    assert images.dataset.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
+    where = birds(label=[1.0, None, 2.0, 0.5], split=["train", "test"] * 2, species=list("abab"))
+    images = open_images(where)
+    assert images.labels.tolist() == ["1", "", "2", "0.5"]
+    assert images.splits.tolist() == ["train", "test"] * 2
+    assert open_images(f"{where}?label=species").labels.tolist() == list("abab")
+
+
+def test_a_changed_file_is_read_again(birds):
+    first = open_images(birds(label=list("abcd"))).labels.tolist()
+    time.sleep(1.1)  # `datasets` tells files apart by their times, in seconds.
+    assert open_images(birds(label=list("dcba"))).labels.tolist() == first[::-1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ({"label": list("abcd")}, "?label=species", "no species"),
+        ({"label": list("abcd")}, "?lable=a", "no option lable"),
+        ({"label": list("abcd")}, "?split=test", "no split test"),
+        ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
+        ({}, "", "has no label"),
+        ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
+        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
+        ({"label": list("abcd"), "split": ["s"] * 4}, "", "a split s"),
+    ],
+)
+def test_mistakes_are_one_sentence(columns, options, words, birds):
+    with pytest.raises(UserError, match=words):
+        open_at(birds(**columns) + options)
+
+
+def test_damaged_and_missing_files_are_one_sentence(tmp_path, monkeypatch):
+    for name in ("a.tar", "a.arrow"):
+        (tmp_path / name).write_bytes(b"damaged" * 99)
+        with pytest.raises(UserError, match=rf"cannot read .*{name}"):
+            open_images(str(tmp_path / name))
+    with pytest.raises(UserError, match=r"there is no file .*b-001\.tar"):
+        open_images(str(tmp_path / "b-{001..003}.tar"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
+        open_images(str(tmp_path / "a.tar"))
 
 
 @pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)

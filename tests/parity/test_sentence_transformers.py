@@ -167,7 +167,7 @@ def test_what_has_no_counterpart_is_refused(runs, photos_folder, tmp_path):
     for number, (fields, words) in enumerate(
         (
             ({"model.eval_pooling": "gem"}, "pools tokens by gem, which timm's model cannot"),
-            ({"eval.scales": [1.0, 0.5]}, "this run sets eval.scales, for which sentence-tr"),
+            ({"eval.scales": [1.0, 0.5]}, "sets eval.scales"),
             ({**BALL, "data.path": str(tmp_path / "gone")}, "name a folder of images as --images"),
         )
     ):

@@ -53,19 +53,14 @@ def test_a_line_has_one_component():
         fit(line.astype(np.float32), space=FLAT, dim=2, whiten=True)
 
 
-@pytest.mark.parametrize(
-    ("x", "dim", "message"),
-    [
-        (points(FLAT), 7, "PCA to 7 dimensions is not possible with 6 dimensions"),
-        (points(FLAT, n=3), 4, "PCA to 4 dimensions is not possible with 3 points"),
-        (points(FLAT), 0, "PCA to 0 dimensions"),
+def test_what_cannot_be_fitted_is_refused():
+    for x, dim, message in [
+        (points(FLAT), 7, "not possible with 6 dimensions"),
+        (points(FLAT, n=3), 4, "not possible with 3 points"),
         (np.ones((5, 3), np.float32), 2, "all points are equal"),
-        (np.full((5, 3), np.nan, np.float32), 2, "finite points"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(x, dim, message):
-    with pytest.raises(UserError, match=message):
-        fit(x, space=FLAT, dim=dim)
+    ]:
+        with pytest.raises(UserError, match=message):
+            fit(x, space=FLAT, dim=dim)
 
 
 def test_files_hold_the_projection(tmp_path):
@@ -78,22 +73,7 @@ def test_files_hold_the_projection(tmp_path):
         read.apply(x[:, :5])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mean": np.zeros(5)},
-        {"variances": np.ones(3, np.float32)},
-        {"components": np.full((3, 6), np.nan)},
-        {"components": np.ones(3)},
-        {"whiten": np.ones(2, bool)},
-        {"mean": None},
-        {"format": np.array("else")},
-    ],
-)
-def test_damaged_files_are_refused(change, tmp_path):
-    fit(points(Sphere()), space=Sphere(), dim=3).save(tmp_path / "p.npz")
-    arrays = dict(np.load(tmp_path / "p.npz")) | change
-    np.savez(tmp_path / "p.npz", **{n: a for n, a in arrays.items() if a is not None})
-    message = "not a projection that hypjax wrote" if "format" in change else "is damaged"
-    with pytest.raises(UserError, match=message):
+def test_what_is_no_projection_is_refused(tmp_path):
+    np.savez(tmp_path / "p.npz", mean=np.zeros(5))
+    with pytest.raises(UserError, match="is no projection .*components"):
         Projection.load(tmp_path / "p.npz", Sphere())

@@ -83,38 +83,6 @@ def wait_for_steps(process, run):
         time.sleep(0.01)
 
 
-STALL = """
-import os, time
-opened = os.open
-
-def stalling(path, *arguments, **options):
-    while str(path).endswith(".png") and os.path.exists({lost!r}):
-        time.sleep(0.1)
-    return opened(path, *arguments, **options)
-
-os.open = stalling
-"""
-
-
-@pytest.mark.slow
-def test_photos_that_stall_end_the_run_which_can_resume(photos_folder, tmp_path):
-    """Opening them blocks forever, as on a lost network file system."""
-    steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
-    folder, run, lost = photos_folder, tmp_path / "run", tmp_path / "lost"
-    (tmp_path / "sitecustomize.py").write_text(STALL.format(lost=str(lost)))
-    steps_and_limit = (*steps, "run.input_timeout=2")
-    process = small_runs.start(folder, run, *steps_and_limit, packages=f"{tmp_path}:")
-    wait_for_steps(process, run)
-    lost.touch()
-    _, printed = process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert "error: waited 2 seconds in vain for step " in printed.splitlines()[-1]
-    saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
-    assert 0 < saved < 400
-    train.train_and_evaluate(small_runs.load(folder, *steps), run)
-    assert (run / "results.json").exists()
-
-
 def ends(group: int) -> bool:
     """Whether all processes of a group end within ten seconds."""
     for _ in range(100):

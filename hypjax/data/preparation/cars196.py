@@ -10,106 +10,73 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-from hypjax.errors import UserError
 
 _CLASSES = 196  # The first half is for training.
+_ANNOTATIONS = "cars_annos.mat"
 _TRAIN = "cars_train", "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class number; the official test flag plays no part."""
-    return _by_class(tree, "cars_annos.mat", "cars_annos.mat", "relative_im_path", "", boxes=False)
+    photos = _read(tree, _ANNOTATIONS, "annotations")
+    return _by_class(tree, photos, _read(tree, _ANNOTATIONS, "class_names"), "relative_im_path")
 
 
 def _list_half(tree: FileTree, *, boxes: bool) -> Iterator[Entry]:
-    """Lists the photos of `cars_train` by class number."""
+    """Lists the photos of `cars_train` by class number; with boxes, they are cut to them."""
     folder, annotations, classes = _TRAIN
-    return _by_class(tree, annotations, classes, "fname", f"{folder}/", boxes=boxes)
+    photos, titles = _read(tree, annotations, "annotations"), _read(tree, classes, "class_names")
+    for entry in _by_class(tree, photos, titles, "fname", boxes=boxes):
+        yield entry._replace(name=f"{folder}/{entry.name}")
 
 
 def _by_class(
-    tree: FileTree, annotations: str, classes: str, field: str, folder: str, *, boxes: bool
+    tree: FileTree, photos: Any, titles: Any, field: str, *, boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists annotated photos by class number.
-
-    Args:
-        tree: Files of the dataset.
-        annotations: File with the photos' names, class numbers and boxes.
-        classes: File with the names of the classes, which may be missing in it.
-        field: Field of an annotation that holds the name.
-        folder: What precedes the name in the photo's path.
-        boxes: Whether photos are to be cut to their boxes.
-    """
-    found = np.atleast_1d(_read(tree, annotations, "annotations"))
-    titles = [str(title) for title in np.atleast_1d(_read(tree, classes, "class_names", ()))]
-    place = tree.root / annotations
+    """Lists annotated photos by class number; the field of an annotation holds its name."""
     try:
-        names = [folder + str(name) for name in found[field]]
-        numbers = [int(number) for number in found["class"]]
-        cut = _boxes(found) if boxes else [None] * len(names)
+        for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
+            name, number = str(photos[field][i]), int(photos["class"][i])
+            split = "train" if number <= _CLASSES // 2 else "test"
+            box = _box(photos[i]) if boxes else None
+            yield Entry(split, name, str(titles[number - 1]), box=box)
     except (ValueError, TypeError, IndexError) as error:
-        raise _damaged(tree, annotations, error) from error
-    for i in np.argsort(numbers, kind="stable"):
-        where, number = f"{place}, annotation {i + 1}", numbers[i]
-        if not 1 <= number <= _CLASSES:
-            raise damaged_list(where, f"there is no class {number}")
-        split = "train" if number <= _CLASSES // 2 else "test"
-        yield Entry(split, names[i], _label(titles, number), place=where, box=cut[i])
+        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
 
 
-def _boxes(annotations: Shaped[np.ndarray, " images"]) -> list[tuple[int, int, int, int]]:
+def _box(annotation: Any) -> tuple[int, int, int, int]:
     """Left, top, right and bottom, in pixels: they are counted from 1, and the last ones belong."""
-    columns = [annotations[f"bbox_{side}"] for side in ("x1", "y1", "x2", "y2")]
-    return [
-        (left - 1, top - 1, right, bottom)
-        for left, top, right, bottom in (map(int, row) for row in zip(*columns, strict=True))
-    ]
+    sides = (f"bbox_{side}" for side in ("x1", "y1", "x2", "y2"))
+    left, top, right, bottom = (int(annotation[side]) for side in sides)
+    return left - 1, top - 1, right, bottom
 
 
-def _read(tree: FileTree, file: str, variable: str, default: Any = None) -> Any:
-    """Returns a variable of a MATLAB file; raises UserError if it lacks one without default."""
+def _read(tree: FileTree, file: str, variable: str) -> Any:
+    """Returns a variable of a MATLAB file, or raises UserError."""
     import scipy.io
 
     content = tree.read_list(file)
     try:
-        variables = scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)
-        return variables[variable] if default is None else variables.get(variable, default)
+        return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
     except Exception as error:  # scipy raises almost anything on damaged files.
-        raise _damaged(tree, file, error) from error
-
-
-def _damaged(tree: FileTree, file: str, error: Exception) -> UserError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(
-        f"{tree.root / file} is damaged, or is not the dataset's file of that name ({reason}); "
-        "fetch it again"
-    )
-
-
-def _label(titles: list[str], number: int) -> str:
-    """Returns a unique label of a class: its title, or its number if it has none."""
-    title = titles[number - 1] if number <= len(titles) else ""
-    if not title:
-        return f"{number:03d}"
-    return title if titles.count(title) == 1 else f"{title} ({number})"
+        problem = f"{variable} cannot be read ({type(error).__name__})"
+        raise damaged_list(tree, file, problem) from error
 
 
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 
 
 def _half(note: str, *, boxes: bool) -> OfficialDataset:
-    folder, annotations, classes = _TRAIN
     return OfficialDataset(
         name="cars196",
         description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
         counts={"train": Count(4052, 98), "test": Count(4092, 98)},
         source=Source(
             folders=("cars196", "stanford_cars"),
-            entries=(folder, annotations, classes),
+            entries=_TRAIN,
             archives=(
                 Archive("cars_train.tgz", unpacked="cars_train/*"),
                 Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
@@ -130,9 +97,9 @@ DATASET = OfficialDataset(
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
     source=Source(
         folders=("cars196",),
-        entries=("cars_annos.mat", "car_ims"),
+        entries=(_ANNOTATIONS, "car_ims"),
         archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
-        required_lists=("cars_annos.mat",),
+        required_lists=(_ANNOTATIONS,),
         required="car_ims.tgz and cars_annos.mat",
         origin=_NO_HOME,
     ),

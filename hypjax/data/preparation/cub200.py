@@ -3,50 +3,26 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import (
-    Count,
-    Entry,
-    OfficialDataset,
-    Row,
-    damaged_list,
-    match_row,
-    read_rows,
-)
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class, which image_class_labels.txt must confirm, and by path."""
-    labels = None
-    if {"images.txt", "image_class_labels.txt"} <= tree.files:
-        rows = read_rows(tree, "image_class_labels.txt")
-        labels = dict(match_row(r"(\d+)\s+(\d+)", row, "1 1").groups() for row in rows)
-    entries = []
-    for row, image_id, path in _paths(tree):
-        number = int(path[:3])
-        if not 1 <= number <= _CLASSES:
-            raise damaged_list(row.place, f"there is no class {number}")
-        if labels is not None and labels.get(image_id) != str(number):
-            found = f"class {labels[image_id]}" if image_id in labels else "no class"
-            raise damaged_list(row.place, f"{path} has {found} in image_class_labels.txt")
-        entries.append((number, path, row.place))
-    for number, path, place in sorted(entries):
-        split = "train" if number <= _CLASSES // 2 else "test"
-        yield Entry(split, f"images/{path}", label=path.split("/")[0], place=place)
+    """Lists images by class and by path; the numbers of their folders are those of the classes."""
+    for path in sorted(_paths(tree)):
+        split = "train" if int(path[:3]) <= _CLASSES // 2 else "test"
+        yield Entry(split, f"images/{path}", label=path.split("/")[0])
 
 
-def _paths(tree: FileTree) -> Iterator[tuple[Row, str, str]]:
-    """Yields row, number and path of each image in images.txt, or in the folders without it."""
+def _paths(tree: FileTree) -> Iterator[str]:
+    """Path of each image in images.txt, or in the folders without it."""
+    path = r"(\d{3}\.[^/]+/[^/]+)"
     if "images.txt" in tree.files:
-        for row in read_rows(tree, "images.txt"):
-            match = match_row(r"(\d+)\s+(\d{3}\.[^/]+/[^/]+)", row, "1 001.Class/image.jpg")
-            yield row, match[1], match[2]
-        return
-    for name in tree.files:
-        if match := re.fullmatch(r"images/(\d{3}\.[^/]+/[^/]+\.jpe?g)", name, re.IGNORECASE):
-            yield Row(str(tree.root / name), name), "", match[1]
+        return (match[1] for match in read_rows(tree, "images.txt", rf"\d+\s+{path}"))
+    matches = (re.fullmatch(f"images/{path}", name) for name in tree.files)
+    return (match[1] for match in matches if match and match[1].lower().endswith((".jpg", ".jpeg")))
 
 
 DATASET = OfficialDataset(
@@ -55,7 +31,7 @@ DATASET = OfficialDataset(
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
     source=Source(
         folders=("CUB_200_2011",),
-        entries=("images.txt", "image_class_labels.txt", "images/[0-9][0-9][0-9].*"),
+        entries=("images.txt", "images/[0-9][0-9][0-9].*"),
         archives=(
             Archive(
                 "CUB_200_2011.tgz",

@@ -12,12 +12,11 @@ same file bytes, since protobuf may write the fields of a record in any order:
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-import tqdm
 from PIL import Image
 
 from hypjax.data.preparation import fonts
@@ -69,22 +68,6 @@ def drawn(pixels: np.ndarray) -> dict[str, Any]:
     return {"image": image, "checksum": zlib.crc32(image), "height": height, "width": width}
 
 
-def with_progress(
-    splits: Mapping[str, Iterable[Example]], total: int, what: str
-) -> dict[str, Iterator[Example]]:
-    """Shows one progress bar for the examples of all splits, while they are consumed."""
-    bar = tqdm.tqdm(desc=f"drawing {what}", total=total, unit="image", disable=None, leave=False)
-
-    def counted(examples: Iterable[Example]) -> Iterator[Example]:
-        for example in examples:
-            bar.update()
-            yield example
-        if bar.n == bar.total:
-            bar.close()
-
-    return {name: counted(examples) for name, examples in splits.items()}
-
-
 def split_classes(
     classes: Iterable[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
@@ -133,5 +116,5 @@ class Glyphs(RecordBuilder):
         # Finding the classes compares all drawings: too slow for opening a prepared dataset.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]
-        total = sum(len(c.glyphs) for c in train + test)
-        return with_progress({"train": examples(train), "test": examples(test)}, total, "glyphs")
+        self._total = sum(len(c.glyphs) for c in train + test)
+        return {"train": examples(train), "test": examples(test)}

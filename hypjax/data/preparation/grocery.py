@@ -15,23 +15,10 @@ from hypjax.data.preparation.official import (
     Entry,
     OfficialDataset,
     damaged_list,
-    match_row,
     read_rows,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
-# Coarse classes for training, by department: 10 of 19, 5 of 9 and 8 of 15.
-TRAINED = {
-    "Fruit": (
-        *("Apple", "Avocado", "Banana", "Kiwi", "Lemon", "Lime", "Mango", "Melon", "Nectarine"),
-        "Orange",
-    ),
-    "Packages": ("Juice", "Milk", "Oatghurt", "Oat-Milk", "Sour-Cream"),
-    "Vegetables": (
-        *("Asparagus", "Aubergine", "Cabbage", "Carrots", "Cucumber", "Garlic", "Ginger", "Leek"),
-    ),
-}
-_PRODUCTS, _COARSE = 81, 43
 _PARTS = ("train", "val", "test")  # As published.
 
 
@@ -40,16 +27,11 @@ class _Product(NamedTuple):
 
     name: str
     coarse: str
-    coarse_number: int
     department: str
     icon: str  # Path of its iconic picture.
 
-    @property
-    def trained(self) -> bool:
-        return self.coarse in TRAINED[self.department]
-
-    def entry(self, split: str, name: str, place: str) -> Entry:
-        return Entry(split, name, self.name, f"{self.department}/{self.coarse}", place)
+    def entry(self, split: str, name: str) -> Entry:
+        return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -61,60 +43,41 @@ def _list_icons(tree: FileTree) -> Iterator[Entry]:
     """Lists the same photos, then the iconic picture of each product, which they search."""
     products = _products(tree)
     yield from _photos(tree, products, tested="query")
-    for product in products:
-        place = f"{tree.root / 'classes.csv'}, {product.name}"
-        yield product.entry("gallery", product.icon, place)
+    yield from (product.entry("gallery", product.icon) for product in products)
 
 
 def _photos(tree: FileTree, products: list[_Product], tested: str) -> Iterator[Entry]:
     """Lists photos; those of the products that are not trained on are in the split `tested`."""
-    numbered = []
+    trained, numbered = _trained(products), []
     for part in _PARTS:
-        for row in read_rows(tree, f"{part}.txt"):
-            example = f"{part}/Fruit/Avocado/Avocado_001.jpg, 5, 1"
-            match = match_row(rf"({part}/([^/]+)/.+), (\d+), (\d+)", row, example)
-            name, department, number, coarse = match[1], match[2], int(match[3]), int(match[4])
+        for match in read_rows(tree, f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
+            number = int(match[2])
             if number >= len(products):
-                raise damaged_list(row.place, f"there is no product {number}")
-            product = products[number]
-            if (coarse, department) != (product.coarse_number, product.department):
-                problem = f"{product.name} is in {product.department}, coarse class "
-                raise damaged_list(row.place, f"{problem}{product.coarse_number}")
-            split = "train" if product.trained else tested
-            numbered.append((number, product.entry(split, name, row.place)))
+                raise damaged_list(tree, f"{part}.txt", f"there is no product {number}")
+            split = "train" if products[number].coarse in trained else tested
+            numbered.append((number, products[number].entry(split, match[1])))
     numbered.sort(key=lambda pair: pair[0])  # Stable.
     return (entry for _, entry in numbered)
 
 
+def _trained(products: list[_Product]) -> set[str]:
+    """Coarse classes for training: 10 of 19 of fruit, 5 of 9 of packages, 8 of 15 of vegetables."""
+    departments: dict[str, dict[str, None]] = {}
+    for product in products:
+        departments.setdefault(product.department, {})[product.coarse] = None
+    return {coarse for all in departments.values() for coarse in list(all)[: (len(all) + 1) // 2]}
+
+
 def _products(tree: FileTree) -> list[_Product]:
-    """Reads `classes.csv`, and checks that it has the classes of which the split is made."""
-    rows = read_rows(tree, "classes.csv")[1:]
-    products = [_product(row.place, number, row.text) for number, row in enumerate(rows)]
-    file = str(tree.root / "classes.csv")
-    coarse = list(dict.fromkeys((each.department, each.coarse) for each in products))
-    names = {each.name for each in products}
-    if not len(names) == len(products) == _PRODUCTS or len(coarse) != _COARSE:
-        problem = f"it lists {len(names)} products in {len(coarse)} coarse classes"
-        raise damaged_list(file, f"{problem}, not {_PRODUCTS} in {_COARSE}")
-    for department, trained in TRAINED.items():
-        listed = tuple(name for own, name in coarse if own == department)
-        if listed[: (len(listed) + 1) // 2] != trained:
-            problem = f"the first half of {department}, which is trained on, is not"
-            raise damaged_list(file, f"{problem} {', '.join(trained)}")
+    """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
+    products = []
+    for match in read_rows(tree, "classes.csv", ".+", skip=1):
+        fields = next(csv.reader([match[0]]))
+        icon = pathlib.PurePosixPath(*fields[4:5]).parts[1:]  # It begins with a slash.
+        if len(fields) != 6 or fields[1] != str(len(products)) or len(icon) < 2:
+            raise damaged_list(tree, "classes.csv", f"{match[0][:100]!r} is unexpected")
+        products.append(_Product(fields[0], fields[2], icon[1], "/".join(icon)))
     return products
-
-
-def _product(place: str, number: int, text: str) -> _Product:
-    """Parses a row: product and number, coarse class and number, icon, description."""
-    example = "Avocado,5,Avocado,1,/iconic-images-and-descriptions/Fruit/Avocado/a.jpg,/b.txt"
-    fields = next(csv.reader([text]))
-    department = pathlib.PurePosixPath(fields[4]).parts[2:3] if len(fields) == 6 else ()
-    if not (department and fields[1] == str(number) and fields[3].isdecimal()):
-        raise damaged_list(place, f"{text[:100]!r} is not number {number} of the form {example!r}")
-    if department[0] not in TRAINED:
-        raise damaged_list(place, f"there is no department {department[0]!r}")
-    icon = fields[4].removeprefix("/")
-    return _Product(fields[0], fields[2], int(fields[3]), department[0], icon)
 
 
 _SOURCE = Source(

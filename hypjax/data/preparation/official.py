@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import pyarrow
 import tensorflow_datasets as tfds
-import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
@@ -50,7 +49,6 @@ class Entry(NamedTuple):
     name: str  # Path within the dataset, with '/'; unique.
     label: str  # Name of the class, unique within the dataset.
     superlabel: str = ""  # Name of the coarser class; '' if the dataset has none.
-    place: str = ""  # Where it is listed, for messages.
     file: str = ""  # Path of its file; '' if that is the name.
     # Part of the image that is kept: left, top, right and bottom, in pixels. None: the whole.
     box: tuple[int, int, int, int] | None = None
@@ -103,9 +101,9 @@ class OfficialDataset:
 
         `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
         None, `downloads` is searched, and missing archives are downloaded where possible.
-        Temporary files go there as well. Listed images whose files are missing are left out, so a
-        split may be empty. Raises UserError if no images are found, or a list or an archive is
-        damaged.
+        Archives are unpacked there for the time being. Listed images whose files are missing are
+        left out, so a split may be empty. Raises UserError if no images are found, or a list or an
+        archive is damaged.
         """
         with self.source.open(self.name, manual_dir, downloads) as tree:
             listing = self._existing(tree)
@@ -118,11 +116,8 @@ class OfficialDataset:
         splits: Listing = {split: [] for split in self.counts}
         names, missing = set(), []
         for entry in self.list_images(tree):
-            if entry.name.startswith("/") or ".." in entry.name.split("/"):
-                problem = f"{entry.name!r} points outside the dataset's folder"
-                raise damaged_list(entry.place, problem)
             if entry.name in names:
-                raise damaged_list(entry.place, f"{entry.name!r} is listed twice")
+                raise damaged_list(tree, "", f"{entry.name!r} is listed twice")
             names.add(entry.name)
             file = entry.file or entry.name
             if file in tree.files:
@@ -135,36 +130,23 @@ class OfficialDataset:
         return splits
 
 
-class Row(NamedTuple):
-    """A line of a list, stripped, with its file and number for messages."""
+def read_rows(tree: FileTree, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
+    """Parses the non-empty lines of a list, without some at its beginning, by a pattern.
 
-    place: str
-    text: str
-
-
-def read_rows(tree: FileTree, name: str) -> list[Row]:
-    """Reads the non-empty lines of a list; raises UserError if it is missing or damaged."""
-    try:
-        lines = tree.read_list(name).decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{tree.root / name} is damaged: it is not a text file; fetch it again"
-        ) from error
-    numbered = enumerate((line.strip() for line in lines), 1)
-    return [Row(f"{tree.root / name}, line {n}", line) for n, line in numbered if line]
+    Raises UserError if the list is missing or damaged.
+    """
+    # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
+    lines = tree.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
+    for n, line in enumerate(lines[skip:], skip + 1):
+        if match := re.fullmatch(pattern, line.strip()):
+            yield match
+        elif line.strip():
+            raise damaged_list(tree, f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
 
 
-def match_row(pattern: str, row: Row, example: str) -> re.Match[str]:
-    """Parses a whole line by a regular expression, or raises UserError with the example of one."""
-    match = re.fullmatch(pattern, row.text)
-    if match is None:
-        raise damaged_list(row.place, f"{row.text[:100]!r} is not of the form {example!r}")
-    return match
-
-
-def damaged_list(place: str, problem: str) -> UserError:
+def damaged_list(tree: FileTree, place: str, problem: object) -> UserError:
     """Returns the error for a damaged list; the place is its file, and line if known."""
-    return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
+    return UserError(f"{tree.root / place}: {problem}; the list is damaged, fetch it again")
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:
@@ -219,18 +201,13 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
-        if self.found is None:
-            raise UserError(
-                f"{self.name} is not prepared in {self.data_dir}; "
-                f"run python -m hypjax.prepare --dataset={self.name}"
-            )
         labels = [image.label for part in self.found.images.values() for image in part]
         self.info.features["label"].names = list(dict.fromkeys(labels))
         self._broken: list[tuple[str, str]] = []
+        self._total = len(labels)
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
-        bar = {"total": len(labels), "unit": "image", "disable": None, "leave": False}
         try:
-            with warnings.catch_warnings(), tqdm.tqdm(desc="preparing", **bar) as self._bar:
+            with warnings.catch_warnings():
                 # Large images are welcome. Pillow still rejects huge ones.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 written = super()._generate_splits(dl_manager, download_config)
@@ -253,7 +230,6 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
             while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
                 pending.append(self._pool.submit(_check, self.found.tree, following))
             outcome = pending.popleft().result()
-            self._bar.update()
             if isinstance(outcome, str):
                 self._broken.append((image.name, outcome))
             elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.

@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import tensorflow_datasets as tfds
 
@@ -54,11 +54,11 @@ def prepare(
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
+    if manual_dir and not isinstance(builder, OfficialBuilder):
+        raise UserError(f"{name} is not made from files; omit --manual_dir")
     if is_prepared(builder):
         _accept_prepared(builder, part, allow_partial)
         return builder
-    if manual_dir and not isinstance(builder, OfficialBuilder):
-        raise UserError(f"{name} is not made from files; omit --manual_dir")
     files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
     return _prepare(builder, root, "--data_dir", files, part, allow_partial, skip_corrupt)
 
@@ -76,7 +76,11 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
     if is_prepared(builder):
         return builder
     if isinstance(builder, OfficialBuilder):
-        raise UserError(_not_prepared(builder, root, data_dir))
+        option = f" --data_dir={root}" if data_dir else ""
+        raise UserError(
+            f"{name} is not prepared in {root}; run python -m hypjax.prepare --dataset={name}"
+            f"{option} (with --manual_dir=FOLDER where the files cannot be downloaded)"
+        )
     return _prepare(builder, root, "--config.run.data_dir")
 
 
@@ -89,11 +93,10 @@ def count(builder: RecordBuilder) -> dict[str, Count]:
 def summary(builder: RecordBuilder) -> str:
     """Describes a prepared dataset: its folder, then one line per split."""
     official = _official(builder.name, prepared_part(builder))
-    counts, expected = count(builder), official.counts if official else {}
     lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
-    for name, (images, classes) in counts.items():
+    for name, (images, classes) in count(builder).items():
         line = f"  {name:<8}{images:>7} images"
-        if name not in expected or expected[name].classes != 1:
+        if official is None or official.counts[name].classes != 1:
             groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
             line += f",{classes:>6} classes" + (f" in {len(groups)} groups" if any(groups) else "")
         lines.append(line)
@@ -109,33 +112,19 @@ def notes(builder: RecordBuilder) -> tuple[str, ...]:
     official = _official(builder.name, prepared_part(builder))
     if official is None:
         return ()
-    partial = _describe_partial(official, count(builder))
-    return tuple(filter(None, (official.note, partial)))
+    return tuple(filter(None, (official.note, _describe_partial(official, count(builder)))))
 
 
 def prepared_part(builder: RecordBuilder) -> str | None:
     """Name of the part that a prepared dataset is; None if it is the whole."""
     file = pathlib.Path(builder.data_dir, PART)
-    part = file.read_text().strip() if file.exists() else None
-    if part is not None and part not in OFFICIAL_DATASETS[builder.name].parts:
-        raise damaged(builder.name, builder.data_dir, f"{PART} names no part")
-    return part
+    return file.read_text().strip() if file.exists() else None
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
     """Returns an official dataset, or a part of it; None if it is none."""
     whole = OFFICIAL_DATASETS.get(name)
     return whole.parts[part] if whole and part else whole
-
-
-def _describe_partial(official: OfficialDataset, found: Mapping[str, Count]) -> str | None:
-    """Describes what a copy lacks, by the size of each split that has images."""
-    expected = official.counts
-    found = _comparable(found, expected)
-    differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
-    if not differing:
-        return None
-    return f"a partial copy of {official.name}: {_compare_counts(expected, found, differing)}"
 
 
 def _root(name: str, data_dir: str | None) -> str:
@@ -155,35 +144,17 @@ def _open(name: str, root: str) -> RecordBuilder:
         raise damaged(name, folder, "its description cannot be read") from error
 
 
-def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> str:
-    option = f" --data_dir={root}" if data_dir else ""
-    command = f"python -m hypjax.prepare --dataset={builder.name}{option}"
-    names = (path.name for path in pathlib.Path(root, builder.name).glob("*/"))
-    if versions := [name for name in names if tfds.core.Version.is_valid(name)]:
-        latest = max(versions, key=tfds.core.Version)
-        age = "an older" if builder.version > latest else "a newer"
-        return (
-            f"{builder.name} in {root} was prepared by {age} version of hypjax "
-            f"({latest}; this one reads {builder.version}); run {command} again"
-        )
-    return (
-        f"{builder.name} is not prepared in {root}; run {command} "
-        "(with --manual_dir=FOLDER where the files cannot be downloaded)"
-    )
-
-
 def _accept_prepared(builder: RecordBuilder, part: str | None, allow_partial: bool) -> None:
     """Rejects a prepared dataset that is damaged, another part, or partial without permission."""
     for split in builder.info.splits:
         open_records(builder, split)
-    prepared = prepared_part(builder)
+    prepared, official = prepared_part(builder), _official(builder.name, part)
     if prepared != part:
         holds = f"the part {prepared}" if prepared else "the whole dataset"
         raise UserError(
             f"{builder.data_dir} holds {holds}; remove that folder to prepare "
             f"{f'the part {part}' if part else 'the whole'}, or name another with --data_dir"
         )
-    official = _official(builder.name, part)
     note = official and _describe_partial(official, count(builder))
     if note and not allow_partial:
         raise UserError(
@@ -207,8 +178,6 @@ def _prepare(
     with contextlib.ExitStack() as stack:
         with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        downloads = _downloads(root, name)
-        stack.callback(_remove_empty, downloads)
         if is_prepared(builder):  # By another process, while this one waited.
             prepared = _open(name, root)
             _accept_prepared(prepared, part, allow_partial)
@@ -216,8 +185,12 @@ def _prepare(
         for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
             shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
-        if isinstance(builder, OfficialBuilder):
-            official = _official(name, part)
+        official = _official(name, part)
+        downloads = pathlib.Path(
+            root, "downloads", (official and official.source.downloads) or name
+        )
+        stack.callback(_remove_empty, downloads)
+        if official:
             found = stack.enter_context(official.open(manual_dir, downloads))
             _check_listing(official, found.images, allow_partial)
             builder.found, builder.part, builder.skip_corrupt = found, part, skip_corrupt
@@ -228,12 +201,6 @@ def _prepare(
     seconds = time.monotonic() - started
     console.say(f"{images} images in {seconds:.0f} s ({images / seconds:.0f} images/s)")
     return _open(name, root)
-
-
-def _downloads(root: str, name: str) -> pathlib.Path:
-    """The folder of a dataset's downloads."""
-    source = OFFICIAL_DATASETS[name].source if name in OFFICIAL_DATASETS else None
-    return pathlib.Path(root, "downloads", (source and source.downloads) or name)
 
 
 def _remove_empty(downloads: pathlib.Path) -> None:
@@ -257,24 +224,19 @@ def _explaining_write_errors(folder: pathlib.Path, flag: str) -> Iterator[None]:
 
 def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:
     """Rejects a listing that is neither complete nor an accepted partial copy."""
-    name, expected = official.name, official.counts
     labels = {split: {image.label for image in part} for split, part in listing.items()}
-    counts = {split: Count(len(part), len(labels[split])) for split, part in listing.items()}
-    found = _comparable(counts, expected)
-    too_large = [
-        split
-        for split, (images, classes) in found.items()
-        if images > expected[split].images or (classes or 0) > (expected[split].classes or 0)
-    ]
-    if too_large:
+    found = {split: Count(len(part), len(labels[split])) for split, part in listing.items()}
+    compared = ((found[split], expected) for split, expected in official.counts.items())
+    if any(a.images > b.images or (b.classes and a.classes > b.classes) for a, b in compared):
         raise UserError(
-            f"these files are not a copy of {name}, there are too many: "
-            f"{_compare_counts(expected, found, too_large)}; remove those that do not belong to it"
+            f"these files are not a copy of {official.name}, there are too many: "
+            f"{_compare(official, found)}; remove those that do not belong to it"
         )
     tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
     if shared := labels.get("train", set()) & tested:
         raise UserError(
-            f"{min(shared)} is in both train and test; these files are not a copy of {name}"
+            f"{min(shared)} is in both train and test; these files are not a copy of "
+            f"{official.name}"
         )
     if (note := _describe_partial(official, found)) and not allow_partial:
         raise UserError(
@@ -282,26 +244,25 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
         )
 
 
-def _comparable(found: Mapping[str, Count], expected: Mapping[str, Count]) -> dict[str, Count]:
-    """The sizes of the expected splits, without the number of classes where it is not known."""
-    return {
-        split: found[split] if known.classes is not None else Count(found[split].images, None)
-        for split, known in expected.items()
-        if split in found
-    }
+def _describe_partial(official: OfficialDataset, found: Mapping[str, Count]) -> str | None:
+    """Describes what a copy lacks, by the size of each split that has images."""
+    differences = _compare(official, found)
+    return f"a partial copy of {official.name}: {differences}" if differences else None
 
 
-def _compare_counts(
-    expected: Mapping[str, Count], found: Mapping[str, Count], splits: Sequence[str]
-) -> str:
-    """Compares counts, as in 'train 238 of 5864 images in 4 of 100 classes, test 0 of 5924'."""
+def _compare(official: OfficialDataset, found: Mapping[str, Count]) -> str:
+    """Compares counts, as in 'train 238 of 5864 images in 4 of 100 classes, test 0 of 5924'.
+
+    Splits that are complete are left out.
+    """
     parts = []
-    for split in splits:
+    for split, expected in official.counts.items():
         images, classes = found.get(split, _EMPTY)
-        text = f"{split} {images} of {expected[split].images}"
-        if not parts:
-            text += " images"
-        if images and classes != expected[split].classes:
-            text += f" in {classes} of {expected[split].classes} classes"
+        other_classes = expected.classes not in (None, classes)
+        if images == expected.images and not other_classes:
+            continue
+        text = f"{split} {images} of {expected.images}" + ("" if parts else " images")
+        if images and other_classes:
+            text += f" in {classes} of {expected.classes} classes"
         parts.append(text)
     return ", ".join(parts)

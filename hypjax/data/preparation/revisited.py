@@ -23,11 +23,11 @@ def _ground_truth(name: str, tree: FileTree) -> GroundTruth:
 
 def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
     """Lists queries and gallery in the order of the ground truth, which has no suffixes."""
-    truth, place = _ground_truth(name, tree), str(tree.root / f"gnd_{name}.pkl")
+    truth = _ground_truth(name, tree)
     files = {file.rpartition("/")[2].removesuffix(".jpg"): file for file in sorted(tree.files)}
     for split, listed in (("query", truth.queries), ("gallery", truth.gallery)):
         for image in listed:
-            yield Entry(split, image, name, place=place, file=files.get(image, ""))
+            yield Entry(split, image, name, file=files.get(image, ""))
 
 
 def _judgements(name: str, tree: FileTree) -> pyarrow.Table:

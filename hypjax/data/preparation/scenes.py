@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data import records
 from hypjax.data.preparation import fonts
-from hypjax.data.preparation.glyphs import drawn, with_progress
+from hypjax.data.preparation.glyphs import drawn
 from hypjax.data.records import Example, RecordBuilder
 
 SIDE = 64  # Of a picture, in pixels.
@@ -355,8 +355,8 @@ class Scenes(RecordBuilder):
         things = itertools.chain.from_iterable(self._objects.values())
         self.info.features["label"].names = [thing.name for thing in things]
         splits = split_views(self._objects)
-        drawings = {name: examples(views) for name, views in splits.items()}
-        return with_progress(drawings, sum(map(len, splits.values())), "scenes")
+        self._total = sum(map(len, splits.values()))
+        return {name: examples(views) for name, views in splits.items()}
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns the pairs of training images and the judgements of queries."""

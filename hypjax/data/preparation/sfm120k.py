@@ -10,74 +10,51 @@ from typing import Any, NamedTuple
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
-from hypjax.data.safe_pickle import as_array, as_indices
-from hypjax.errors import UserError
 
 _LIST = "retrieval-SfM-120k.pkl"
 _PARTS = {"train": "train", "val": "test"}  # Names in the list, and ours.
 
 
 class _Part(NamedTuple):
-    """A part of the list: images, their clusters, and pairs of images by index."""
+    """A part of the list: its images, with their files and clusters, and pairs of their names."""
 
-    names: list[str]
-    clusters: list[int]
-    anchors: list[int]
-    positives: list[int]
+    images: list[tuple[str, str, int]]
+    pairs: list[tuple[str, str]]
 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
     """Reads the list; raises UserError if it is missing, damaged or could run code."""
-    place = str(tree.root / _LIST)
-    loaded = safe_pickle.loads(tree.read_list(_LIST), place)
+    loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
-        parts = {ours: _part(loaded[name]) for name, ours in _PARTS.items()}
-    except safe_pickle.UNEXPECTED as error:
-        raise UserError(
-            f"{place} is not the list of Retrieval-SfM-120k: it needs train and val, each with "
-            "cids, cluster, qidxs and pidxs"
-        ) from error
-    for name, part in parts.items():
-        if problem := _problem(part):
-            raise UserError(f"{place} is damaged: its part {name} {problem}; fetch it again")
-    return parts
+        return {ours: _part(loaded[name]) for name, ours in _PARTS.items()}
+    except (*safe_pickle.UNEXPECTED, IndexError) as error:
+        problem = "it needs train and val, each with cids, cluster, qidxs and pidxs that fit"
+        raise damaged_list(tree, _LIST, problem) from error
 
 
 def _part(loaded: dict[str, Any]) -> _Part:
-    numbers = (as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs"))
-    return _Part(as_array(loaded["cids"]).tolist(), *numbers)
-
-
-def _problem(part: _Part) -> str | None:
-    """Says what contradicts the rest; None if nothing does."""
-    names, clusters, anchors, positives = part
-    if not names or not all(isinstance(name, str) and len(name) > 6 for name in names):
-        return "has no names of images"
-    if len(clusters) != len(names):
-        return f"names {len(names)} images and {len(clusters)} clusters"
-    if len(anchors) != len(positives):
-        return f"has {len(anchors)} queries and {len(positives)} positives"
-    if {*anchors, *positives} - set(range(len(names))):
-        return f"pairs an image outside 0 to {len(names) - 1}"
-    return None
+    names = list(loaded["cids"])
+    clusters, anchors, positives = (
+        safe_pickle.as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs")
+    )
+    # Folders are named by the last characters.
+    files = [f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in names]
+    pairs = [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
+    return _Part(list(zip(names, files, clusters, strict=True)), pairs)
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    place = str(tree.root / _LIST)
     for split, part in _read(tree).items():
-        for name, cluster in zip(part.names, part.clusters, strict=True):
-            # Folders are named by the last characters.
-            file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
-            yield Entry(split, name, f"{split} cluster {cluster}", place=place, file=file)
+        for name, file, cluster in part.images:
+            yield Entry(split, name, f"{split} cluster {cluster}", file=file)
 
 
 def _pairs(tree: FileTree) -> pyarrow.Table:
-    part = _read(tree)["train"]
-    columns = [[part.names[i] for i in column] for column in (part.anchors, part.positives)]
-    return pyarrow.table(columns, schema=PAIRS_SCHEMA)
+    columns = zip(*_read(tree)["train"].pairs, strict=True)
+    return pyarrow.table([list(column) for column in columns], schema=PAIRS_SCHEMA)
 
 
 DATASET = OfficialDataset(

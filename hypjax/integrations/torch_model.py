@@ -1,0 +1,212 @@
+"""A trained model in PyTorch: timm's encoder, the head, and the map to the space."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import timm
+import torch
+from jaxtyping import PyTree
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hypjax.errors import UserError
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
+from hypjax.geometry.lorentz import MAX_RADIUS
+from hypjax.geometry.poincare import MAX_NORM
+from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.embedding import part_of
+from hypjax.models import Embedder
+from hypjax.models.embedder import at_side, scaled_side
+from hypjax.models.layers import rmac_regions
+from hypjax.models.own import OwnEncoder
+from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
+
+_SMALLEST_C = 1e-12  # Smaller ones give the same points in float32.
+_SMALLEST_NORM = 1e-30
+
+
+class TorchModel(nn.Module):
+    """Maps images of the model's view to points.
+
+    Takes uint8 [batch, side, side, channels] or, if the model was trained on features, float32
+    [batch, dim]; returns float32 [batch, dim].
+    """
+
+    def __init__(self, embedder: TrainedEmbedder) -> None:
+        """Copies a trained model.
+
+        Raises:
+            UserError: timm has no such encoder, or PyTorch no such space.
+        """
+        super().__init__()
+        config, model, params = embedder.config, embedder.model, embedder.params
+        self.space = embedder.space
+        self.prefix = int(embedder.part.partition(":")[0].partition("@")[2] or 0) or None
+        scales = config.eval.scales if embedder.takes_pixels else ()
+        sides = [scaled_side(model.encoder, scale) for scale in scales]
+        self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
+        if len(sides) > 1 and not isinstance(self.space, Sphere):
+            raise UserError(
+                f"this run sets eval.scales, whose mean in {self.space} is found step by step; "
+                "leave it out, or compare on the sphere"
+            )
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(config.data[name]))
+        self.normed, self.head, self.projection = model.head_kind == "norm_dense", None, None
+        if part_of(embedder.part) == "head" and model.head_kind != "none":
+            self.head = _dense(params["head"]["kernel"], params["head"]["bias"])
+        if (pca := embedder.projection) is not None:
+            scales = np.sqrt(np.mean(pca.variances) / pca.variances) if pca.whiten else 1.0
+            kernel = pca.components.T * scales
+            self.projection = _dense(kernel, -pca.mean @ kernel)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images, or features, to points."""
+        if not self.encoders:
+            return self._points(images)
+        pixels = (images.to(torch.float32) / 255 - self.mean) / self.std
+        pixels = pixels.permute(0, 3, 1, 2)
+        points = [self._points(encoder(pixels)) for encoder in self.encoders]
+        return points[0] if len(points) == 1 else functional.normalize(sum(points), dim=-1)
+
+    def _points(self, features: Tensor) -> Tensor:
+        if self.head is not None:
+            if self.normed:
+                features = functional.layer_norm(features, features.shape[-1:])
+            features = self.head(features)
+        features = features[:, : self.prefix]
+        if self.projection is not None:
+            features = self.projection(shorten(self.space, features))
+        return embed(self.space, features)
+
+
+class TimmEncoder(nn.Module):
+    """timm's model of an encoder, for images of a side, with the encoder's weights and pooling."""
+
+    def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
+        """Builds the model."""
+        super().__init__()
+        if isinstance(model.encoder, OwnEncoder):
+            raise UserError(
+                "the encoder is your own module, of which timm has no model; the package jax2onnx "
+                "converts modules of Flax"
+            )
+        self.side = None
+        if side != model.encoder.image_size:
+            self.side, (model, params) = side, at_side(model, params, side)
+        encoder, (name, settings) = model.encoder, timm_model(params, model)
+        settings["num_classes"] = 0
+        if name is None:
+            self.model = timm.models.VisionTransformer(**settings)
+        else:
+            self.model = timm.create_model(name, **settings)
+        state = timm_state_dict(params["encoder"], encoder)
+        # Counts of updates are missing, which do nothing here.
+        self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
+        self.pooling = None if pools_as_timm(encoder) else encoder.pooling
+        self.prefix = encoder.num_prefix_tokens
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embeds normalised pixels [batch, channels, height, width]."""
+        if self.side is not None:
+            images = functional.interpolate(images, [self.side] * 2, mode="bilinear")
+        if self.pooling is None:
+            return self.model(images)
+        tokens = self.model.forward_features(images)
+        if tokens.ndim == 4:  # A feature map; timm's own pooling leaves a single position as it is.
+            pooled = _POOLINGS[self.pooling](tokens.flatten(2).transpose(1, 2))
+            return self.model.forward_head(pooled[..., None, None], pre_logits=True)
+        if self.pooling == "cls":
+            return self.model.fc_norm(tokens[:, 0])
+        return self.model.fc_norm(_POOLINGS[self.pooling](tokens[:, self.prefix :]))
+
+
+class Pointwise(nn.Module):
+    """A 1 × 1 convolution as a matrix product, of which ONNX Runtime scales each column in int8.
+
+    Convolutions it scales as a whole: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
+    """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Takes over the weights."""
+        super().__init__()
+        self.weight = nn.Parameter(convolution.weight.detach().flatten(1))
+        self.bias = convolution.bias
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [batch, channels, height, width]."""
+        rows = functional.linear(maps.permute(0, 2, 3, 1), self.weight, self.bias)
+        return rows.permute(0, 3, 1, 2)
+
+
+def flatten(module: nn.Module) -> None:
+    """Replaces the 1 × 1 convolutions in a module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d) and (*child.kernel_size, *child.stride) == (1, 1, 1, 1):
+            setattr(module, name, Pointwise(child))
+        else:
+            flatten(child)
+
+
+def _rmac(patches: Tensor) -> Tensor:
+    side = math.isqrt(patches.shape[1])
+    grid = patches.unflatten(1, (side, side))
+    return sum(
+        functional.normalize(grid[:, y : y + n, x : x + n].amax((1, 2)), dim=-1, eps=1e-6)
+        for y, x, n in rmac_regions(side)
+    )
+
+
+# As in `hypjax.models.layers`.
+_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg": lambda patches: patches.mean(1),
+    "max": lambda patches: patches.amax(1),
+    "avg_max": lambda patches: patches.mean(1) + patches.amax(1),
+    "gem": lambda patches: patches.clamp(min=1e-6).pow(3).mean(1).pow(1 / 3),
+    "rmac": _rmac,
+}
+
+
+def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
+    layer = nn.Linear(*np.shape(kernel))
+    layer.weight.data, layer.bias.data = (
+        torch.tensor(np.asarray(x, np.float32)) for x in (np.transpose(kernel), bias)
+    )
+    return layer
+
+
+def shorten(space: Space, features: Tensor) -> Tensor:
+    """What points tell of features: `space.features(space.embed(features))`."""
+    if isinstance(space, Fused):
+        features = functional.normalize(features, dim=-1) if space.normalized else features
+        return shorten(space.parts[0][0], features)
+    if isinstance(space, Sphere):
+        return functional.normalize(features, dim=-1)
+    _, factor, longest = _curved(space)
+    norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    return features / norms * norms.clamp(max=longest / factor)
+
+
+def embed(space: Space, features: Tensor) -> Tensor:
+    """Maps features to points of a space, as `space.embed` does."""
+    if isinstance(space, Fused):
+        features = functional.normalize(features, dim=-1) if space.normalized else features
+        return torch.cat([embed(part, features) for part, _ in space.parts], dim=-1)
+    if isinstance(space, Sphere):
+        return functional.normalize(features, dim=-1)
+    root, factor, longest = _curved(space)
+    norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    lengths = root * (factor * norms).clamp(max=longest)
+    lengths = torch.sinh(2 * lengths) if isinstance(space, Lorentz) else torch.tanh(lengths)
+    return features / norms * (lengths / root)
+
+
+def _curved(space: Space) -> tuple[float, float, float]:
+    """√c, the factor of features, and their largest norm, of a ball or a hyperboloid."""
+    if not isinstance(space, PoincareBall | Lorentz):
+        raise UserError(f"{space} is your own space, which hypjax does not write in PyTorch")
+    root = max(float(space.c), _SMALLEST_C) ** 0.5
+    edge = MAX_RADIUS / 2 if isinstance(space, Lorentz) else math.atanh(MAX_NORM)
+    radius = math.inf if space.clip_radius is None else space.clip_radius
+    return root, float(getattr(space, "feature_scale", 1.0)), min(radius, edge / root)

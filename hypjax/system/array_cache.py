@@ -1,0 +1,161 @@
+"""A cache of arrays on disk, which are computed in order, once, and resumed after a kill.
+
+A folder holds the bytes of the arrays, one after the other, and an index: where each array ends,
+and its checksum. Whoever names the folder puts a hash of what the arrays depend on into its name,
+so that nothing in it is ever out of date. It may be deleted at any time.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from jaxtyping import Shaped, UInt8
+
+from hypjax.system import console
+from hypjax.system.files import flush
+
+# Of each array: the first byte after it; its CRC-32, which starts from the last field; and whether
+# there is no array, but a text that says why.
+_ENTRY = np.dtype([("end", "<i8"), ("checksum", "<u4"), ("failed", "<u4")])
+
+
+class ArrayCache:
+    """Arrays in a folder; the first `done` of a fixed number are there."""
+
+    def __init__(self, folder: pathlib.Path, count: int) -> None:
+        self.folder, self.done = folder, 0
+        self._count = count
+        self._arrays, self._index = folder / "arrays", folder / "index"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def is_complete(self) -> bool:
+        """Whether all arrays are there, undamaged as far as sizes tell."""
+        index = self._read_index()
+        with contextlib.suppress(FileNotFoundError):
+            return len(index) == len(self) and self._arrays.stat().st_size == index["end"][-1]
+        return False
+
+    def _read_index(self) -> np.ndarray:
+        try:
+            content = self._index.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        return np.frombuffer(content[: len(content) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+
+    @contextlib.contextmanager
+    def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
+        """Yields the number of arrays that are there; the body appends the others, under a lock."""
+        with lock:
+            self.done = self._resume()
+            with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
+                yield self.done
+                flush(self._file)
+                flush(self._entries)
+
+    def _resume(self) -> int:
+        """Returns the number of undamaged arrays, and drops what follows them."""
+        index, done, start = self._read_index(), 0, 0
+        with self._arrays.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            for end, checksum, failed in index.tolist():
+                if not start < end <= size or crc32(file.read(end - start), failed) != checksum:
+                    break
+                done, start = done + 1, end
+        if done < len(index) == len(self):  # It was complete, so that others may have mapped it.
+            self._discard()
+            return 0
+        self._index.touch()
+        os.truncate(self._arrays, start)
+        os.truncate(self._index, done * _ENTRY.itemsize)
+        return done
+
+    def append(
+        self,
+        arrays: Sequence[Shaped[np.ndarray, "..."]],
+        reasons: Mapping[int, str] | None = None,
+    ) -> None:
+        """Appends arrays; for some, by their place among these, there is a reason why they lack."""
+        reasons, entries = reasons or {}, np.zeros(len(arrays), _ENTRY)
+        for i, array in enumerate(arrays):
+            failed = i in reasons
+            content = reasons[i].encode() or b"?" if failed else np.ascontiguousarray(array).data
+            self._file.write(content)
+            entries[i] = self._file.tell(), crc32(content, failed), failed
+        self._file.flush()  # The index follows: a kill between the two costs these arrays alone.
+        self._entries.write(entries.tobytes())
+        self._entries.flush()
+        self.done += len(arrays)
+
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"] | None:
+        """Returns the bytes of an array of a complete cache, which are read when accessed.
+
+        If they are damaged, removes the cache, so that the next start fills it again, and returns
+        None.
+        """
+        try:
+            content = self._map[self._ends[i] : self._ends[i + 1]]
+        except FileNotFoundError:  # Another process has found it damaged.
+            return None
+        # Memory maps report no damage: a truncated or overwritten file gives other bytes.
+        if not self._verified[i]:
+            _, checksum, failed = self._map_index[i].tolist()
+            if crc32(content, failed) != checksum:
+                self._discard()
+                return None
+            self._verified[i] = True
+        return content
+
+    def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
+        """Returns arrays of one length as rows, and why some lack; None if they are damaged.
+
+        Rows that lack are 0.
+        """
+        contents = [self[i] for i in range(len(self))]
+        if any(content is None for content in contents):
+            return None
+        failed = np.flatnonzero(self._map_index["failed"]).tolist()
+        reasons = {i: contents[i].tobytes().decode() for i in failed}
+        found = {i: x.view(dtype) for i, x in enumerate(contents) if i not in reasons}
+        rows = np.zeros((len(self), max(map(len, found.values()), default=0)), dtype)
+        for i, row in found.items():
+            rows[i] = row
+        return rows, reasons
+
+    def _discard(self) -> None:
+        """Reports a damaged cache once, and removes it; processes that have mapped it keep it."""
+        mapped = vars(self).get("_inode")
+        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
+            if mapped in (None, self._arrays.stat().st_ino):
+                console.warn(f"{self.folder} is damaged; what it held is computed again")
+                self._index.unlink(missing_ok=True)
+                self._arrays.unlink()
+
+    @functools.cached_property
+    def _map(self) -> np.memmap:
+        self._inode = self._arrays.stat().st_ino
+        return np.memmap(self._arrays, np.uint8, mode="r")
+
+    @functools.cached_property
+    def _map_index(self) -> np.ndarray:
+        return self._read_index()
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.concatenate([[0], self._map_index["end"]])
+
+    @functools.cached_property
+    def _verified(self) -> np.ndarray:
+        return np.zeros(len(self), bool)
+
+    def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
+        """Leaves out the memory map: each worker process maps the file itself."""
+        return ArrayCache, (self.folder, len(self))
