@@ -20,7 +20,7 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
-from hypjax.analysis.hit_grid import File, ImageReader, save, thumbnail_url
+from hypjax.analysis.hit_grid import File, ImageReader, save, shortened, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
 from hypjax.data.dataset import Dataset
@@ -39,6 +39,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
 _DPI = 160
 _INCHES = 5.0  # Side of one disk.
+_NAME = 30  # Characters of a group's name.
 _SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
@@ -48,7 +49,6 @@ _GRID_LINES = 4  # To each side of the origin.
 # Of the interactive page.
 _LEAST = 340  # Least width of one disk, below which disks stand under each other.
 _LEGEND = 140  # Height of title and legend.
-_NAME = 30  # Characters of a group's name.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -192,7 +192,7 @@ def scatter_groups(
 def place_legend(figure: Figure, axes: Axes, title: str) -> None:
     """Draws the legend of a disk's groups below the disks."""
     handles, labels = axes.get_legend_handles_labels()
-    labels = [label if len(label) < 30 else f"{label[:28]}…" for label in labels]
+    labels = [shortened(label, _NAME) for label in labels]
     with matplotlib.rc_context({"text.parse_math": False}):
         legend = figure.legend(
             handles,
@@ -419,10 +419,8 @@ def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
     head = Div(text=f"{heading}<p>{drawing.note}</p>")
     beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
     content = column(head, beside, sizing_mode="stretch_both")
-    page = file_html(content, INLINE, title)
-    page = page.replace("<html", '<html lang="en"', 1) if "<html lang" not in page else page
     with writing(output):
-        write_text(output, page)
+        write_text(output, file_html(content, INLINE, title))
 
 
 def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
@@ -460,7 +458,7 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
                 "colour": chosen.of[panel.labels[own]],
             }
             style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
-            style["legend_label"] = label if len(label) < _NAME else f"{label[:_NAME]}…"
+            style["legend_label"] = shortened(label, _NAME)
             renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if drawing.proxies:
         places = drawing.proxies.places
@@ -469,10 +467,7 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
     plot.legend.title, plot.legend.click_policy = drawing.legend, "hide"
     plot.add_layout(plot.legend[0], "below")
-    longest = max(len(item.label.value) for item in plot.legend[0].items)
-    plot.legend.ncols = max(1, _LEAST // (7 * longest + 40))
-    plot.legend.update(label_text_font_size="12px", spacing=0, padding=2, location="top_left")
-    plot.legend.update(label_height=14, glyph_height=14)
+    plot.legend.ncols, plot.legend.location = 2, "top_left"
     return plot
 
 

@@ -391,8 +391,6 @@ def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    if len(affinity) < 3:
-        return np.arange(len(affinity))
     apart = squareform(affinity.max() - affinity, checks=False)
     return np.argsort(leaves_list(linkage(apart, method="average")))
 

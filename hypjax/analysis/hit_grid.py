@@ -117,6 +117,11 @@ def data_url(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
+def shortened(name: str, length: int) -> str:
+    """Returns a name, cut off after so many characters."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
 def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
     def wrapped(title: str) -> str:
         return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import read_rgb
-from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import (
     Points,
     TrainedRun,
@@ -90,11 +90,6 @@ class Weighed(NamedTuple):
     numbers: dict[str, Any]
     curve: Float[np.ndarray, " ranks"]  # Mean weight of the hardest negative, of the second, ...
     cumulative: Float[np.ndarray, " ranks"]  # That of the hardest together, up to each rank.
-
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return self.numbers["run"]
 
 
 def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
@@ -204,7 +199,7 @@ def summary_table(runs: Sequence[Weighed]) -> str:
     for run in runs:
         counts = [f"{value:.1f}" for value in run.numbers["carriers"].values()]
         shares = [f"{value:.4f}" for value in run.numbers["shares"].values()]
-        rows.append([run.run, "", *counts, *shares])
+        rows.append([run.numbers["run"], "", *counts, *shares])
     return aligned(rows)
 
 
@@ -217,10 +212,9 @@ def anchor_table(runs: Sequence[Weighed], place: int) -> str:
         columns = (found["classes"], found["items"], found["distances"], found["weights"])
         found = zip(*columns, only_here(runs, i, place), strict=True)
         for rank, (label, item, distance, weight, alone) in enumerate(found, 1):
-            name = on_one_line(label)
-            name = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+            name = shortened(on_one_line(label), _NAME)
             numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
-            rows.append([run.run, name, *numbers])
+            rows.append([run.numbers["run"], name, *numbers])
     title = on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")
     return f"{title}\n{aligned(rows)}"
 
@@ -231,8 +225,10 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
         ranks = np.arange(1, len(run.curve) + 1)
-        weight.plot(ranks, np.where(run.curve >= _LEAST, run.curve, np.nan), label=run.run)
-        cumulative.plot(ranks, run.cumulative, label=run.run)
+        weight.plot(
+            ranks, np.where(run.curve >= _LEAST, run.curve, np.nan), label=run.numbers["run"]
+        )
+        cumulative.plot(ranks, run.cumulative, label=run.numbers["run"])
     cumulative.axhline(_CARRIED, color="grey", linestyle="dashed", linewidth=1)
     weight.set(ylabel="mean weight p(x⁻)", yscale="log")
     ticks = [0, 0.25, 0.5, 0.75, _CARRIED]
@@ -257,7 +253,7 @@ def draw_hardest(
     for place in range(len(runs[0].numbers["hardest"])):
         for i, run in enumerate(runs):
             found, only = run.numbers["hardest"][place], only_here(runs, i, place)
-            title = run.run if i else f"{found['label']}\n{run.run}"
+            title = run.numbers["run"] if i else f"{found['label']}\n{run.numbers['run']}"
             row = [Picture((read_anchor, found["index"]), title, "black")]
             columns = zip(found["items"], found["classes"], found["weights"], only, strict=True)
             for item, name, weight, alone in columns:

@@ -1,11 +1,9 @@
 """Reports of trained runs: one HTML page that opens from the disk."""
 
-import collections
 import contextlib
 import datetime
 import importlib.resources
 import io
-import itertools
 import json
 import math
 import operator
@@ -18,17 +16,18 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax import __version__
 from hypjax.analysis.disk import COLOURS, Drawing, Panel, default_grouping, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import TrainedRun, searched
-from hypjax.analysis.run_hits import RunSearches, Search, search_test_images
+from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
 from hypjax.config import default_config, identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
-from hypjax.errors import Interrupted, UserError, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import layout, spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.geometry.learned import reported_names
@@ -69,7 +68,6 @@ _STATES = {
     "encoder": "the embedding that enters the head, compared by its cosine",
 }
 _METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
-_DASHES = ("", "6 3", "2 2", "8 3 2 3")  # Of lines that share a colour.
 
 
 class Shown(NamedTuple):
@@ -86,7 +84,6 @@ class Row(NamedTuple):
 
     label: str
     cells: Sequence[Any]
-    name: str = ""  # That of the label in files and flags.
 
 
 class Run(NamedTuple):
@@ -151,11 +148,12 @@ def _render(runs: Sequence[Run], queries: int) -> str:
     configs = [run.found.run.config for run in runs]
     identities = [identity(config) for config in configs]
     fields = _rows(identities)
+    defaults = [identity(default_config(config.objective.name)) for config in configs]
     unusual = {
         field
-        for config, own in zip(configs, identities, strict=True)
-        for field, default in identity(default_config(config.objective.name)).items()
-        if own[field] != default
+        for own, usual in zip(identities, defaults, strict=True)
+        for field in usual
+        if own[field] != usual[field]
     }
     differing = [row for row in fields if any(cell != row.cells[0] for cell in row.cells)]
     by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
@@ -171,7 +169,6 @@ def _render(runs: Sequence[Run], queries: int) -> str:
         fields=[row for row in fields if row.label in unusual],
         meanings=_STATES,
         scores=_intervals(runs) + _scores(runs),
-        keys=[(run.name, *_style(i)) for i, run in enumerate(runs)],
         curves=_curves(runs),
         disks=[_disk(run.found) for run in runs],
         searches=_searches([run.found for run in runs], queries),
@@ -215,7 +212,7 @@ def _scores(runs: Sequence[Run]) -> list[Row]:
         values = [column.get((state, part, metric), math.nan) for column in columns]
         *place, name = metric.split("/")
         label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values]), metric))
+        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values])))
     return rows
 
 
@@ -236,49 +233,45 @@ def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
     return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
 
 
-def _style(i: int) -> tuple[str, str]:
-    """Colour and dashes of a run's curves."""
-    return COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
-
-
-def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """The curves of all metrics that a run has, learned scalars among them."""
+def _curves(runs: Sequence[Run]) -> str:
+    """A figure of all metrics over the steps, learned scalars among them; '' without any."""
     objectives = [run.found.run.config.objective for run in runs]
     learned = {name: f"Learned {name}" for each in objectives for name in reported_names(each)}
-    titles = {**_CURVES, **learned}
-    metrics = [run.metrics for run in runs]
-    return [curve for name in titles if (curve := _curve(metrics, name, titles[name]))]
+    titles = {
+        name: title
+        for name, title in {**_CURVES, **learned}.items()
+        if any(name in line for run in runs for line in run.metrics)
+    }
+    if not titles:
+        return ""
+    columns = min(len(titles), 4)
+    rows = -(-len(titles) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, title) in zip(panels, titles.items(), strict=False):
+        _draw_curve(axes, runs, name)
+        axes.set_title(title, fontsize=9)
+    for axes in panels[len(titles) :]:
+        axes.set_axis_off()
+    if len(runs) > 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "hypjax", "text.parse_math": False}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return data_url(file.getvalue(), "svg+xml")
 
 
-def _curve(
-    runs: Sequence[Sequence[Mapping[str, Any]]], metric: str, title: str
-) -> dict[str, str] | None:
-    """The curves of a metric over the steps, one per run; None if no run has it."""
-    figure = Figure(figsize=(3.3, 2.2), layout="constrained")
-    axes = figure.subplots()
-    shown = []
-    for i, lines in enumerate(runs):
-        found = [(each["step"], _value(each[metric])) for each in lines if metric in each]
-        if found:
-            colour, dashes = _style(i)
-            style = (0, [*map(int, dashes.split())]) if dashes else "-"
-            axes.plot(*np.transpose(found), color=colour, linestyle=style, marker=".", markersize=4)
-            shown += [value for _, value in found if math.isfinite(value)]
-    if not axes.lines:
-        return None
-    axes.set_xlabel("step")
+def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
+    """Draws a metric over the steps; every axis but that of the loss begins at 0."""
+    for i, run in enumerate(runs):
+        found = [(line["step"], _value(line[metric])) for line in run.metrics if metric in line]
+        colour = COLOURS[i % len(COLOURS)]
+        axes.plot(*np.reshape(found, (-1, 2)).T, ".-", color=colour, label=run.name)
     axes.grid(color="0.9")
     axes.ticklabel_format(useOffset=False)
-    axes.locator_params(axis="x", nbins=5, integer=True)
-    axes.locator_params(axis="y", nbins=5)
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
-    margin = 0.05 * max(high - low, abs(high)) or 1
-    axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
-    file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "hypjax"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    image = data_url(file.getvalue(), "svg+xml")
-    return {"image": image, "title": title, "name": metric}
+    axes.locator_params(nbins=5)
+    if metric != "loss":
+        axes.set_ylim(bottom=0)
 
 
 def _value(found: Any) -> float:
@@ -304,29 +297,22 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[Shown, li
 
 def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Failures of each run in turn, then successes of all, half of the queries if there are any."""
-    wrong = {search.query for run in runs for search in run.searches[: run.failures]}
-    failures = _in_turn([_failures(run) for run in runs])
-    successes = _in_turn([[s.query for s in run.searches[run.failures :]] for run in runs])
-    successes = [query for query in successes if query not in wrong]
-    failures = failures[: max(queries - len(successes), queries - queries // 2)]
-    return failures + successes[: queries - len(failures)]
+    failures, successes = [], []
+    for i, run in enumerate(runs):
+        test, items = run.run.splits.test, searched(run.run.splits)
 
+        def pair(search: Search, test: Dataset = test, items: Dataset = items) -> frozenset[str]:
+            return frozenset((test.class_name(search.query), items.class_name(search.hits[0])))
 
-def _in_turn(queries: Sequence[Sequence[int]]) -> list[int]:
-    rows = itertools.zip_longest(*queries)
-    return list(dict.fromkeys(query for row in rows for query in row if query is not None))
-
-
-def _failures(run: RunSearches) -> list[int]:
-    """The failures of a run, pairs of classes in turn."""
-    test, items = run.run.splits.test, searched(run.run.splits)
-    seen: collections.Counter[frozenset[str]] = collections.Counter()
-    ranked = []
-    for search in run.searches[: run.failures]:
-        pair = frozenset((test.class_name(search.query), items.class_name(search.hits[0])))
-        ranked.append((seen[pair], search.query))
-        seen[pair] += 1
-    return [query for _, query in sorted(ranked, key=operator.itemgetter(0))]
+        failures += [(i, search.query) for search in in_turn(run.searches[: run.failures], pair)]
+        successes += [(i, search.query) for search in run.searches[run.failures :]]
+    wrong, right = (
+        list(dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0))))
+        for part in (failures, successes)
+    )
+    right = [query for query in right if query not in set(wrong)]
+    wrong = wrong[: max(queries - len(right), queries - queries // 2)]
+    return wrong + right[: queries - len(wrong)]
 
 
 def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> Shown:
@@ -377,7 +363,4 @@ def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False
-    except KeyboardInterrupt as interrupt:
-        command = f"python -m hypjax.report --workdir={location}"
-        raise Interrupted(f"the results are saved; {command} writes the report") from interrupt
     return True

@@ -2,11 +2,11 @@
 
 import collections
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows
@@ -119,10 +119,10 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     found = search_test_images(run, k)
     rng = np.random.default_rng(seed)
     labels = run.splits.test.labels
-    wrong, right = (
-        _in_turn(part, labels, rng)
-        for part in (found.searches[: found.failures], found.searches[found.failures :])
-    )
+    shuffled = rng.permutation(len(found.searches)).tolist()
+    order = in_turn(shuffled, lambda i: (i < found.failures, labels[found.searches[i].query]))
+    wrong = [found.searches[i] for i in order if i < found.failures]
+    right = [found.searches[i] for i in order if i >= found.failures]
     wrong = wrong[: max(queries // 2, queries - len(right))]
     right = right[: queries - len(wrong)]
     rows = [_row(run, search) for search in wrong + right]
@@ -133,17 +133,14 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     )
 
 
-def _in_turn(
-    searches: Sequence[Search], labels: Int[np.ndarray, " images"], rng: np.random.Generator
-) -> list[Search]:
-    """The searches in random order, but the first of each class before any second one."""
-    shuffled = [searches[i] for i in rng.permutation(len(searches))]
-    seen: collections.Counter[int] = collections.Counter()
+def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:
+    """The items in their order, but the first of each key before any second one."""
+    seen: collections.Counter[Hashable] = collections.Counter()
     turns = []
-    for search in shuffled:
-        turns.append(seen[labels[search.query]])
-        seen[labels[search.query]] += 1
-    return [shuffled[i] for i in np.argsort(turns, kind="stable")]
+    for item in items:
+        turns.append(seen[key(item)])
+        seen[key(item)] += 1
+    return [items[i] for i in np.argsort(turns, kind="stable")]
 
 
 def _row(run: TrainedRun, search: Search) -> list[Picture]:

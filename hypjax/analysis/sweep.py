@@ -56,33 +56,23 @@ def common_scores(
 ) -> tuple[dict[str, Recalls], dict[str, Recalls]]:
     """Scores on the validation classes of the runs that have any, and on the test classes.
 
-    They are those of a run's best model or, without validation, its last. Metrics that some runs
-    lack, since they were evaluated with other fields, are named and dropped.
+    They are those of a run's best model or, without validation, its last, by the metrics that all
+    runs have.
     """
-    validation = {
-        name: each["validation"] for name, each in results.items() if "validation" in each
+    held_out = {name: each["validation"] for name, each in results.items() if "validation" in each}
+    return _common(held_out), _common(results)
+
+
+def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
+    scores = {name: found.get("best") or found["final"] for name, found in results.items()}
+    parts = [values for recalls in scores.values() for values in recalls.values()]
+    kept = [name for name in parts[0] if all(name in each for each in parts)] if parts else []
+    if parts and not any("/" in name or name.startswith("recall@") for name in kept):
+        raise UserError("these runs have no recall in common; evaluate them with the same eval.ks")
+    return {
+        run: {part: {name: values[name] for name in kept} for part, values in own.items()}
+        for run, own in scores.items()
     }
-    dropped: dict[str, None] = {}  # In order.
-    common = []
-    for runs in (validation, results):
-        scores = {name: found.get("best") or found["final"] for name, found in runs.items()}
-        parts = [values for recalls in scores.values() for values in recalls.values()]
-        names = list(dict.fromkeys(name for values in parts for name in values))
-        kept = [name for name in names if all(name in values for values in parts)]
-        if parts and not any("/" in name or name.startswith("recall@") for name in kept):
-            raise UserError(
-                "these runs have no recall in common; evaluate them with the same eval.ks"
-            )
-        dropped |= dict.fromkeys(name for name in names if name not in kept)
-        common.append(
-            {
-                run: {part: {name: values[name] for name in kept} for part, values in own.items()}
-                for run, own in scores.items()
-            }
-        )
-    if dropped:
-        print(f"left out, since not all runs have them: {', '.join(dropped)}")
-    return common[0], common[1]
 
 
 def print_tables(
@@ -181,12 +171,10 @@ def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
     """
     fields = [run.fields() for run in runs]
     for run, own in zip(runs, fields, strict=True):
-        if field not in own and field in flatten(run.config):
-            raise UserError(
-                f"the scores of {run.name} do not depend on {field}; leave that run out"
-            )
         if field not in own:
-            raise UserError(f"{run.name} has no field {field}{nearest(field, own)}")
+            raise UserError(
+                f"the scores of {run.name} do not depend on a field {field}{nearest(field, own)}"
+            )
     names = dict.fromkeys(name for own in fields for name in own)
     values = {name: {own[name] for own in fields if name in own} for name in names}
     differing = [n for n, found in values.items() if len(found) > 1 and n not in (field, "seed")]

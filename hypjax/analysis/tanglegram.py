@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import OTHER, colours, draw_lines
-from hypjax.analysis.hit_grid import save
+from hypjax.analysis.hit_grid import save, shortened
 from hypjax.analysis.trees import Tree
 
 _DPI = 160
@@ -50,7 +50,7 @@ def draw_tanglegram(
     for x, start, align in zip((0, 1), ends, ("left", "right"), strict=True):
         for name, y, group in zip(known.names, start, groups, strict=False):
             style = {"color": hues[group], "fontsize": _SIZE, "parse_math": False}
-            middle.text(x, y, _short(name), ha=align, va="center", **style)
+            middle.text(x, y, shortened(name, _NAME), ha=align, va="center", **style)
     lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
     draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
     middle.set(xlim=(0, 1), ylim=(leaves, 0))
@@ -87,10 +87,8 @@ def _draw_side(
     for node in range(tree.leaves, len(side.names)):
         middle = (x[node] + x[tree.parents[node]]) / 2
         style = {"fontsize": _SIZE, "color": hue[node], "parse_math": False}
-        axes.text(middle, y[node], _short(side.names[node]), ha="center", va="bottom", **style)
+        axes.text(
+            middle, y[node], shortened(side.names[node], _NAME), ha="center", va="bottom", **style
+        )
     axes.set(xlim=(-0.01, 1.01))
     axes.set_title(side.title, fontsize=10, parse_math=False)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"

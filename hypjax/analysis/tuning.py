@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from hypjax.config import default_workdir, load_config, read_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
-from hypjax.objectives import unused_fields
 from hypjax.runs.tables import selecting
 from hypjax.runs.workdir import Workdir
 
@@ -70,25 +69,6 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
         values.append([f"{name}={value}" for value in listed.split(",")])
     overrides = tuple(overrides)
     return [Candidate(file, variant, overrides, each) for each in itertools.product(*values)]
-
-
-def require_fair(grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
-    """Raises an error if a comparison would not be fair, or settings are no choice."""
-    if len({len(grid) for grid in grids}) > 1:
-        listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
-        raise UserError(f"each variant needs as many settings to choose from: {listed}")
-    named: dict[pathlib.Path, Candidate] = {}
-    for candidate, seed in itertools.product(itertools.chain(*grids), seeds):
-        unused = {f"objective.{name}" for name in unused_fields(candidate.load(seed).objective)}
-        for field in unused & {setting.partition("=")[0] for setting in candidate.settings}:
-            raise UserError(f"{candidate.variant} has no use for {field}; leave it out")
-        folder = candidate.folder(seed)
-        if other := named.get(folder):
-            raise UserError(
-                f"{candidate.variant} with {candidate} is the same run as {other.variant} with "
-                f"{other}, seed {seed}"
-            )
-        named[folder] = candidate
 
 
 def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -36,10 +35,10 @@ _GIB = 2**30
 
 
 def dry_run(config: ConfigDict) -> None:
-    """Opens the data and the weights, embeds a batch, runs a few steps and reports.
+    """Opens the data and the weights, embeds a batch, runs a few steps and prints an estimate.
 
-    Memory and expected time, evaluations included, are printed. No folder is created, and nothing
-    is saved but the caches. Raises what the run itself would raise until then.
+    No folder is created, and nothing is saved but the caches. Raises what the run itself would
+    raise until then.
     """
     setup = build(config)
     learner, config = setup.learner, setup.config
@@ -52,53 +51,30 @@ def dry_run(config: ConfigDict) -> None:
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
         seconds = _seconds_of_steps(setup, state)
     total, size = config.train.total_steps, config.train.batch_size
-    aim = "evaluations and the report" if config.run.report else "evaluations"
-    print(f"embedding images for {aim} takes about {_duration(embedding)}")
     if not seconds:
         print(f"{total} steps are too few to time")
         return
     step = float(np.median(seconds))
-    mining = "mining, " if isinstance(setup.plans, TuplePlans) else ""
     print(
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
-        f"about {_duration(step * total)}, and with these embeddings "
-        f"{_duration(step * total + embedding)}; compiling, {mining}scoring and saving come on top"
+        f"about {_duration(step * total)}, and embedding every image once {_duration(embedding)}"
     )
 
 
 def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
-    """Seconds that all evaluations spend on embedding images, from those of one batch."""
-    images, stopwatch = setup.evaluator.images, Stopwatch()
+    """Seconds that embedding all images takes once, from those of one batch."""
+    images, splits, stopwatch = setup.evaluator.images, setup.splits, Stopwatch()
     if not images.model.encoder.takes_pixels:
         return 0.0
-    sample = setup.splits.test
-    sample = sample.take(np.arange(min(images.source.batch_size, len(sample))))
+    sample = splits.test.take(np.arange(min(images.source.batch_size, len(splits.test))))
     console.say("compiling the evaluation")
     with stopwatch.part("evaluation"):
         if images.encodings is not None:
             images.encodings.encode(params, sample)
         else:
             images.points(params, sample)
-    return stopwatch.seconds()["evaluation"] / len(sample) * _embedded(setup)
-
-
-def _embedded(setup: Setup) -> int:
-    """Number of images that evaluations and the report embed."""
-    config, splits, kept = setup.config, setup.splits, setup.evaluator.images.encodings
-    total, every = config.train.total_steps, config.eval.every
-
-    def rows(*datasets: Dataset | None) -> int:
-        return sum(len(x) for x in datasets if x and not (kept and kept.keeps(x)))
-
-    fitted = rows(splits.train) if any(config.eval.pca.values()) else 0
-    scored = rows(*(images for task in splits.tasks.values() for images in task[:2])) + fitted
-    count = 2 * scored  # The untrained model and the final one.
-    if splits.validation is not None:
-        validations = 2 + (-(-total // every) if every else 1)
-        count += scored + validations * (rows(splits.validation) + fitted)
-    if config.run.report and jax.process_count() == 1:
-        count += rows(splits.test, splits.gallery)
-    return count + (len(kept) if kept else 0)
+    parts = (splits.train, splits.validation, splits.test, splits.gallery)
+    return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 
 
 def _open(setup: Setup, steps: range, state: TrainState) -> Input:

@@ -183,8 +183,7 @@ def runs(photos_folder, tmp_path_factory):
     config = load_config(small_runs.CONFIG, fields)
     best = small_runs.save_untrained(config, root / "hier")
     of_hier = [name for name in flatten(config) if "hier_" in name]
-    plain = {"objective.name": "supcon"} | dict.fromkeys(of_hier)
-    small_runs.copy_with(root / "hier", root / "plain", plain)
+    small_runs.copy_with(root / "hier", root / "plain", {"objective.name": "supcon"}, of_hier)
     proxies = best["training"][0]["hierarchy"]
     return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
 

@@ -69,12 +69,12 @@ def test_names_seeds_and_circumstances_do_not_split_lines():
         (
             [run(), run(name="mixed", objective="hypmix")],
             TEMPERATURE,
-            "mixed has no field .* objective.ball_temperature",
+            "mixed do not depend .* objective.ball_temperature",
         ),
         (
             [run(), run(name="flat", objective__space="sphere")],
             "objective.c",
-            "flat do not depend on objective.c",
+            "flat do not depend on a field objective.c",
         ),
     ],
 )
