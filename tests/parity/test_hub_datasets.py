@@ -86,7 +86,7 @@ def written(dataset, photos_folder, tmp_path_factory):
             "arrow": root / "saved/data-*.arrow",
             "folder": root / "hub/me/photos",
             "hub": "hf://me/photos",
-            "webdataset": root / "photos-{000..002}.tar",
+            "webdataset": root / "photos-*.tar",
         }
 
 
