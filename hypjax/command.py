@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, machine, watchdog
+from hypjax.system import exits, machine
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -113,7 +113,7 @@ def run(
     for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
-    with watchdog.announced_exit(), errors.reported(), errors.devices_explained():
+    with exits.failing_at_once(), errors.reported(), errors.devices_explained():
         app.run(
             lambda arguments: main(*arguments),
             flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),

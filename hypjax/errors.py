@@ -107,6 +107,12 @@ def devices_explained() -> Iterator[None]:
         raise
 
 
+def reason(error: Exception) -> str:
+    """Returns a short description of an error of another library."""
+    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+    return text or type(error).__name__
+
+
 class TryAgainError(UserError):
     """An error that may be temporary: the same command can succeed later."""
 

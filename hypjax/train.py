@@ -31,7 +31,12 @@ from hypjax.training.input import Feed, open_input
 from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, circumstances, given_circumstances, shared_fields
+from hypjax.training.setup import (
+    build,
+    given_provenance,
+    provenance,
+    shared_fields,
+)
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
 
@@ -124,14 +129,14 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if run.results is not None:
-        run.require(given_circumstances(config))
+        run.require(given_provenance(config))
         return _printed_again(run, config, profile)
     require_wandb(config)
     setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
     total = config.train.total_steps
     trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
-    facts = circumstances(config, splits)
+    facts = provenance(config, splits)
     processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
     if not run.has_checkpoint:

@@ -37,10 +37,11 @@ status=0
 srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
   python -m hypjax.main --coordinator=auto "$@" || status=$?
 
-# srun returns the highest status of its tasks: 137 if one was killed and the others exited with 75.
-if [ "$status" -ne 75 ] && [ "$status" -ne 137 ]; then
-  exit "$status"
-fi
+# srun returns the highest status of its tasks: 137 if one was killed; JAX aborts the others: 134.
+case $status in
+  75 | 134 | 137) ;;
+  *) exit "$status" ;;
+esac
 if [ -n "$ended" ]; then
   echo "Slurm ended this job; submit the same command again to resume" >&2
 elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$most_restarts" ]; then

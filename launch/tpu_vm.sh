@@ -74,11 +74,11 @@ for ((try = 1; try <= most_tries; try++)); do
       status=$?
       set -e
       # gcloud waits for all hosts and returns the first non-zero status in their order: 255 for a
-      # broken connection, 137 for a killed process. A 1 may be its own, for example because the TPU
-      # was preempted meanwhile.
+      # broken connection, 137 for a killed process, 134 for one that JAX aborted since another was
+      # lost. A 1 may be its own, for example because the TPU was preempted meanwhile.
       case $status in
         0) exit ;;
-        75 | 137 | 255) ;;
+        75 | 134 | 137 | 255) ;;
         *) [ "$(state)" != READY ] || exit "$status" ;;
       esac
       ;;

@@ -6,7 +6,7 @@ Records are read in random order, a few kilobytes at a time, which is slow in ob
 import pathlib
 import shutil
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, redacted
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, url_hash
@@ -22,20 +22,22 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     root, path = cache_folder() / "datasets" / url_hash(url), f"{name}/{version}"
     if (root / path).exists():
         return root
-    with explained(f"cannot read {url}"):
+    source = f"{redacted(url.rstrip('/'))}/{path}"
+    with explained(f"cannot copy {url} to {root}"):
         prepared = CloudFolder(f"{url.rstrip('/')}/{path}")
-        files = prepared.list()
-    if not files:
-        raise UserError(
-            f"{url} holds no {path}; prepare it on local disk (python -m hypjax.prepare "
-            f"--dataset={name}) and copy its folder {path} there"
-        )
-    failed, copying = f"cannot copy {url} to {root}", f"copying {name} from {url}"
-    with explained(failed), claimed(root / name, copying):
-        if not (root / path).exists():
-            console.say(f"copying {prepared.url} to {root / path} (once)")
-            unfinished = root / name / f"incomplete.copy_{version}"
-            shutil.rmtree(unfinished, ignore_errors=True)  # Left by a killed process.
-            prepared.get_all(files, unfinished)
-            unfinished.rename(root / path)
+        files = prepared.sizes()
+        if "dataset_info.json" not in files:
+            raise UserError(
+                f"{source} holds no dataset; prepare it on local disk (python -m hypjax.prepare "
+                f"--dataset={name}), and copy its whole folder there"
+            )
+        with claimed(root / name, f"copying {name} from {url}"):
+            if not (root / path).exists():
+                console.say(f"copying {source} to {root / path} (once)")
+                unfinished = root / name / f"incomplete.copy_{version}"
+                try:
+                    prepared.get(files, unfinished)
+                    unfinished.rename(root / path)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
     return root

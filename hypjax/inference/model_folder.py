@@ -97,7 +97,7 @@ def write_contents(
     folder: pathlib.Path,
     config: ConfigDict,
     space: Space,
-    circumstances: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     learned: LearnedParameters | None = None,
 ) -> None:
     """Writes the configuration, the space of the head, and the hashes of the other files, last.
@@ -105,7 +105,7 @@ def write_contents(
     `learned` are the parameters of the learned numbers, if there are any.
     """
     fields = identity(config)  # How the run was executed is left out.
-    parts = {"identity": fields, "circumstances": circumstances, "all": fields}
+    parts = {"identity": fields, "provenance": provenance, "all": fields}
     parts[SPACE] = describe_space(space)
     if learned is not None:
         parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in learned.items()}

@@ -77,7 +77,7 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         with replacing_model(folder) as staged:
             write_weights(staged, config, model, params)
-            write_contents(staged, config, space, circumstances={})
+            write_contents(staged, config, space, provenance={})
 
 
 def _config(

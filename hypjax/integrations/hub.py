@@ -153,7 +153,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         began = _base_model(config)
         config = without_paths(config)
         results = files.read_results(run / files.RESULTS)
-        circumstances = {"images": saved_fingerprint(run)}
+        provenance = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params)
         if matches := read_matches(run):
             write_matches(folder, matches)
@@ -162,7 +162,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     write_weights(folder, config, model, params)
     space = scored_space(config, params)
     write_text(folder / _README, _model_card(name, config, model, space, results, began))
-    write_contents(folder, config, space, circumstances, params.get("space"))
+    write_contents(folder, config, space, provenance, params.get("space"))
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:

@@ -202,12 +202,6 @@ class Monitor(contextlib.AbstractContextManager):
         """Writes other values of a step."""
         self._telemetry.write(step, values)
 
-    def _summary_of(self, name: str, values: Sequence[float]) -> float:
-        """The latest value of what is set or learned; of names in _min and _max the extreme."""
-        if name in self._latest:
-            return float(values[-1])
-        return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
-
     def summary(self) -> str:
         """Returns one line about all steps."""
         return self._meter.summary()

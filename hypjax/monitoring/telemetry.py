@@ -1,6 +1,7 @@
 """Writes measurements: to metrics.jsonl, TensorBoard, and Weights & Biases."""
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import json
@@ -8,7 +9,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
@@ -73,7 +74,7 @@ class JsonLines:
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
         """Removes lines written after the given step, including a partial last line."""
         self._path = path
-        self._file = None
+        self._file: BinaryIO | None = None
         with console.tolerating(str(path)):
             if path.exists():
                 lines = path.read_text(errors="replace").splitlines()
@@ -82,8 +83,6 @@ class JsonLines:
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; if the disk is full, a partial line is removed again."""
-        if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
-            self._file = None  # The file was removed.
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
@@ -91,7 +90,7 @@ class JsonLines:
         line = (json.dumps({"step": step, **values}) + "\n").encode()
         try:
             if self._file.write(line) < len(line):
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, "No space left on device")
         except OSError:
             self._file.truncate(end)
             raise
@@ -111,7 +110,7 @@ def _precedes(line: str, first_step: int) -> bool:
     try:
         values = json.loads(line)
         return values["step"] < first_step + ("test" not in values)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError):  # A partial line.
         return False
 
 

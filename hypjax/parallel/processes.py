@@ -1,5 +1,6 @@
 """Runs with several processes: how they connect and agree; only the first one uses the disk."""
 
+import inspect
 import json
 import sys
 import threading
@@ -14,8 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hypjax import parallel
-from hypjax.errors import TRY_AGAIN, TryAgainError, UserError
-from hypjax.system import console, exits, watchdog
+from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason
+from hypjax.system import console, exits
 
 _JOIN_TIMEOUT = 300  # Seconds.
 _UPLOAD_TIMEOUT = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.
@@ -26,25 +27,25 @@ _MIN_BUFFER = 1024
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
     """Joins the processes of a run; must be called before JAX is used.
 
-    From then on only the first process, of index 0, prints messages. `coordinator` is its HOST:PORT
-    or 'auto', with which JAX detects Slurm, Open MPI, Kubernetes or a TPU, and so the number of
-    processes and the index of this one.
+    From then on only the first process, of index 0, prints messages. If a process is lost, JAX
+    aborts the others after its heartbeat's timeout, 100 seconds. `coordinator` is the HOST:PORT of
+    the first one or 'auto', with which JAX detects Slurm, Open MPI, Kubernetes or a TPU, and so the
+    number of processes and the index of this one.
     """
     given = None if coordinator == "auto" else coordinator
     if given:
         _require_complete(given, num_processes, process_id)
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
-    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])  # Before JAX aborts.
+    options: dict[str, Any] = {"initialization_timeout": 2 * _JOIN_TIMEOUT}
+    if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
+        options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
+    if given:
+        options["cluster_detection_method"] = "deactivate"
+    # JAX would abort with a stack trace.
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])
     alarm.start()
     try:
-        jax.distributed.initialize(
-            given,
-            num_processes,
-            process_id,
-            cluster_detection_method="deactivate" if given else None,
-            initialization_timeout=2 * _JOIN_TIMEOUT,
-            shutdown_timeout_seconds=_UPLOAD_TIMEOUT,
-        )
+        jax.distributed.initialize(given, num_processes, process_id, **options)
     except (ValueError, TypeError) as error:
         raise UserError(
             f"--coordinator={coordinator} detected no Slurm, Open MPI, Kubernetes or TPU "
@@ -52,24 +53,18 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             "--process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise TryAgainError(
-            f"the processes could not connect to --coordinator={coordinator} ({reason}); start "
-            "all of them, with an address that all can reach"
-        ) from error
+        raise TryAgainError(_unconnected(coordinator, reason(error))) from error
     finally:
         alarm.cancel()
+    if jax.process_count() > 1:
+        exits.joined.append(jax.process_index())
+        console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
         raise UserError(
             f"process {jax.process_index()} has {jax.local_device_count()} of the "
             f"{len(jax.devices())} devices of {jax.process_count()} processes; every process must "
             "have the same number"
         )
-    if jax.process_count() > 1:
-        console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
-        host = None if given is None else given.rsplit(":", 1)[0]
-        server = from_first(lambda: watchdog.listen(jax.process_count(), host))
-        watchdog.connect(server, jax.process_index(), jax.process_count())
     if not is_first():
         console.mute()
 
@@ -88,13 +83,16 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
 
 
 def _give_up(coordinator: str) -> NoReturn:
-    print(
-        f"error: the processes could not connect to --coordinator={coordinator} within "
-        f"{_JOIN_TIMEOUT} seconds; start all of them, with an address that all can reach",
-        file=sys.stderr,
-        flush=True,
-    )
+    why = f"not within {_JOIN_TIMEOUT} seconds"
+    print(f"error: {_unconnected(coordinator, why)}", file=sys.stderr, flush=True)
     exits.at_once(TRY_AGAIN)
+
+
+def _unconnected(coordinator: str, why: str) -> str:
+    return (
+        f"the processes could not connect to --coordinator={coordinator} ({why}); start all of "
+        "them, with an address that all can reach"
+    )
 
 
 def is_first() -> bool:
@@ -103,14 +101,25 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """Broadcasts what a function returns in the first process, as JSON; all call this together."""
+    """Broadcasts what a function returns in the first process, as JSON; all call this together.
+
+    All raise the `UserError` that it raises there: otherwise the others would wait.
+    """
     if jax.process_count() == 1:
         return make()
-    message = json.dumps(make()).encode() if is_first() else b""
+    message = b""
+    if is_first():
+        try:
+            message = json.dumps({"value": make()}).encode()
+        except UserError as error:
+            message = json.dumps({"error": str(error), "status": error.status}).encode()
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
     buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
     buffer[: len(message)] = np.frombuffer(message, np.uint8)
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)[:size]))
+    answer = json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)[:size]))
+    if "error" in answer:
+        raise (TryAgainError if answer["status"] == TRY_AGAIN else UserError)(answer["error"])
+    return answer["value"]
 
 
 def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
@@ -121,15 +130,14 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
     """
     if jax.process_count() == 1:
         return make()
-    made = make() if is_first() else None
-    if not from_first(lambda: made is not None):
+    made: list[PyTree] = []
+    if not from_first(lambda: made.append(make()) or made[0] is not None):
         return None
-    if made is None:
-        made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    tree = made[0] if made else jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     # As bytes: a broadcast is a sum, in which −0 and subnormal numbers would change.
-    sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), made)
+    sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), tree)
     sent = multihost_utils.broadcast_one_to_all(sent)
-    return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, made)
+    return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, tree)
 
 
 def share(count: int) -> slice:
@@ -151,16 +159,18 @@ def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_same(facts: dict[str, Any]) -> None:
-    """Raises an error in a process whose JSON values differ from those of the first one."""
+    """Raises an error in all processes if the JSON values of one differ from the first one's."""
     if jax.process_count() == 1:
         return
-    for name, expected in from_first(lambda: facts).items():
-        value = json.loads(json.dumps(facts[name]))
-        if value != expected:
-            raise UserError(
-                f"process {jax.process_index()} has {name} {value}, but the first process "
-                f"{expected}; start all of them with the same configuration and data"
-            )
+    mine = json.loads(json.dumps(facts))
+    wrong = [name for name, value in from_first(lambda: facts).items() if mine[name] != value]
+    counts = multihost_utils.process_allgather(np.int32(len(wrong)))
+    if counts.any():
+        raise UserError(
+            f"process {np.argmax(counts > 0)} has another configuration or other data than the "
+            f"first process{''.join(f', {name} {mine[name]}' for name in wrong)}; start all of "
+            "them with the same"
+        )
 
 
 class Agreement:

@@ -1,19 +1,11 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
-import errno
-import functools
-import gc
 import hashlib
-import itertools
 import json
 import logging
-import os
 import pathlib
 import shutil
-import sys
-import tempfile
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,12 +21,11 @@ from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
 
-_OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
 
 
@@ -83,11 +74,12 @@ class Checkpoints:
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        _silence_orbax()
+        # Orbax and asyncio log the failures that are reported here, with their tracebacks.
+        for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
+            logger.addFilter(_is_not_of_orbax)
         self._path = path
         self._read_only = read_only
         self._saving: int | None = None
-        self._failed: set[int] = set()
         with writing(path):
             self._open()
 
@@ -103,27 +95,47 @@ class Checkpoints:
             create=False,
             multiprocessing_options=_this_process_only(),
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
-            preservation_policy=None if self._read_only else self,
+            preservation_policy=self,
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
-        self._unreadable: set[int] = set()
-        self._scores = {step: self._saved_score(step) for step in self.steps}
+        self._scores: dict[int, float] = {}
+        self._unreadable: dict[int, str] = {}
+        for step in self.steps:
+            try:
+                self._note_score(step, self._read(step, {})[0]["score"])
+            except Exception as error:  # Exceptions depend on the kind of damage.
+                self._unreadable[step] = reason(error)
 
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return sorted(set(self._manager.all_steps()) - self._failed)
+        return sorted(self._manager.all_steps())
 
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint (the earliest one of equal score), or None without scores."""
-        scored = [(score, -step) for step, score in self._scores.items() if score is not None]
-        return -max(scored)[1] if scored else None
+        return max(sorted(self._scores), key=self._scores.get, default=None)
 
     @property
     def best_score(self) -> float | None:
         """Score of the best checkpoint, or None."""
-        return None if self.best_step is None else self._scores[self.best_step]
+        return self._scores.get(self.best_step)
+
+    def _note_score(self, step: int, score: float | None) -> None:
+        if score is not None:
+            self._scores[step] = score
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
+    ) -> list[bool]:
+        """Orbax's policy: keep the latest two and the best.
+
+        Its own `BestN` takes the later one of equal scores, and reads scores from files without a
+        checksum: a manager whose file is damaged cannot even be opened.
+        """
+        del context
+        kept = {info.step for info in checkpoints[-2:]} | {self.best_step}
+        return [info.step in kept for info in checkpoints]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
@@ -139,12 +151,11 @@ class Checkpoints:
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         # The record has a checksum of its own: scores choose which checkpoint is the best.
         items[_RECORD] = ocp.args.JsonSave({**facts, "checksum": _json_checksum(facts)})
-        self._saving, self._scores[step] = step, score
-        self._failed.discard(step)
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees)) + _OVERHEAD
-        composite = ocp.args.Composite(**items)
-        if self._attempt(lambda: _reserve(self._path, size)):
-            self._attempt(lambda: self._manager.save(step, args=composite, force=True))
+        self._saving = step
+        self._note_score(step, score)
+        self._attempt(
+            lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        )
 
     def wait(self) -> None:
         """Waits for the checkpoint being saved; warns if that fails."""
@@ -166,7 +177,7 @@ class Checkpoints:
                     sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs a part of a save. If it fails, reports that, removes its files and returns False.
+        """Runs a part of a save. If it fails, reports that and returns False.
 
         A full disk must not end a run: the next checkpoint may fit again.
         """
@@ -174,21 +185,13 @@ class Checkpoints:
             action()
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
-            reason = _reason(error)
-        step, self._saving = self._saving, None
-        self._failed.add(step)
-        del self._scores[step]
-        console.warn(
-            f"the state after step {step} could not be saved in {self._path} ({reason}); "
-            "the run continues and saves again at the next checkpoint"
-        )
-        with contextlib.suppress(Exception):
-            self._manager.close()
-        with warnings.catch_warnings(action="ignore"):
-            gc.collect()  # Orbax's cancelled coroutines would otherwise warn at a random time.
-        for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        with contextlib.suppress(Exception):  # The disk may become writable again.
+            console.warn(
+                f"the state after step {self._saving} could not be saved in {self._path} "
+                f"({reason(error)}); the run continues and saves again at the next checkpoint"
+            )
+        self._scores.pop(self._saving, None)
+        self._saving = None
+        with contextlib.suppress(Exception):  # Other saves of this manager would fail, too.
             self._open()
         return False
 
@@ -206,11 +209,8 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
                 continue
-            for later, reason in damaged.items():
-                self._move_aside(later, reason)
-            # They were kept in case nothing else could be read.
-            for earlier in sorted(self._unreadable & set(self.steps) - damaged.keys()):
-                self._move_aside(earlier, "its record cannot be read")
+            for other, why in (self._unreadable | damaged).items():
+                self._move_aside(other, why)
             return restored
         if damaged:
             raise UserError(
@@ -219,36 +219,6 @@ class Checkpoints:
                 "restore a backup, or start over in another folder with --workdir"
             )
         return None
-
-    def restore(self, step: int, **like: PyTree) -> Restored:
-        """Reads trees of one checkpoint; raises `DamagedError` if they are not what was saved.
-
-        Arrays are read to the host first, since they may have been saved on other devices. They are
-        returned uncommitted, like new ones: committed arrays would compile a second train step.
-        """
-        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
-        items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
-        try:
-            facts, _ = self._read(step, {})
-        except Exception as error:  # Exceptions depend on the kind of damage.
-            raise DamagedError(_reason(error)) from error
-        for name, shapes in facts.get("shapes", {}).items():  # Older ones do not have them.
-            if name in like and shapes != _shapes(like[name]):
-                raise UserError(  # Orbax would cut or fill the arrays.
-                    f"the checkpoints in {self._path} are of a {name} with other parameters; pass "
-                    "the encoder and the objective that were trained, or name another folder"
-                )
-        try:
-            facts, read = self._read(step, items)
-            sums = {name: facts["checksums"][name] for name in like}
-            trees = {name: read[name] for name in like}
-        except Exception as error:  # Exceptions depend on the kind of damage.
-            raise DamagedError(_reason(error)) from error
-        trees = jax.device_put(trees)
-        for name, tree in trees.items():
-            if int(checksum(tree)) != sums[name]:
-                raise DamagedError(f"its {name} differs from what was saved")
-        return Restored(step, tuple(trees.values()), facts["record"])
 
     def restore_best(self, **like: PyTree) -> Restored | None:
         """Reads trees of the best checkpoint that is not damaged; None if there is none."""
@@ -259,52 +229,62 @@ class Checkpoints:
                 self._move_aside(self.best_step, str(error))
         return None
 
-    def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
-        read = self._manager.restore(step, args=args)
+    def restore(self, step: int, **like: PyTree) -> Restored:
+        """Reads trees of one checkpoint; raises `DamagedError` if they are not what was saved.
+
+        Arrays are read to the host first, since they may have been saved on other devices. They are
+        returned uncommitted, like new ones: committed arrays would compile a second train step.
+        """
+        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+        try:
+            facts, _ = self._read(step, {})
+            if same := all(facts["shapes"][name] == _shapes(like[name]) for name in like):
+                read = self._read(step, host)[1]
+        except Exception as error:  # Exceptions depend on the kind of damage.
+            raise DamagedError(reason(error)) from error
+        if not same:  # Orbax would cut or fill the arrays.
+            raise UserError(
+                f"the checkpoints in {self._path} are of other parameters; pass the encoder and "
+                "the objective that were trained, or name another folder"
+            )
+        trees = jax.device_put({name: read[name] for name in like})
+        for name, tree in trees.items():
+            if int(checksum(tree)) != facts["checksums"][name]:
+                raise DamagedError(f"its {name} differs from what was saved")
+        return Restored(step, tuple(trees.values()), facts["record"])
+
+    def _read(self, step: int, host: Mapping[str, PyTree]) -> tuple[dict[str, Any], Any]:
+        items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
+        items[_RECORD] = ocp.args.JsonRestore()
+        read = self._manager.restore(step, args=ocp.args.Composite(**items))
         facts = read[_RECORD]
         if _json_checksum(facts) != facts["checksum"]:
             raise DamagedError("its record differs from what was saved")
         return facts, read
 
-    def _saved_score(self, step: int) -> float | None:
-        """Returns the score saved with a checkpoint, if it is readable."""
-        try:
-            return self._read(step, {})[0]["score"]
-        except Exception:  # Exceptions depend on the kind of damage.
-            self._unreadable.add(step)
-            return None
-
-    def _move_aside(self, step: int, reason: str) -> None:
+    def _move_aside(self, step: int, why: str) -> None:
         """Reports a damaged checkpoint and, unless read-only, moves it next to the folder."""
-        message = f"the checkpoint of step {step} in {self._path} is damaged ({reason})"
+        message = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
         self._scores.pop(step, None)
-        if self._read_only:
-            console.warn(f"{message}; using another one")
-            return
-        endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        targets = (self._path.parent / f"damaged-step-{step}{ending}" for ending in endings)
-        target = next(target for target in targets if not target.exists())
-        try:
-            (self._path / str(step)).rename(target)
-        except OSError as error:
-            console.warn(f"{message} and could not be moved ({error.strerror}); using another one")
-            return
-        self._manager.reload()
-        console.warn(f"{message} and was moved to {target.name}; using another one")
-
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
-    ) -> list[bool]:
-        """Orbax's policy: keep the latest two, the best, and damaged ones, to be repaired."""
-        del context
-        kept = {info.step for info in checkpoints[-2:]} | {self.best_step} | self._unreadable
-        return [info.step in kept for info in checkpoints]
+        self._unreadable.pop(step, None)
+        if not self._read_only:
+            target = self._path.parent / f"damaged-step-{step}"
+            with writing(target):
+                shutil.rmtree(target, ignore_errors=True)
+                (self._path / str(step)).rename(target)
+            self._manager.reload()
+            message += f" and was moved to {target.name}"
+        console.warn(f"{message}; using another one")
 
     def close(self) -> None:
         """Waits for the checkpoint being saved and closes the folder."""
         self.wait()
         self._manager.close()
+
+
+def _is_not_of_orbax(log: logging.LogRecord) -> bool:
+    where = f"{log.pathname} {log.getMessage()}"
+    return "/orbax/checkpoint/" not in where and ".orbax-checkpoint-tmp" not in where
 
 
 def _this_process_only() -> ocp.options.MultiprocessingOptions:
@@ -315,50 +295,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
     )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error)
-    if "No space left" in text or "RESOURCE_EXHAUSTED" in text:
-        return "No space left on device"
-    return text.splitlines()[0][:120] if text else type(error).__name__
-
-
-def _reserve(path: pathlib.Path, size: int) -> None:
-    """Raises an `OSError` if a folder has no space for a number of bytes.
-
-    Otherwise a full disk shows only after a part is written, as errors of many types in threads.
-    """
-    with tempfile.TemporaryFile(dir=path) as probe:
-        try:
-            os.posix_fallocate(probe.fileno(), 0, size)
-        except (AttributeError, OSError) as error:  # Not on macOS and some file systems.
-            if getattr(error, "errno", None) not in (None, errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            if shutil.disk_usage(path).free < size:
-                raise OSError(errno.ENOSPC, "No space left on device") from error
-
-
-@functools.cache
-def _silence_orbax() -> None:
-    """Drops what Orbax and TensorStore print about failures that are reported here."""
-    absl_logging.get_absl_logger().addFilter(_is_not_reported_here)
-    logging.getLogger("asyncio").addFilter(_is_not_reported_here)
-    default_hook = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            default_hook(unraisable)
-
-    sys.unraisablehook = hook
-
-
-def _is_not_reported_here(record: logging.LogRecord) -> bool:
-    message = record.getMessage()
-    reported = "OCDBT" in message or ".orbax-checkpoint-tmp" in message
-    return not reported and "orbax/checkpoint/_src/futures" not in record.pathname
 
 
 class SharedCheckpoints:
@@ -412,12 +348,14 @@ class SharedCheckpoints:
 
     def _broadcast(self, read: Callable[[], Restored | None], like: dict[str, PyTree]) -> Any:
         """Reads a checkpoint in the first process and broadcasts it to all."""
-        restored = read() if self._local is not None else None
-        facts = processes.from_first(lambda: restored and [restored.step, restored.record])
+        found: list[Restored | None] = []
+        facts = processes.from_first(
+            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
+        )
         if facts is None:
             return None
         like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: restored.trees, like)
+        trees = processes.arrays_from_first(lambda: found[0].trees, like)
         step, record = facts
         return Restored(step, jax.tree.map(_place_like, trees, like), record)
 

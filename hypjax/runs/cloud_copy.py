@@ -1,25 +1,23 @@
-"""Runs in cloud storage: executed in a local folder that a thread copies to the cloud.
+"""A run in cloud storage: it works in a local folder, which a thread copies to the cloud.
 
-Object stores can neither append nor rename nor lock, so the run itself only uses a local folder,
-and a thread uploads what is new. The last writer decides which copy counts. If this machine's
-folder was the last writer, the run continues from the folder, which has everything that the cloud
-has, or more. Otherwise the cloud's copy replaces the folder at the start.
+Object stores can neither append nor rename nor lock, so the run itself only uses a local folder.
+The last writer decides which copy counts: if this machine's folder was the last writer, the run
+continues from the folder. Otherwise the cloud's copy replaces the folder at the start.
 """
 
 import contextlib
-import itertools
-import json
 import os
 import pathlib
+import re
 import shutil
-import socket
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Self
 
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, reason, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
@@ -30,36 +28,57 @@ from hypjax.runs.files import (
     PUBLISHED,
     RESULTS,
     TIMES,
-    present,
-    steps,
 )
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, Stored, explained, is_url, reason, url_hash
-from hypjax.system.files import remove, write_json
+from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
 from hypjax.system.locks import claimed, claimed_or_refused
 
 _POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.
 _UPLOAD_SECONDS = 60.0  # Interval between uploads of other new files, such as metrics.
-_WRITER = "writer.json"  # In the cloud: which local folder was copied there last.
-_OUTGOING, _INCOMING = ".outgoing", ".incoming"  # In the local folder.
+_WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 _PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
-_STATE = ".mirror.json"  # Of a local copy.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
+_STEP = re.compile(rf"{CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
+_COPIED = re.compile(rf"(?!\.|{CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
 
 def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
-    """Returns the folder on this machine that holds the copy of a run in the cloud."""
     return cache_folder() / "workdirs" / (url_hash(url) + suffix)
 
 
-def _read_state(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the state of a local copy; empty if it is missing or damaged."""
-    try:
-        state = json.loads((folder / _STATE).read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
+def _sizes(folder: pathlib.Path) -> dict[str, int]:
+    """The sizes in bytes of the files in a local copy, unless they are hidden or unfinished."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for path in (pathlib.Path(root, name) for name in names):
+            if _COPIED.match(name := path.relative_to(folder).as_posix()):
+                with contextlib.suppress(FileNotFoundError):  # A checkpoint was just removed.
+                    found[name] = path.stat().st_size
+    return found
+
+
+def _by_step(sizes: Mapping[str, int]) -> dict[int, dict[str, int]]:
+    """The names and sizes of each checkpoint's files; names differ if it was saved again."""
+    found: dict[int, dict[str, int]] = {}
+    for name, size in sizes.items():
+        if step := _STEP.match(name):
+            found.setdefault(int(step[1]), {})[name] = size
+    return found
+
+
+def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
+    """Makes the files in a folder those of the cloud; equal checkpoints are kept."""
+    here = _sizes(folder)
+    mine, theirs = _by_step(here), _by_step(stored)
+    both = mine.keys() & theirs.keys()
+    known = {step for step in both if theirs[step].items() <= mine[step].items()}
+    for step in mine.keys() - known:
+        shutil.rmtree(folder / CHECKPOINTS / str(step))
+    for name in here.keys() - stored.keys():
+        if not _STEP.match(name):
+            (folder / name).unlink()
+    cloud.get(stored.keys() - {name for step in known for name in theirs[step]}, folder)
 
 
 class CloudCopy:
@@ -69,88 +88,38 @@ class CloudCopy:
         """Synchronises the local folder and the cloud's copy, which may not exist yet."""
         self.location = redacted(url.rstrip("/"))
         self.folder = _local_folder(url)
+        self._uploaded = 0.0  # Time of the last upload.
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
-        with explained(f"cannot read {url}"):
-            self._cloud = CloudFolder(url)
-        with claimed_or_refused(self.folder):
-            state = _read_state(self.folder)
-            self._id: str = state.get("id") or uuid.uuid4().hex
-            # Files that the cloud may have, with size and time of the local file when it was
-            # uploaded, or None if the upload may be incomplete.
-            self._known: dict[str, list[int] | None] = state.get("known", {})
-            self._synchronise()
-
-    def _synchronise(self) -> None:
-        with explained(f"cannot read {self.location}"):
-            stored = self._cloud.list()
-            wrote_last = (
-                CONFIG in stored
-                and (self._writer() or {}).get("folder") == self._id
-                and self._is_intact()
-            )
         console.say(f"{self.location} is kept in {self.folder} during the run")
-        if not wrote_last:
-            self._set_unsent_aside()
-            self._download(stored)
-            return
-        for name, stat in self._known.items():
-            if stat and (name not in stored or stored[name].size != stat[0]):
-                self._known[name] = None
-        with self._errors_explained():
-            self._upload()
+        with claimed_or_refused(self.folder):
+            with explained(f"cannot copy {self.location} to {self.folder}"):
+                self._cloud = CloudFolder(url)
+                wrote_last = self._synchronise()
+            if wrote_last:
+                with self._errors_explained():
+                    self._upload()
 
-    def _is_intact(self) -> bool:
-        """Whether no uploaded file was changed or lost since, say by a user or a power failure."""
-        here = present(self.folder)
-        sent = {n: stat for n, stat in self._known.items() if stat and n.startswith(CHECKPOINTS)}
-        same = all(here[name] == stat for name, stat in sent.items() if name in here)
-        return same and CONFIG in here and bool(steps(self.folder) or not sent)
-
-    def _set_unsent_aside(self) -> None:
-        """Moves results that were never uploaded out of the way of the cloud's copy."""
-        unsent = [
-            name
-            for name, stat in present(self.folder).items()
-            if name.startswith((CHECKPOINTS, RESULTS)) and self._known.get(name) != stat
-        ]
-        if not unsent:
-            return
-        asides = (f"{self.folder.name}-unsent-{number}" for number in itertools.count(1))
-        aside = next(p for p in map(self.folder.with_name, asides) if not p.exists())
-        aside.mkdir()
-        for path in _visible(self.folder):
-            path.rename(aside / path.name)
-        console.warn(
-            f"{self.location} and its copy on this machine differ; the run continues from the "
-            f"former, and what was never uploaded from here is kept in {aside}"
-        )
-
-    def _download(self, stored: dict[str, Stored]) -> None:
-        files = {name: stored[name] for name in stored if name != _WRITER and name[0] != "."}
-        if CONFIG not in files:  # Whatever the URL holds, it is not a run.
-            files = {}
-        if RESULTS in files:  # A finished run: only its results are read, in order to print them.
-            files = {n: info for n, info in files.items() if not n.startswith(CHECKPOINTS)}
-        incoming = self.folder / _INCOMING
-        with explained(f"cannot copy {self.location} to {self.folder}"):
-            remove(incoming)
-            incoming.mkdir()
-            self._cloud.get_all(files, incoming)
-            for path in _visible(self.folder):
-                remove(path)
-            for path in incoming.iterdir():
-                path.rename(self.folder / path.name)
-            incoming.rmdir()
-            self._known = dict(present(self.folder))
-            self._write_state()
+    def _synchronise(self) -> bool:
+        """Whether the local folder counts; otherwise the cloud's copy replaces it."""
+        mark, stored = self.folder / _WRITER, self._cloud.sizes()
+        self._id = mark.read_text() if mark.exists() else ""
+        if self._id and self._cloud.read(_WRITER) == self._id:
+            if max(_by_step(_sizes(self.folder)), default=0) >= max(_by_step(stored), default=0):
+                return True
+        mark.unlink(missing_ok=True)
+        self._id = uuid.uuid4().hex
+        names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
+        if RESULTS in stored:  # A finished run is only printed.
+            names = [name for name in names if not _STEP.match(name)]
+        _replace(self.folder, self._cloud, {name: stored[name] for name in names})
+        return False
 
     def __enter__(self) -> Self:
         """Becomes the writer of the cloud's copy and starts to upload into it."""
-        who = f"process {os.getpid()} on {socket.gethostname()}"
         with self._errors_explained():
-            self._write_state()
-            self._cloud.write(_WRITER, json.dumps({"folder": self._id, "by": who}).encode())
+            (self.folder / _WRITER).write_text(self._id)
+            self._cloud.write(_WRITER, self._id)
             self._upload()
         self._thread.start()
         return self
@@ -172,117 +141,69 @@ class CloudCopy:
         return explained(f"cannot write to {self.location}", f"{advice}uploads it")
 
     def _keep_uploading(self) -> None:
-        """Body of the thread: uploads a new checkpoint at once, other files at intervals.
-
-        A series of failures is reported once and retried: storage may be away for hours.
-        """
-        uploaded, last, failing = steps(self.folder), time.monotonic(), False
+        """Body of the thread: uploads a new checkpoint at once, other files at intervals."""
+        seen, last, failing = None, time.monotonic(), False
         while not self._ending.wait(_POLL_SECONDS):
-            now = steps(self.folder)
-            if now == uploaded and time.monotonic() - last < _UPLOAD_SECONDS:
+            steps = {path.name for path in self.folder.glob(f"{CHECKPOINTS}*[0-9]")}
+            if steps == seen and time.monotonic() - last < _UPLOAD_SECONDS:
                 continue
+            seen, last = steps, time.monotonic()
             try:
                 self._upload()
-                if failing:
-                    console.say(f"{self.location} is up to date again")
                 failing = False
-            except Exception as error:
+            except Exception as error:  # Storage may be away for hours: warn once, and try again.
                 if not failing:
                     console.warn(
                         f"cannot write to {self.location} ({reason(error)}); the run continues in "
                         f"{self.folder}, and the upload will be retried"
                     )
                 failing = True
-            uploaded, last = now, time.monotonic()
 
     def _upload(self) -> None:
-        """Uploads new and changed files, and removes from the cloud what was removed here.
+        """Uploads new files, and removes checkpoints that were removed here.
 
-        Metrics are uploaded before the checkpoints that follow them. Old checkpoints are removed
-        after new ones have been uploaded. The results, which mark a run as finished, come last.
-        Files that were never in the local folder are left alone.
+        Metrics precede the checkpoints that follow them. Old checkpoints are removed after new ones
+        have been uploaded. The results, which mark a run as finished, come last.
         """
-        here = present(self.folder)
-        changed = [name for name, stat in here.items() if self._known.get(name) != stat]
-        removed = self._known.keys() - here.keys()
-        if not changed and not removed:
-            return
-        writer = self._writer()
-        if writer is None or writer.get("folder") != self._id:
-            change = "removed" if writer is None else f"taken over by {writer.get('by')}"
+        if self._cloud.read(_WRITER) != self._id:
             raise UserError(
-                f"{self.location} was {change} during this run, whose results are in {self.folder}"
+                f"{self.location} was removed, or taken over by another machine; the results of "
+                f"this run are in {self.folder}"
             )
-        self._known |= dict.fromkeys(changed)
-        self._write_state()  # So that files of a killed process are removed later.
-        try:
-            outgoing = self._snapshot(changed)
-            for name in sorted(outgoing - {RESULTS}, key=lambda n: (n.startswith(CHECKPOINTS), n)):
-                self._send(name, here[name])
-            if len(outgoing) == len(changed):  # Else a checkpoint was just replaced; do it later.
-                for name in removed:
-                    self._cloud.remove(name)
-                    del self._known[name]
-            if RESULTS in outgoing:
-                self._send(RESULTS, here[RESULTS])
-        finally:
-            self._write_state()
-            remove(self.folder / _OUTGOING)
+        began, here, stored = time.time(), _sizes(self.folder), self._cloud.sizes()
+        mine, theirs = _by_step(here), _by_step(stored)
+        changed = [
+            name
+            for name, size in here.items()
+            if not _STEP.match(name)
+            and (size != stored.get(name) or os.stat(self.folder / name).st_mtime >= self._uploaded)
+        ]
+        self._cloud.put([name for name in changed if name != RESULTS], self.folder)
+        for step, files in mine.items():
+            if files != theirs.get(step):
+                self._put_checkpoint(step, files)
+        for step in theirs.keys() - mine.keys():
+            self._cloud.remove(theirs[step])
+        self._cloud.put([name for name in changed if name == RESULTS], self.folder)
+        self._uploaded = began - 1  # Some file systems store full seconds.
 
-    def _send(self, name: str, stat: list[int]) -> None:
-        self._cloud.put(self.folder / _OUTGOING / name, name)
-        self._known[name] = stat
-
-    def _snapshot(self, names: Collection[str]) -> set[str]:
-        """Preserves files in their present state for the upload; returns those that still exist."""
-        # Otherwise a slow upload might never finish a checkpoint before it is replaced.
-        remove(self.folder / _OUTGOING)
-        preserved = set()
-        for name in names:
-            source, target = self.folder / name, self.folder / _OUTGOING / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                if name.startswith(CHECKPOINTS):  # These never change.
-                    _link(source, target)
-                else:
-                    shutil.copyfile(source, target)
-                preserved.add(name)
-        return preserved
-
-    def _writer(self) -> dict[str, Any] | None:
-        """Returns who copied a folder to the cloud last, or None if nobody did."""
-        try:
-            content = self._cloud.read(_WRITER)
-            return content and json.loads(content)
-        except ValueError:
-            return {}
-
-    def _write_state(self) -> None:
-        state = {"url": self.location, "id": self._id, "known": self._known}
-        write_json(self.folder / _STATE, state)
-
-
-def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in folder.iterdir() if path.name[0] != "."]
-
-
-def _link(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Makes a hard link to a file, or a copy if the file system has no hard links."""
-    try:
-        target.hardlink_to(source)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
+    def _put_checkpoint(self, step: int, files: Mapping[str, int]) -> None:
+        """Uploads a checkpoint through hard links: a slow upload outlasts it."""
+        source = self.folder / CHECKPOINTS / str(step)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
+            target = pathlib.Path(links, CHECKPOINTS, str(step))
+            try:
+                shutil.copytree(source, target, copy_function=os.link)
+            except OSError:
+                if source.exists():
+                    raise
+                return
+            self._cloud.put(files, pathlib.Path(links))
 
 
 def open_url(workdir: str | pathlib.Path) -> CloudCopy | None:
     """Opens the copy of a run's folder in the cloud for writing; None if it is no URL."""
-    if not is_url(workdir):
-        return None
-    if workdir.startswith("memory:"):
-        raise UserError(f"{workdir} ends with this process; name another --workdir")
-    return CloudCopy(workdir)
+    return CloudCopy(workdir) if is_url(workdir) else None
 
 
 @contextlib.contextmanager
@@ -306,37 +227,27 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     with contextlib.ExitStack() as stack:
         with explained(f"cannot copy {workdir} to {folder}"):
             stack.enter_context(claimed(folder, f"reading {workdir}"))
-            _update(folder, workdir, training)
+            for attempt in range(_ATTEMPTS):
+                try:
+                    _update(folder, workdir, training)
+                    break
+                except FileNotFoundError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
         yield folder
 
 
 def _update(folder: pathlib.Path, url: str, training: bool) -> None:
-    """Downloads the necessary files that are new or changed; removes all others."""
-    versions = _read_state(folder).get("versions", {})
-    with explained(f"cannot read {url}"):
-        cloud = CloudFolder(url)
-    for attempt in range(_ATTEMPTS):
-        with explained(f"cannot read {url}"):
-            stored = {n: info for n, info in cloud.list().items() if _is_needed(n, training)}
-        if CONFIG not in stored:
-            raise UserError(f"{url} holds no run; name the folder of one with --workdir")
-        new = {n: info for n, info in stored.items() if versions.get(n) != info.version}
-        try:
-            cloud.get_all(new, folder)
-            break
-        except FileNotFoundError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-    for name in present(folder).keys() - stored.keys():
-        remove(folder / name)
-    for step in steps(folder) - {name.split("/")[1] for name in stored if "/" in name}:
-        remove(folder / CHECKPOINTS / step)
-    versions = {name: info.version for name, info in stored.items()}
-    write_json(folder / _STATE, {"url": redacted(url), "versions": versions})
+    """Downloads the necessary files and checkpoints that are new; removes old ones."""
+    cloud = CloudFolder(url)
+    stored = {n: size for n, size in cloud.sizes().items() if _is_needed(n, training)}
+    if CONFIG not in stored:
+        raise UserError(f"{url} holds no run; name the folder of one with --workdir")
+    _replace(folder, cloud, stored)
 
 
 def _is_needed(name: str, training: bool) -> bool:
     """Whether a file is needed to read models; what only training needs is not, unless asked."""
-    if name.startswith(CHECKPOINTS):
-        return training or name.split("/")[2:3] != ["training"]
+    if step := _STEP.match(name):
+        return training or not name.startswith("training/", step.end())
     return name in (CONFIG, RESULTS, MATCHES, METRICS, TIMES) or name.startswith(PROJECTIONS)

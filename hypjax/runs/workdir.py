@@ -16,28 +16,27 @@ from hypjax.config import (
     identity,
     validate,
 )
-from hypjax.errors import UserError, writing
-from hypjax.geometry import SPACES, Space
-from hypjax.objectives import OBJECTIVES, create_objective
+from hypjax.errors import UserError, reason, writing
+from hypjax.geometry import SPACES
+from hypjax.objectives import create_objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.objectives.own import BUILT_IN, is_known, stand_in
 from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
-from hypjax.runs.cloud_copy import open_url, reading
-from hypjax.system import console, machine, watchdog
+from hypjax.runs.cloud_copy import CloudCopy, open_url, reading
+from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
-_PARTS = ("identity", "circumstances", "all")  # What config.json holds.
 SPACE = "score_space"  # In config.json: that of the head.
 # Fields that all objectives have.
 _COMMON = (
     *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn"),
     *("clip_radius", "feature_scale"),
 )
-_PROVENANCE = "run.json"
+_STARTS = "run.json"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
 )
@@ -46,76 +45,54 @@ _LONGER = (
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
     """Reads the configuration of the run in a folder.
 
-    Fields that were added since get their defaults. So do those of `config.run` in a published
-    model: how it is executed is this machine's choice.
+    Fields of `config.run` in a published model get their defaults: how it is executed is this
+    machine's choice.
     """
     path = _config_path(workdir)
     saved = files.read_object(path)
     if saved is None:
         raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
-    fields = saved.get("all")
-    if not isinstance(fields, dict):
-        raise files.damaged(path, "it was not written by hypjax")
-    if path.name == files.PUBLISHED:
-        fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
-    fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
-    objective = fields.get("objective.name")
-    if not is_known(objective):
-        _stand_in(path, objective, fields)
-    config = default_config(objective)
-    for field in sorted(fields.keys() - flatten(config).keys()):
-        raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
-    fields = {name: _tuples(v) for name, v in fields.items()}
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            raise files.damaged(path, f"{name} is an object")
+    published = path.name == files.PUBLISHED
     try:
-        with config.unlocked(), config.ignore_type():
-            config.update_from_flattened_dict(fields)
-    except OverflowError as error:
-        raise files.damaged(path, str(error)) from error
-    validate(config)
-    if objective not in BUILT_IN and SPACE in saved:  # Its code may have changed, or be unknown.
-        config[SAVED_SPACE] = _saved_space(path, saved[SPACE])
-    if path.name == files.PUBLISHED:  # As many pixels as the default has at the default size.
+        config = _config_of(saved, published)
+        validate(config)
+    except UserError:
+        raise
+    except Exception as error:  # What a file may hold instead has no end.
+        raise files.damaged(path, reason(error)) from error
+    if published:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
     return config
 
 
-def saved_architecture(workdir: pathlib.Path) -> object:
-    """The `model.architecture` of the run in a folder, known or not; None if it has none."""
-    fields = (files.read_object(_config_path(workdir)) or {}).get("all")
-    return fields.get("model.architecture") if isinstance(fields, dict) else None
-
-
-def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> None:
-    """Registers what stands for an objective that only the run knows, with its fields."""
-    own = {n.partition(".")[2]: _tuples(v) for n, v in fields.items() if n.startswith("objective.")}
-    own = {field: value for field, value in own.items() if field not in _COMMON}
-    parts = (part for v in own.values() for part in (v if isinstance(v, tuple) else (v,)))
-    simple = all(map(str.isidentifier, own)) and all(
-        isinstance(part, bool | int | float | str) for part in parts
-    )
-    if not isinstance(name, str) or SPACE not in (files.read_object(path) or {}) or not simple:
-        raise UserError(f"{path} names the objective {name}, which this version does not know")
-    stand_in(name, own)
-
-
-def _saved_space(path: pathlib.Path, description: Any) -> Space:
-    """The space in which a run scores its head."""
-    try:
-        for name in _space_names(description):
+def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
+    fields = {name: _tuples(value) for name, value in saved["all"].items()}
+    if published:
+        fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
+    objective, space = fields["objective.name"], saved[SPACE]
+    if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
+        own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
+        stand_in(objective, {field: v for field, v in own.items() if field not in _COMMON})
+    config = default_config(objective)
+    with config.ignore_type():
+        config.update_from_flattened_dict(fields)
+    if objective not in BUILT_IN:  # Its code may have changed, or be unknown.
+        for name in _space_names(space):
             if name not in SPACES:
                 raise UserError(
-                    f"{path} names the space {name}, which is not known in this process; register "
-                    "it by hypjax.register_space"
+                    f"the run is scored in the space {name}, which is not known in this process; "
+                    "register it by hypjax.register_space"
                 )
-        return space_of(description)
-    except UserError:
-        raise
-    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise files.damaged(path, f"{SPACE} is no known space") from error
+        config[SAVED_SPACE] = space_of(space)
+    return config
+
+
+def saved_architecture(workdir: pathlib.Path) -> object:
+    """The `model.architecture` of the run in a folder, known or not; None if it has none."""
+    return (files.read_object(_config_path(workdir)) or {"all": {}})["all"].get(
+        "model.architecture"
+    )
 
 
 def _space_names(description: Mapping[str, Any]) -> list[str]:
@@ -145,19 +122,15 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Hash of the images of the run in a folder; None if it is not known."""
-    circumstances = (files.read_object(_config_path(workdir)) or {}).get("circumstances")
-    images = circumstances.get("images") if isinstance(circumstances, dict) else None
-    return images if isinstance(images, str) else None
+    saved = files.read_object(_config_path(workdir)) or {"provenance": {}}
+    return saved["provenance"].get("images")
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the warnings of all starts of a run, each once; none if they are not known."""
-    with contextlib.suppress(UserError, AttributeError, TypeError):
-        last = files.read_object(workdir / _PROVENANCE) or {}
-        starts = [*last.get("earlier_starts", []), last]
-        warnings = [text for start in starts for text in start.get("warnings", [])]
-        return list(dict.fromkeys(text for text in warnings if isinstance(text, str)))
-    return []
+    last = files.read_object(workdir / _STARTS) or {}
+    starts = [*last.get("earlier_starts", []), last]
+    return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
 
 
 class Workdir:
@@ -175,9 +148,8 @@ class Workdir:
     @property
     def _saved(self) -> dict[str, Any] | None:
         """What config.json holds; None if there is none."""
-        path = _config_path(self.path)
-        saved = files.read_object(path)
-        if saved is not None and not all(isinstance(saved.get(part), dict) for part in _PARTS):
+        saved = files.read_object(path := _config_path(self.path))
+        if saved is not None and "identity" not in saved:  # Another program's file.
             raise files.damaged(path, "it was not written by hypjax")
         return saved
 
@@ -191,20 +163,15 @@ class Workdir:
                     "one it is; restore that file, or name another folder with --workdir"
                 )
             return
-        # A field that was added since the run began has had its default.
-        name = saved["identity"].get("objective.name")
-        defaults = default_config(name) if name in list(OBJECTIVES) else self._config
-        began = identity(defaults) | saved["identity"]
-        now = identity(self._config)
+        began, now = saved["identity"], identity(self._config)
         # What was chosen to fit the images is the run's, too.
         unset = [field for field in FITTED if began[field] is None and now[field] is not None]
-        began |= {field: saved["all"].get(field) for field in unset}
+        began |= {field: saved["all"][field] for field in unset}
         changes = differences(began, now)
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
             longer = all(change.startswith("train.total_steps") for change in changes)
-            longer &= str(began["train.total_steps"]).isdecimal()
-            longer = longer and self._config.train.total_steps > int(began["train.total_steps"])
+            longer = longer and self._config.train.total_steps > began["train.total_steps"]
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
                 "use the same settings, or name another folder with --workdir"
@@ -218,39 +185,37 @@ class Workdir:
         unset = [field for field in FITTED if flatten(self._config)[field] is None]
         return {field: began[field] for field in unset if field in began}
 
-    def require(self, circumstances: Mapping[str, str]) -> None:
+    def require(self, provenance: Mapping[str, str]) -> None:
         """Refuses other images or precision than the run began with; warns of other code."""
-        saved = (self._saved or {}).get("circumstances", {})
-        changed = [name for name, now in circumstances.items() if now != saved.get(name)]
-        if saved and "images" in changed:
-            raise UserError(
-                f"the images have changed since the run in {self.path} began (some were added, "
-                "removed or edited); restore them, or name another folder with --workdir"
-            )
-        for name in ("loss", "encoder"):
-            if saved and name in changed:
+        saved = (self._saved or {}).get("provenance")
+        if not saved:
+            return
+        for name, now in provenance.items():
+            began = saved.get(name)
+            if now == began:
+                continue
+            if name in ("loss", "encoder"):
                 console.warn(
                     f"the code of the {name} has changed since the run in {self.path} began; if it "
                     "computes something else now, name another folder with --workdir"
                 )
-        if saved and "precision" in changed:
-            raise UserError(
-                f"the run in {self.path} computes in {saved['precision']}, but this device in "
-                f"{circumstances['precision']}; continue the run on a device of the same kind, or "
-                "name another folder with --workdir"
-            )
+                continue
+            what = f"the {name} have changed since the run in {self.path} began"
+            if name == "precision":
+                what = f"the run in {self.path} computes in {began}, but this device in {now}"
+            raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
 
     @contextlib.contextmanager
     def claimed(
-        self, circumstances: Mapping[str, str], filled: ConfigDict | None = None
+        self, provenance: Mapping[str, str], filled: ConfigDict | None = None
     ) -> Iterator[None]:
         """Locks the folder during the body, and writes the configuration, filled to fit images."""
         with claimed_or_refused(self.path):
             self._require_same_identity()
-            self.require(circumstances)
+            self.require(provenance)
             self._begun = {
                 "identity": identity(self._config),
-                "circumstances": dict(circumstances),
+                "provenance": dict(provenance),
                 "all": for_files(filled or self._config),
                 SPACE: describe_space(create_objective(filled or self._config).score_space),
             }
@@ -260,18 +225,16 @@ class Workdir:
 
     def _write_start(self) -> None:
         write_json(self.path / files.CONFIG, self._begun)
-        earlier = {}
-        with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
-            earlier = files.read_object(self.path / _PROVENANCE) or {}
-        before = earlier.pop("earlier_starts", [])
-        starts = [*(before if isinstance(before, list) else []), *([earlier] if earlier else [])]
+        earlier = files.read_object(self.path / _STARTS)
+        starts = earlier.pop("earlier_starts", []) if earlier else []
+        starts += [earlier] if earlier else []
         now = machine.describe(self._config.seed)
-        write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
+        write_json(self.path / _STARTS, {**now, "earlier_starts": starts})
 
     def write_warnings(self, warnings: Sequence[str]) -> None:
         """Adds the warnings of this start to run.json; a failure is a warning, too."""
-        path = self.path / _PROVENANCE
-        with contextlib.suppress(UserError), console.tolerating(_PROVENANCE):
+        path = self.path / _STARTS
+        with console.tolerating(_STARTS):
             start = files.read_object(path) or {}
             write_json(path, {**start, "warnings": list(dict.fromkeys(warnings))})
 
@@ -316,21 +279,26 @@ class SharedRun:
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
         """Opens the folder, or the copy of a URL; nothing is written yet."""
-        self._first, self._config = processes.is_first(), config
-        self._cloud = open_url(workdir) if self._first else None
+        self._config = config
+        self._cloud: CloudCopy | None = None
+        path, self.location = processes.from_first(lambda: self._open(workdir))
+        self.path = pathlib.Path(path)
+
+    def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
+        self._cloud = open_url(workdir)
         folder = self._cloud.folder if self._cloud else pathlib.Path(workdir)
-        self._folder = Workdir(folder, config, compared=("",) if self._first else ())
-        self.path = self._folder.path
-        self.location = self._cloud.location if self._cloud else str(self.path)
+        self._folder = Workdir(folder, self._config)
+        path = str(self._folder.path)
+        return path, self._cloud.location if self._cloud else path
 
     @property
     def results(self) -> dict[str, Any] | None:
         """Results of the finished run; None while it is not finished."""
         return processes.from_first(lambda: self._folder.results)
 
-    def require(self, circumstances: Mapping[str, str]) -> None:
-        """Refuses other circumstances than the run's, see `Workdir.require`."""
-        processes.from_first(lambda: self._folder.require(circumstances))
+    def require(self, provenance: Mapping[str, str]) -> None:
+        """Refuses other provenance than the run's, see `Workdir.require`."""
+        processes.from_first(lambda: self._folder.require(provenance))
 
     def filled(self) -> ConfigDict:
         """The configuration; fields that were chosen to fit the images keep their choice."""
@@ -345,17 +313,19 @@ class SharedRun:
 
     @contextlib.contextmanager
     def claimed(
-        self, circumstances: Mapping[str, str], filled: ConfigDict
+        self, provenance: Mapping[str, str], filled: ConfigDict
     ) -> Iterator[SharedCheckpoints]:
         """Claims the folder as `Workdir.claimed` does; yields the run's checkpoints."""
-        lock = self._folder.claimed(circumstances, filled) if self._first else None
-        with (
-            lock or contextlib.nullcontext(),
-            self._cloud or contextlib.nullcontext(),
-            contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
-            watchdog.protected_cleanup(),
-        ):
-            yield checkpoints
+        with contextlib.ExitStack() as stack:
+
+            def claim() -> None:
+                stack.enter_context(self._folder.claimed(provenance, filled))
+                if self._cloud:
+                    stack.enter_context(self._cloud)
+
+            processes.from_first(claim)
+            checkpoints = SharedCheckpoints(lambda: self._folder.checkpoints())
+            yield stack.enter_context(contextlib.closing(checkpoints))
 
     def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""
@@ -371,6 +341,9 @@ class SharedRun:
 
     def write_results(self, results: dict[str, Any], warnings: Sequence[str]) -> None:
         """Writes the warnings of this start, and the results, see `Workdir.write_results`."""
-        if self._first:
+
+        def write() -> None:
             self._folder.write_warnings(warnings)
-        processes.from_first(lambda: self._folder.write_results(results))
+            self._folder.write_results(results)
+
+        processes.from_first(write)

@@ -5,13 +5,12 @@ import functools
 import hashlib
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
-import tqdm
-
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, reason, redacted
 from hypjax.system import console
+
+_URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
 
 def is_url(location: str | pathlib.Path) -> bool:
@@ -28,21 +27,10 @@ def url_hash(url: str) -> str:
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
 
 
-_URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
-
-
-class Stored(NamedTuple):
-    """Size of a file in bytes, and a string that changes whenever the file is rewritten."""
-
-    size: int
-    version: str
-
-
 class CloudFolder:
     """The files below a URL, addressed by their paths relative to it.
 
-    Drivers raise errors of many types: callers must treat any `Exception` as a failure. `url` is
-    the folder's, without its secrets and a trailing slash.
+    Drivers raise errors of many types: callers must treat any `Exception` as a failure.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,69 +39,67 @@ class CloudFolder:
         if redacted(url) != url:
             _warn_of_secrets()
         self._storage, base = fsspec.core.url_to_fs(url.rstrip("/"))
-        self.url = redacted(url.rstrip("/"))
         self._base = base.rstrip("/")
 
-    def list(self) -> dict[str, Stored]:
-        """Lists all files; a missing folder has none."""
+    def sizes(self) -> dict[str, int]:
+        """Returns the size in bytes of each file; a missing folder has none."""
         self._storage.invalidate_cache()
         try:
             found = self._storage.find(self._base, detail=True)
         except FileNotFoundError:
             return {}
-        names = {path: path[len(self._base) :].lstrip("/") for path in found}
+        names = {path[len(self._base) :].lstrip("/"): info for path, info in found.items()}
         return {
-            names[path]: Stored(info.get("size") or 0, _version(info))
-            for path, info in found.items()
+            name: info.get("size") or 0
+            for name, info in names.items()
             # Skip folder markers, which some consoles create, and names that leave the folder.
-            if names[path] and not path.endswith("/") and ".." not in names[path].split("/")
+            if name and not name.endswith("/") and ".." not in name.split("/")
         }
 
-    def read(self, name: str) -> bytes | None:
-        """Returns the content of a file, or None if it does not exist."""
+    def read(self, name: str) -> str | None:
+        """Returns the text of a file, or None if it does not exist."""
         try:
-            return self._storage.cat_file(self._path(name))
+            return self._storage.cat_file(f"{self._base}/{name}").decode()
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, text: str) -> None:
         """Writes a small file."""
-        self._write(name, lambda path: self._storage.pipe_file(path, content))
+        path = f"{self._base}/{name}"
+        self._write([path], lambda: self._storage.pipe_file(path, text.encode()))
 
-    def get_all(self, files: Mapping[str, Stored], folder: pathlib.Path) -> None:
+    def get(self, names: Iterable[str], folder: pathlib.Path) -> None:
         """Downloads files into a folder, with a progress bar on a terminal."""
-        size = sum(stored.size for stored in files.values())
-        style = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
-        with tqdm.tqdm(total=size, **style) as progress:
-            for name, stored in files.items():
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._storage.get_file(self._path(name), str(path))
-                progress.update(stored.size)
+        from fsspec.callbacks import TqdmCallback
 
-    def put(self, path: pathlib.Path, name: str) -> None:
-        """Uploads a file."""
-        self._write(name, lambda target: self._storage.put_file(str(path), target))
+        paths = {f"{self._base}/{name}": folder / name for name in names}
+        for path in paths.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        bar = TqdmCallback({"disable": None, "leave": False, "unit": " files"})
+        self._storage.get(list(paths), list(map(str, paths.values())), callback=bar)
 
-    def remove(self, name: str) -> None:
-        """Removes a file if it exists."""
-        with contextlib.suppress(FileNotFoundError):
-            self._storage.rm_file(self._path(name))
+    def put(self, names: Iterable[str], folder: pathlib.Path) -> None:
+        """Uploads files of a folder."""
+        paths = {str(folder / name): f"{self._base}/{name}" for name in names}
+        targets = list(paths.values())
+        self._write(targets, lambda: self._storage.put(list(paths), targets))
 
-    def _path(self, name: str) -> str:
-        return f"{self._base}/{name}"
-
-    def _write(self, name: str, action: Callable[[str], object]) -> None:
-        """Writes a file, and creates its folder if the storage needs one."""
-        path = self._path(name)
+    def _write(self, paths: list[str], action: Callable[[], object]) -> None:
+        """Writes files, and creates their folders if the storage needs any."""
         try:
-            action(path)
+            action()
         except FileNotFoundError:
-            root = path[: path.find("/", 1)]
-            if not self._storage.exists(root):  # Such as a bucket, which users create themselves.
+            root = re.match("/?[^/]*", self._base)[0]  # Such as a bucket, which users create.
+            if not self._storage.exists(root):
                 raise
-            self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
-            action(path)
+            for folder in {path.rpartition("/")[0] for path in paths}:
+                self._storage.makedirs(folder, exist_ok=True)
+            action()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files."""
+        for name in names:
+            self._storage.rm_file(f"{self._base}/{name}")
 
 
 @functools.cache
@@ -122,11 +108,6 @@ def _warn_of_secrets() -> None:
         "a URL holds credentials, which other users of this machine can see; put them into the "
         "storage's environment variables or into fsspec's configuration, ~/.config/fsspec"
     )
-
-
-def _version(info: Mapping[str, Any]) -> str:
-    facts = sorted((name, str(value)) for name, value in info.items())
-    return hashlib.sha256(str(facts).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -140,9 +121,3 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
         raise UserError(f"{problem} without its driver ({error})") from error
     except Exception as error:
         raise UserError(f"{problem} ({reason(error)}){advice}") from error
-
-
-def reason(error: Exception) -> str:
-    """Returns a short description of an error."""
-    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    return text or type(error).__name__

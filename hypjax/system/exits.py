@@ -4,15 +4,20 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
-from hypjax.errors import INTERRUPTED, TRY_AGAIN
+from hypjax.errors import INTERRUPTED, TRY_AGAIN, Interrupted
 from hypjax.system import console
 
 # Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
+joined: list[int] = []  # Index of this process, once it is one of several of a run.
+_GRACE = 5  # Seconds: an error of all processes reaches each of them within this time.
 
 
 def at_once(status: int) -> NoReturn:
@@ -20,6 +25,30 @@ def at_once(status: int) -> NoReturn:
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(status)
+
+
+@contextlib.contextmanager
+def failing_at_once() -> Iterator[None]:
+    """Ends one of several processes right after an error; JAX aborts the others.
+
+    JAX's exit handler would wait for the others, while they wait for this one in a collective
+    operation. The first process is the last to end, since JAX then aborts all others.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        status = error.code if isinstance(error, SystemExit) else 1
+        # All processes have agreed on an interrupt, and the first may still be saving.
+        if not joined or not status or isinstance(error.__context__, Interrupted):
+            raise
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+            if type(error).__name__ == "JaxRuntimeError":  # As if another process was lost.
+                status = TRY_AGAIN
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        time.sleep(0 if joined[0] else _GRACE)
+        at_once(status)
 
 
 def end_with_parent() -> None:

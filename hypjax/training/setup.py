@@ -168,13 +168,13 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     return plans
 
 
-def circumstances(config: ConfigDict, splits: Splits) -> dict[str, str]:
+def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
     """What, apart from the configuration, may not change while a run is interrupted."""
     precision = compute_dtype(config.model.precision).name
     return {"images": splits.fingerprint, "precision": precision, **users_code(config)}
 
 
-def given_circumstances(config: ConfigDict) -> dict[str, str]:
+def given_provenance(config: ConfigDict) -> dict[str, str]:
     """Those of the user's code, and of images that Python gave: no file or name says which."""
     images = {"images": open_splits(config).fingerprint} if config.data.name == GIVEN else {}
     return {**images, **users_code(config)}

@@ -23,11 +23,10 @@ def trajectories(path, training, *cases):
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 
-CASES = ["1/1/12", "8/2/12", "8/8/12/remat"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("training", "cases"), [("36/2/20", CASES), ("90/9/20", ["8/1/10"])])
+@pytest.mark.parametrize(
+    ("training", "cases"), [("36/2/20", ["8/2/12", "8/8/12/remat"]), ("90/9/20", ["8/1/10"])]
+)
 def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     """Cases are devices/shards/microbatch; the reference is one device and one slice."""
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
@@ -42,7 +41,7 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "cases"),
-    [("taught", ["1/1/5", "4/2/0", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])],
+    [("taught", ["1/1/5", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])],
 )
 def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, cases, tmp_path):
     """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
@@ -73,32 +72,35 @@ def test_a_mesh_with_too_many_devices_is_refused():
         parallel.create_mesh((-1, 2), jax.devices()[:1])
 
 
-STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=60"]
-
-
 @pytest.mark.slow
 def test_two_processes_stop_and_resume_together_and_one_device_finishes(
     photos_folder, tmp_path, capsys
 ):
-    """Only the second process gets SIGTERM. Batches of 6 are padded for 4 devices, in slices."""
+    """Only the second process gets signals. Batches of 6 are padded for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
-    gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
-    saved = 0
-    for _ in range(2):
-        processes = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
-        processes.wait_for_a_step(after=saved)
-        processes.processes[1].send_signal(signal.SIGTERM)
-        (status, _, errors), (other_status, output, _) = processes.wait_for_both()
-        assert (status, other_status) == (75, 75), errors
-        assert "is saved, and the same command resumes from there" in errors
-        assert (f"continuing after step {saved}" in errors) == (saved > 0)
-        assert "loss" not in output  # Only the first process reports; Gloo's own lines may mix.
-        before, saved = saved, max(int(step.name) for step in (together / "checkpoints").iterdir())
-        assert before < saved < 60
+    gentle = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "eval.every=0"]
+    gentle += ["run.checkpoint_every=60", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
+    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
+    pair.wait_for_a_step()
+    pair.processes[1].send_signal(signal.SIGTERM)
+    (status, _, errors), (other_status, output, _) = pair.wait_for_both()
+    assert (status, other_status) == (75, 75), errors
+    assert "the same command resumes from there" in errors
+    assert "loss" not in output  # Only the first process reports; Gloo's own lines may mix.
+    saved = max(int(step.name) for step in (together / "checkpoints").iterdir())
+    assert 0 < saved < 60
+
+    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
+    pair.wait_for_a_step(after=saved)
+    pair.processes[1].kill()
+    started = time.monotonic()
+    (status, _, errors), _ = pair.wait_for_both()
+    assert time.monotonic() - started < 110  # The heartbeat's timeout is 100 seconds.
+    assert status != 0 and f"continuing after step {saved}" in errors
+
     for run in (together, alone):
         train.train_and_evaluate(small_runs.load(photos_folder, *gentle), run)
-        told = capsys.readouterr().err
-        assert (f"continuing after step {saved}" in told) == (run is together)
+        assert (f"continuing after step {saved}" in capsys.readouterr().err) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
     values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))
@@ -107,27 +109,18 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(
 
 
 @pytest.mark.slow
-def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path):
-    long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
-    processes = ProcessPair(photos_folder, tmp_path / "run", *long)
-    processes.wait_for_a_step()
-    processes.processes[1].kill()
-    started = time.monotonic()
-    (status, _, errors), _ = processes.wait_for_both()
-    assert time.monotonic() - started < 20
-    assert status == 75, errors
-    lost = "error: process 1 of 2 was lost (killed, or its machine is gone); this one stops too"
-    assert errors.splitlines()[-1].startswith(lost)
-
-
-@pytest.mark.slow
 def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp_path):
-    processes = ProcessPair(photos_folder, tmp_path / "run", second_overrides=["seed=7"])
-    (status, _, errors), (other_status, _, other_errors) = processes.wait_for_both()
-    assert (status, other_status) == (1, 1)
-    assert "process 1 of 2 failed, see its own output" in errors
-    assert "process 1 has config.seed 7, but the first process 0; start all of" in other_errors
-    assert "Traceback" not in errors + other_errors
+    """First both differ, then only the first one opens the folder, which is another run's."""
+    run = tmp_path / "run"
+    pair = ProcessPair(photos_folder, run, second_overrides=["seed=7"])
+    for status, _, errors in pair.wait_for_both():
+        assert status == 1 and "process 1 has another configuration" in errors
+        assert "Traceback" not in errors
+    with small_runs.interrupted_after(2):
+        train.train_and_evaluate(small_runs.load(photos_folder), run)
+    pair = ProcessPair(photos_folder, run, "seed=7", second_overrides=[])
+    for status, _, errors in pair.wait_for_both():
+        assert status == 1 and "holds a run with another configuration" in errors
 
 
 def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
@@ -137,4 +130,4 @@ def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
     )
     waited = python("-c", program)
     assert waited.returncode == 75
-    assert "within 1 seconds; start all of them, with an address" in waited.stderr.splitlines()[-1]
+    assert "start all of them" in waited.stderr.splitlines()[-1]

@@ -198,7 +198,7 @@ def test_a_changed_file_is_read_again(birds):
         ({}, "", "has no label"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
         ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
-        ({"label": list("abcd"), "split": ["s"] * 4}, "", "a split s"),
+        ({"label": list("abcd"), "split": ["s"] * 4}, "", "has the split 's'"),
     ],
 )
 def test_mistakes_are_one_sentence(columns, options, words, birds):
@@ -211,8 +211,8 @@ def test_damaged_and_missing_files_are_one_sentence(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"damaged" * 99)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
             open_images(str(tmp_path / name))
-    with pytest.raises(UserError, match=r"there is no file .*b-001\.tar"):
-        open_images(str(tmp_path / "b-{001..003}.tar"))
+    with pytest.raises(UserError, match=r"cannot read .*b-\*\.tar"):
+        open_images(str(tmp_path / "b-*.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
         open_images(str(tmp_path / "a.tar"))

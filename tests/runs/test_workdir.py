@@ -8,13 +8,12 @@ import sys
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.runs.files import read_results
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import small_runs
 
 CLAIM = """
 import pathlib, sys, time
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import small_runs
 with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
     print("claimed", flush=True)
@@ -49,28 +48,11 @@ def test_another_precision_is_refused(tmp_path):
             pass
 
 
-SCORES = {"head": {"recall@1": 0.5, "recall@2": 0.5}}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"final": {"head": {"recall@1": 0.5}}},
-        {"final": {"head": {"recall@1": 10**400, "recall@2": 0.5}}},
-        {"untrained": {"head": {"a/easy/map": 0.5, "a/easy/mp@1": 0.5, "a/hard/map": 0.5}}},
-        {"best": SCORES, "best_step": "x"},
-        {"notes": "x"},
-        {"notes": [3]},
-        {"validation": {"final": SCORES, "best": {"head": {"recall@4": 0.5}}}},
-    ],
-)
-def test_results_that_no_table_can_show_are_refused(tmp_path, changed):
-    results = {"untrained": SCORES, "final": SCORES}
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    assert read_results(tmp_path / "results.json") == results
-    (tmp_path / "results.json").write_text(json.dumps(results | changed))
-    with pytest.raises(UserError, match=r"results.json is damaged \(it holds no results\)"):
-        read_results(tmp_path / "results.json")
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"all": {"objective.name": 3}}'])
+def test_a_damaged_configuration_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json is damaged"):
+        saved_config(tmp_path)
 
 
 def test_a_run_records_its_environment(tmp_path, monkeypatch):

@@ -217,7 +217,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
-    with pytest.raises(UserError, match="memory://nowhere holds no sop/1.0.0"):
+    with pytest.raises(UserError, match="memory://nowhere/sop/1.0.0 holds no"):
         open_builder("sop", "memory://nowhere")
     here = open_builder("cub200", str(tmp_path / "data"))
     there = open_builder("cub200", "memory://bucket/data")
