@@ -277,7 +277,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     Raises UserError if any image cannot be read; the message names the first ones.
     """
     cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
-    if cached.exists():
+    if os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
     console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:

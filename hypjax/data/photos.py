@@ -286,7 +286,7 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {table}: {reason}") from error
     if missing := {"path", "label"} - set(columns):
         raise UserError(
-            f"{table} has no column {min(missing)}; its columns are {', '.join(columns) or 'none'}"
+            f"{table} has no column {max(missing)}; its columns are {', '.join(columns) or 'none'}"
         )
     return rows
 
