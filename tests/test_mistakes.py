@@ -43,7 +43,7 @@ def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
     for override, words in (
         ("train.batch_size=64", "there are 4 training classes; set --config.train.batch_size=8"),
         ("data.validation_classes=6", "two must remain"),
-        ("data.test_classes=0", "set --config.data.test_classes=0.25"),
+        ("data.test_classes=0", "--config.data.test_classes=0.25"),
         ("data.path=/nowhere", "/nowhere"),
     ):
         assert words in mistake(photos_folder, override)
@@ -53,7 +53,7 @@ def test_folders_that_hold_no_classes(mistake, tmp_path):
     (tmp_path / "a").mkdir()
     assert "no images" in mistake(tmp_path)
     write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
-    assert "must be named train, validation" in mistake(tmp_path)
+    assert "splits are named train" in mistake(tmp_path)
 
 
 def test_images_that_cannot_be_read_are_named(mistake, open_folder):
@@ -79,7 +79,7 @@ def test_images_that_cannot_be_read_are_named(mistake, open_folder):
     [
         ("path,label\n", "no rows"),
         ("path;label\n", "no column path"),
-        ("path,label\na/1.png,\n", "row 1: no label"),
+        ("path,label\na/1.png,\n", "row 1 needs a path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
         ("path,label,superlabel\na/1.png,a,x\na/2.png,a,y\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "the splits query, train"),
@@ -102,7 +102,7 @@ def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
     alone, splits = [f"{label}/1.png" for label in "abcde"], ["train"] * 3 + ["test"] * 2
     few = "data.validation_classes=0"
     assert "1 class" in mistake(listed(tmp_path, alone[:4], splits[:4]), few)
-    assert "another image of its class" in mistake(listed(tmp_path, alone, splits), few)
+    assert "has an image to find" in mistake(listed(tmp_path, alone, splits), few)
     both = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
     assert "both validation and test" in mistake(listed(tmp_path, CLASSES, both))
     path = listed(tmp_path, [*CLASSES, "i/1.png"], [*TEST, "train"])

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.data.photo_dataset import as_dataset, split_photos
-from hypjax.data.photos import SPLITS, Photo
+from hypjax.data.photos import Photo, check_split
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable
@@ -41,10 +41,8 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 
 def _photos(table: FeatureTable, path: str) -> list[Photo]:
     splits = [None] * len(table.ids) if table.splits is None else table.splits.tolist()
-    if wrong := set(splits) - {None, *SPLITS}:
-        raise UserError(
-            f"{path} has the split {min(wrong)!r}; splits must be named {', '.join(SPLITS)}"
-        )
+    for split in set(splits):
+        check_split(path, split)
     groups = [None] * len(table.ids) if table.superlabels is None else table.superlabels.tolist()
     rows = zip(table.ids.tolist(), table.labels.tolist(), splits, groups, strict=True)
     return [Photo(pathlib.Path(name), *others) for name, *others in rows]

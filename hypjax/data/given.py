@@ -14,7 +14,7 @@ from PIL import Image
 
 from hypjax.config.choices import GIVEN
 from hypjax.data import pixels
-from hypjax.data.photos import SPLITS, Photo, StoredImage
+from hypjax.data.photos import Photo, StoredImage, check_split
 from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
@@ -35,10 +35,8 @@ def photos_of(dataset: Any) -> list[Photo]:
         UserError: It is none, or lacks something.
     """
     if isinstance(dataset, Mapping):
-        if unknown := sorted(set(map(str, dataset)) - set(SPLITS)):
-            raise UserError(
-                f"the dataset has a split {unknown[0]}; splits are named {', '.join(SPLITS)}"
-            )
+        for split in dataset:
+            check_split("the dataset", split)
         parts = [(split, photo) for split, part in dataset.items() for photo in photos_of(part)]
         return [
             photo._replace(path=f"image {i}", split=split) for i, (split, photo) in enumerate(parts)

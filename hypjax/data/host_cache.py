@@ -6,7 +6,6 @@ all processes of a machine share it. Each process verifies an image when it firs
 
 import concurrent.futures
 import pathlib
-import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +18,6 @@ from hypjax.system.locks import claimed
 from hypjax.system.machine import usable_cores
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
-_ADVICE = "choose another folder with --config.run.cache_dir, or set --config.run.cache=none"
 
 
 class DecodedImages:
@@ -47,22 +45,12 @@ class DecodedImages:
         try:
             if not self._cache.is_complete():
                 with self._cache.filling(claimed(folder, "decoding images")) as done:
-                    self._require_space(done)
                     self._write(done, decode)
         except OSError as error:
             raise UserError(
-                f"cannot keep decoded images in {folder.parent} ({error.strerror}); {_ADVICE}"
+                f"cannot keep decoded images in {folder.parent} ({error.strerror}); choose another "
+                "folder with --config.run.cache_dir, or set --config.run.cache=none"
             ) from error
-
-    def _require_space(self, done: int) -> None:
-        """Refuses a full disk, which would show only after hours of decoding."""
-        needed = int(self._sizes[done:].prod(axis=1).sum()) * self._channels
-        free = shutil.disk_usage(self._cache.folder).free
-        if needed > free:
-            raise UserError(
-                f"decoded images need {in_bytes(needed)} in {self._cache.folder.parent}, where "
-                f"{in_bytes(free)} are free; {_ADVICE}"
-            )
 
     def _write(
         self, done: int, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]

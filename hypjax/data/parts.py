@@ -88,14 +88,9 @@ def hold_out(dataset: Dataset, amount: float, seed: int, name: str) -> _Halves:
     classes = np.unique(dataset.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
-        most = len(classes) - 2
-        advice = f"set --config.data.{name}_classes={most} or less"
-        if most < 2:  # Fewer cannot be searched.
-            none = "set --config.data.validation_classes=0"
-            advice = none if name == "validation" else "that takes four classes or more"
         raise UserError(
             f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            f"must remain to train on; {advice}"
+            f"must remain to train on, and two are needed to search; lower it, or add classes"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
@@ -155,14 +150,10 @@ def check_classes(name: str, splits: Splits) -> None:
         else:
             match = np.isin(queries.labels, gallery.labels).any()
         if not match:
-            raise UserError(
-                f"no image in the {part} part of {name} has another image of its class to find"
-            )
+            raise UserError(f"no image in the {part} part of {name} has an image to find")
     if judged and not any(map(len, [*splits.judgements.easy, *splits.judgements.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
-    if train is None:
-        return
-    single = int(np.sum(np.bincount(train.labels) == 1))
+    single = 0 if train is None else int(np.sum(np.bincount(train.labels) == 1))
     if single:
         console.warn(
             f"{single} of {train.num_classes} training classes have one image, "

@@ -1,7 +1,6 @@
 """Users' own images as a dataset: checked once, and split by class."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import io
@@ -70,7 +69,6 @@ class Files(Sequence):
 
 
 def _read(content: str | pathlib.Path | StoredImage) -> bytes:
-    """Returns the encoded image of a file, or from the cache."""
     return content.read() if isinstance(content, StoredImage) else pixels.read_bytes(content)
 
 
@@ -214,25 +212,19 @@ def as_dataset(photos: Sequence[Photo]) -> Dataset:
 
 def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
     """Holds out random classes; returns no gallery."""
-    if 2 <= everything.num_classes < 4:
+    if 2 <= everything.num_classes < 4 or not held_out.test:
         raise UserError(
-            f"{path} has {everything.num_classes} classes, too few to train on two and to test on "
-            "two others; add classes, put back those that a run was trained on, or set "
+            f"{path} has {everything.num_classes} classes and no splits; four or more are needed "
+            "to train on two and to test on two others (--config.data.test_classes=0.25); or set "
             "--config.data.split=images, which tests on other images of the same classes"
         )
     rest, test = hold_out(everything, held_out.test, held_out.seed, "test")
-    if test is None:
-        raise UserError(
-            f"{path} has no splits; set --config.data.test_classes=0.25, or "
-            "--config.data.split=images to test on other images of the same classes"
-        )
     train, validation = hold_out_validation(rest, held_out)
     if train.num_classes < _FEW:
         console.warn(
             f"{train.num_classes} classes are too few to learn what tells apart the "
             f"{test.num_classes} others of the test, so the model may end below the untrained one; "
-            "set --config.data.split=images to test on other images of the same classes, or add "
-            "classes"
+            "add classes, or set --config.data.split=images"
         )
     return train, validation, test, None
 
@@ -285,7 +277,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     Raises UserError if any image cannot be read; the message names the first ones.
     """
     cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
-    with contextlib.suppress(OSError, EOFError, ValueError):  # It is missing or damaged.
+    if os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
     console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:

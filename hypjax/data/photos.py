@@ -65,6 +65,12 @@ class Photo(NamedTuple):
         return self.path if self.image is None else self.image
 
 
+def check_split(where: object, split: str | None) -> None:
+    """Rejects the name of a split that is none of `SPLITS`."""
+    if split not in (None, *SPLITS):
+        raise UserError(f"{where} has the split {split!r}; splits are named {', '.join(SPLITS)}")
+
+
 def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
@@ -163,11 +169,7 @@ def stored_photos(dataset: StoredDataset) -> list[Photo]:
         root = f"{dataset.location}/{part}" if part else dataset.location
         for i, label in enumerate(labels):
             split = part if dataset.is_split else splits[i] if splits else None
-            if split not in (None, *SPLITS):
-                raise UserError(
-                    f"{dataset.location} has a split {split}; name splits by ?split=, as in "
-                    "?split=train+test, which count as one"
-                )
+            check_split(f"{dataset.location} (without ?split=train+test, for example)", split)
             group = superlabels[i] or None if superlabels else None
             photo = Photo(f"{root}/{i}", label, split, group, StoredImage(images, i))
             _check_beside(photos, photo, groups, photo.path)
@@ -209,11 +211,9 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
 def list_classes(root: pathlib.Path) -> list[Photo]:
     """Lists the images of a folder that have a class; raises UserError if there are none."""
     names = {folder.name for folder in _subfolders(root)}
-    if "train" in names and _subfolders(root / "train") and (others := names - set(SPLITS)):
-        raise UserError(
-            f"{root} has {', '.join(sorted(others))} next to train, which holds classes; "
-            f"splits must be named {', '.join(SPLITS)}"
-        )
+    if "train" in names and _subfolders(root / "train"):
+        for name in sorted(names):
+            check_split(root, name)
     if photos := [photo for photo in list_folder(root) if photo.label]:
         return photos
     raise UserError(
@@ -284,11 +284,10 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         text = getattr(error, "strerror", None) or str(error)
         reason = next(iter(text.splitlines()), type(error).__name__)
         raise UserError(f"cannot read {table}: {reason}") from error
-    for column in ("path", "label"):
-        if column not in columns:
-            raise UserError(
-                f"{table} has no column {column}; its columns are {', '.join(columns) or 'none'}"
-            )
+    if missing := {"path", "label"} - set(columns):
+        raise UserError(
+            f"{table} has no column {max(missing)}; its columns are {', '.join(columns) or 'none'}"
+        )
     return rows
 
 
@@ -297,11 +296,7 @@ def _parse_row(folder: pathlib.Path, row: Mapping[str, Any], place: str) -> Phot
         None if row.get(name) in (None, "") else str(row[name])
         for name in ("path", "label", "split", "superlabel")
     )
-    for name, value in (("path", path), ("label", label)):
-        if value is None:
-            raise UserError(f"{place}: no {name}")
-    if "\0" in path:
-        raise UserError(f"{place}: its path contains a null character")
-    if split not in (None, *SPLITS):
-        raise UserError(f"{place}: split is {split}; it must be one of {', '.join(SPLITS)}")
+    if path is None or label is None or "\0" in path:
+        raise UserError(f"{place} needs a path, without null characters, and a label")
+    check_split(place, split)
     return Photo(folder / path, label, split, superlabel)

@@ -16,6 +16,7 @@ box and what it should find in the gallery. They refer to images by name; names 
 lacks are skipped.
 """
 
+import contextlib
 import itertools
 import pathlib
 import zlib
@@ -29,7 +30,6 @@ import tensorflow_datasets as tfds
 import tqdm
 from jaxtyping import Int, Shaped, UInt32
 
-from hypjax.data.cloud import copies
 from hypjax.errors import UserError
 from hypjax.types import Judgements
 
@@ -83,10 +83,8 @@ class EncodedImages(Sequence):
         # Parsing with TFDS takes longer than reading and blocks other threads: input by threads was
         # a tenth slower.
         start = int(self._offsets[i])
-        try:
+        with reading(self._name, self._folder):
             record = self._records[int(i)]
-        except Exception as error:  # ArrayRecord raises almost anything.
-            raise damaged(self._name, self._folder, f"record {i} cannot be read") from error
         return {"image": record[start : start + int(self._lengths[i])]}
 
 
@@ -229,16 +227,10 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    index, info = read_index(builder, split), builder.info.splits[split]
-    try:
-        records = ArrayRecordDataSource([str(path) for path in info.filepaths])
-    except Exception as error:  # TFDS and ArrayRecord raise almost anything.
-        problem = f"the records of {split} cannot be read"
-        raise damaged(builder.name, builder.data_dir, problem) from error
-    if not len(records) == info.num_examples == len(index):
-        found = min(len(records), info.num_examples)
-        problem = f"{split} has {found} records, but its index {len(index)}"
-        raise damaged(builder.name, builder.data_dir, problem)
+    index = read_index(builder, split)
+    with reading(builder.name, builder.data_dir):
+        files = [str(path) for path in builder.info.splits[split].filepaths]
+        records = ArrayRecordDataSource(files)
     superlabels = _strings(index["superlabel"])
     return Records(
         images=EncodedImages(records, index, builder.name, str(builder.data_dir)),
@@ -264,14 +256,12 @@ def read_table(
 ) -> pyarrow.Table:
     """Reads the columns of a schema from a table in the dataset's folder."""
     path = pathlib.Path(builder.data_dir) / file
-    try:
+    with reading(builder.name, builder.data_dir):
         content = path.read_bytes()
         if path.with_suffix(".crc32").read_text().strip() != f"{zlib.crc32(content):08x}":
-            raise ValueError("its checksum differs")
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
-        return table.select(schema.names).cast(schema)
-    except (OSError, KeyError, ValueError) as error:  # pyarrow's errors are ValueErrors.
-        raise damaged(builder.name, builder.data_dir, f"{path.name} cannot be read") from error
+            raise ValueError(f"the checksum of {file} differs")
+    table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
+    return table.select(schema.names).cast(schema)
 
 
 def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
@@ -281,19 +271,20 @@ def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
     """Returns whether the dataset's folder exists, which appears when all files are written."""
-    folder = pathlib.Path(builder.data_dir)
-    for name in ("dataset_info.json", "features.json", "label.labels.txt"):
-        if folder.exists() and not (folder / name).exists():
-            raise damaged(builder.name, folder, f"{name} is missing")
-    return folder.exists()
+    return pathlib.Path(builder.data_dir).exists()
 
 
-def damaged(name: str, folder: str | pathlib.Path, problem: str) -> UserError:
-    """Returns the error for a damaged prepared dataset."""
-    again = f"run python -m hypjax.prepare --dataset={name} again"
-    if pathlib.Path(folder).is_relative_to(copies()):
-        again = "it will be copied again at the next start"
-    return UserError(f"{name} in {folder} is damaged ({problem}); remove that folder, and {again}")
+@contextlib.contextmanager
+def reading(name: str, folder: str | pathlib.Path) -> Iterator[None]:
+    """Turns any error of reading a prepared dataset into one sentence."""
+    try:
+        yield
+    except Exception as error:  # TFDS and ArrayRecord raise almost anything.
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{name} in {folder} is damaged ({reason}); remove that folder, and prepare it again "
+            f"(python -m hypjax.prepare --dataset={name}); a copy from the cloud is made again"
+        ) from error
 
 
 def _find(image: bytes, record: bytes) -> int:
@@ -326,9 +317,6 @@ def read_judgements(
     table = read_table(builder, f"{JUDGEMENTS}.parquet", JUDGEMENTS_SCHEMA)
     rows = _positions(queries, table["query"].to_numpy())
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
-    if (rows < 0).any():
-        problem = f"{JUDGEMENTS}.parquet lacks {queries[rows < 0][0]}"
-        raise damaged(builder.name, builder.data_dir, problem)
     known = {name: i for i, name in enumerate(gallery)}
 
     def items(column: str) -> Sequence[Int[np.ndarray, " items"]]:

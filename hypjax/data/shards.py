@@ -65,7 +65,7 @@ def find_dataset(where: str) -> StoredDataset | None:
     """Reads a dataset; None if the location is something else, such as a folder of images.
 
     A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
-    pattern of such, data/*.parquet or photos-{000..007}.tar; a folder of such files without images,
+    pattern of such, as photos-*.tar; a folder of such files without images,
     or one that `save_to_disk` wrote. Options may follow, as in
     hf://OWNER/NAME?label=species&split=train: the columns `image`, `label` and `superlabel`; the
     `split`, or several, as in train+test, which count as one; and the `subset` of a repository.
@@ -123,8 +123,8 @@ def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
         return functools.partial(_library().load_dataset, str(path.absolute()), subset)
     if path.suffix not in _FORMATS or _is_table(path):
         return None
-    files, kind = _expanded(str(path)), _FORMATS[path.suffix]
-    return functools.partial(_library().load_dataset, kind, data_files=files)
+    files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
+    return functools.partial(_library().load_dataset, _FORMATS[path.suffix], data_files=files)
 
 
 def _library() -> types.ModuleType:
@@ -154,20 +154,6 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
 def _refuse(error: OSError) -> None:
     raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
-
-
-def _expanded(pattern: str) -> list[str]:
-    """Files of a pattern, in which braces are expanded as shells do; or the file of this name."""
-    if os.path.isfile(pattern):
-        return [os.path.abspath(pattern)]
-    if braces := re.search(r"\{(\d+)\.\.(\d+)\}", pattern):
-        first, last = braces.groups()
-        numbers = (str(i).zfill(len(first)) for i in range(int(first), int(last) + 1))
-        parts = (pattern[: braces.start()] + i + pattern[braces.end() :] for i in numbers)
-        return [file for part in parts for file in _expanded(part)]
-    if not (files := sorted(glob.glob(os.path.abspath(pattern), recursive=True))):
-        raise UserError(f"there is no file {pattern}")
-    return files
 
 
 def _is_table(path: pathlib.Path) -> bool:

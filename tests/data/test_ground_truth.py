@@ -20,7 +20,7 @@ CONTENTS = {
 }
 
 
-protocols = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+protocols = pytest.mark.parametrize("protocol", (2, pickle.HIGHEST_PROTOCOL))
 
 
 @protocols
@@ -90,10 +90,8 @@ def changed(i, **fields):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ([1], "is not a ground truth"),
         ({"imlist": ["a"]}, "is not a ground truth"),
         ({**CONTENTS, "qimlist": ["q"]}, "is not a ground truth"),
-        ({**CONTENTS, "imlist": []}, "is damaged"),
         (changed(1, junk=[4]), "is damaged"),
         (changed(0, easy=[0.5]), "is not a ground truth"),
     ],

@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -242,15 +241,6 @@ def test_a_photo_that_was_replaced_is_named(fast):
     message = r"cannot read record 0 \(it is 80×60 pixels, but was 500×400 before\)"
     with pytest.raises(UserError, match=message):
         dataset.crop(0, BOX, 32, 3)
-
-
-def test_lack_of_space_for_the_host_cache_is_reported_before_decoding(tmp_path, monkeypatch):
-    exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; choose"):
-        decoded.fill(None)
 
 
 def nearly_the_same(a, b, tolerance):

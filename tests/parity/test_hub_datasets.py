@@ -3,6 +3,7 @@
 import importlib.util
 import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from hypjax.data.image_set import open_images
 from hypjax.data.photos import list_folder
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.geometry import Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.gallery_files import find_export, is_gallery
+from hypjax.retrieval.gallery_files import find_export, is_gallery, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
 from tests.data.test_photos import open_at
@@ -85,7 +86,7 @@ def written(dataset, photos_folder, tmp_path_factory):
             "arrow": root / "saved/data-*.arrow",
             "folder": root / "hub/me/photos",
             "hub": "hf://me/photos",
-            "webdataset": root / "photos-{000..002}.tar",
+            "webdataset": root / "photos-*.tar",
         }
 
 
@@ -181,14 +182,23 @@ def test_columns_are_known_by_types_names_and_options(birds):
     assert open_images(f"{where}?label=species").labels.tolist() == list("abab")
 
 
+def test_a_changed_file_is_read_again(birds):
+    first = open_images(birds(label=list("abcd"))).labels.tolist()
+    time.sleep(1.1)  # `datasets` tells files apart by their times, in seconds.
+    assert open_images(birds(label=list("dcba"))).labels.tolist() == first[::-1]
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "words"),
     [
         ({"label": list("abcd")}, "?label=species", "no species"),
         ({"label": list("abcd")}, "?lable=a", "no option lable"),
+        ({"label": list("abcd")}, "?split=test", "no split test"),
+        ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
         ({}, "", "has no label"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
         ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
+        ({"label": list("abcd"), "split": ["s"] * 4}, "", "has the split 's'"),
     ],
 )
 def test_mistakes_are_one_sentence(columns, options, words, birds):
@@ -197,11 +207,12 @@ def test_mistakes_are_one_sentence(columns, options, words, birds):
 
 
 def test_damaged_and_missing_files_are_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "a.tar").write_bytes(b"damaged" * 99)
-    with pytest.raises(UserError, match="cannot read .*a.tar"):
-        open_images(str(tmp_path / "a.tar"))
-    with pytest.raises(UserError, match=r"there is no file .*b-001\.tar"):
-        open_images(str(tmp_path / "b-{001..003}.tar"))
+    for name in ("a.tar", "a.arrow"):
+        (tmp_path / name).write_bytes(b"damaged" * 99)
+        with pytest.raises(UserError, match=rf"cannot read .*{name}"):
+            open_images(str(tmp_path / name))
+    with pytest.raises(UserError, match=r"cannot read .*b-\*\.tar"):
+        open_images(str(tmp_path / "b-*.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
         open_images(str(tmp_path / "a.tar"))
@@ -271,6 +282,12 @@ def test_what_is_not_pushed_is_one_sentence(tmp_path):
         with pytest.raises(UserError, match="me/gallery holds other files; name another"):
             find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
         assert len(hub.commits["datasets/me/gallery"]) == 1
-    with pytest.raises(UserError, match="names no repository"):
-        find_export("hf://me/gallery@v1")
+    for name in ("gallery", "me/gallery@v1"):
+        with pytest.raises(UserError, match="names no repository"):
+            find_export(f"hf://{name}")
     assert not is_gallery("hf://me/photos?split=train")
+    with pytest.raises(UserError, match="no hf:// to open"):
+        open_gallery("hf://me/photos")
+    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
+    with pytest.raises(UserError, match="are no inner products"):
+        find_export("dataset")(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused")

@@ -243,9 +243,7 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         for name, reason in self._broken:
             console.say(f"cannot read {name} ({reason})")
         summary = f"{len(self._broken)} of {total} images cannot be read (listed above)"
-        if len(self._broken) == total:
-            raise UserError(f"{summary}; fetch the dataset again")
-        if self._broken and not self.skip_corrupt:
+        if self._broken and (not self.skip_corrupt or len(self._broken) == total):
             raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
         if self._broken:
             console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")

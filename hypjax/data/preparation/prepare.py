@@ -19,7 +19,7 @@ from hypjax.data.preparation.official import (
     OfficialDataset,
 )
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
-from hypjax.data.records import RecordBuilder, damaged, is_prepared, open_records, read_index
+from hypjax.data.records import RecordBuilder, is_prepared, open_records, read_index, reading
 from hypjax.errors import UserError, nearest
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -45,10 +45,7 @@ def prepare(
     """
     root = _root(name, data_dir)
     if is_url(root):
-        raise UserError(
-            f"{root} is not a local folder; prepare {name} in one (--data_dir=FOLDER) and copy it "
-            "there"
-        )
+        raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")
     builder = _open(name, root)
     parts = OFFICIAL_DATASETS[name].parts if name in OFFICIAL_DATASETS else {}
     if part is not None and part not in parts:
@@ -137,11 +134,8 @@ def _root(name: str, data_dir: str | None) -> str:
 
 def _open(name: str, root: str) -> RecordBuilder:
     """Returns a dataset's builder, prepared or not."""
-    try:
+    with reading(name, pathlib.Path(root, name, str(BUILDERS[name].VERSION))):
         return BUILDERS[name](data_dir=root)
-    except Exception as error:  # TFDS raises almost anything on damaged files.
-        folder = pathlib.Path(root, name, str(BUILDERS[name].VERSION))
-        raise damaged(name, folder, "its description cannot be read") from error
 
 
 def _accept_prepared(builder: RecordBuilder, part: str | None, allow_partial: bool) -> None:
@@ -150,10 +144,9 @@ def _accept_prepared(builder: RecordBuilder, part: str | None, allow_partial: bo
         open_records(builder, split)
     prepared, official = prepared_part(builder), _official(builder.name, part)
     if prepared != part:
-        holds = f"the part {prepared}" if prepared else "the whole dataset"
         raise UserError(
-            f"{builder.data_dir} holds {holds}; remove that folder to prepare "
-            f"{f'the part {part}' if part else 'the whole'}, or name another with --data_dir"
+            f"{builder.data_dir} holds the part {prepared}, not {part} (None is the whole); remove "
+            "that folder, or name another with --data_dir"
         )
     note = official and _describe_partial(official, count(builder))
     if note and not allow_partial:
@@ -179,18 +172,13 @@ def _prepare(
         with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
         if is_prepared(builder):  # By another process, while this one waited.
-            prepared = _open(name, root)
-            _accept_prepared(prepared, part, allow_partial)
-            return prepared
+            return _open(name, root)
         for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
             shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
         official = _official(name, part)
-        downloads = pathlib.Path(
-            root, "downloads", (official and official.source.downloads) or name
-        )
-        stack.callback(_remove_empty, downloads)
         if official:
+            downloads = pathlib.Path(root, "downloads", official.source.downloads or name)
             found = stack.enter_context(official.open(manual_dir, downloads))
             _check_listing(official, found.images, allow_partial)
             builder.found, builder.part, builder.skip_corrupt = found, part, skip_corrupt
@@ -201,13 +189,6 @@ def _prepare(
     seconds = time.monotonic() - started
     console.say(f"{images} images in {seconds:.0f} s ({images / seconds:.0f} images/s)")
     return _open(name, root)
-
-
-def _remove_empty(downloads: pathlib.Path) -> None:
-    """Removes the folders that TFDS or this module created and left empty."""
-    for folder in (downloads.parent / "extracted", downloads, downloads.parent):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -251,17 +232,14 @@ def _describe_partial(official: OfficialDataset, found: Mapping[str, Count]) -> 
 
 
 def _compare(official: OfficialDataset, found: Mapping[str, Count]) -> str:
-    """Compares counts, as in 'train 238 of 5864 images in 4 of 100 classes, test 0 of 5924'.
-
-    Splits that are complete are left out.
-    """
+    """Compares counts of splits that differ: 'train 238 of 5864 images in 4 of 100 classes'."""
     parts = []
     for split, expected in official.counts.items():
         images, classes = found.get(split, _EMPTY)
         other_classes = expected.classes not in (None, classes)
         if images == expected.images and not other_classes:
             continue
-        text = f"{split} {images} of {expected.images}" + ("" if parts else " images")
+        text = f"{split} {images} of {expected.images} images"
         if images and other_classes:
             text += f" in {classes} of {expected.classes} classes"
         parts.append(text)

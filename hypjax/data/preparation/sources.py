@@ -10,7 +10,6 @@ import pathlib
 import shutil
 import sys
 import tarfile
-import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -108,7 +107,10 @@ class Source:
             self._download(downloads)
         root = self._find_root(base)
         if root is None:
-            raise UserError(self._not_found(name, manual_dir and base))
+            known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]
+            raise UserError(
+                f"{base} has no files of {name} (looked for {', '.join(known)}); {self.advice}"
+            )
         tree = FileTree(root, self._files_in(root))
         for file in self.required_lists:
             tree.read_list(file)  # Unpacking may take long.
@@ -178,17 +180,6 @@ class Source:
             if archive.url and not archive.is_unpacked(root):
                 _fetch(archive, root, self.advice)
 
-    def _not_found(self, name: str, manual_dir: pathlib.Path | None) -> str:
-        if manual_dir is None:
-            return f"{name} cannot be downloaded; {self.advice}"
-        if not manual_dir.is_dir():
-            return f"there is no folder {manual_dir} (--manual_dir)"
-        known = [*(f"{folder}/" for folder in self.folders), *(a.file for a in self.archives)]
-        return (
-            f"{manual_dir} contains no files of {name} (looked for {', '.join(known)}, and for "
-            f"{', '.join(self.entries)}); {self.advice}"
-        )
-
 
 def _members(file: BinaryIO, suffix: str) -> Iterator[tuple[str, BinaryIO]]:
     """Names and contents of an archive's files, in its order."""
@@ -207,7 +198,6 @@ def _members(file: BinaryIO, suffix: str) -> Iterator[tuple[str, BinaryIO]]:
 def _fetch(archive: Archive, folder: pathlib.Path, advice: str) -> None:
     """Downloads an archive, which appears only when verified, unless it is already there."""
     import pooch
-    import requests
 
     if not (folder / archive.file).exists():
         console.say(f"downloading {archive.url} to {folder}")
@@ -215,11 +205,8 @@ def _fetch(archive: Archive, folder: pathlib.Path, advice: str) -> None:
     known = f"sha256:{archive.sha256}" if archive.sha256 else None
     bar = {"progressbar": sys.stderr.isatty(), "chunk_size": 1 << 20}
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT, **bar)
-    broken = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
     try:
         pooch.retrieve(archive.url, known, archive.file, str(folder), downloader=downloader)
     except (OSError, ValueError) as error:  # Requests' errors are OSErrors.
         reason = getattr(error, "strerror", None) or str(error).partition(". ")[0]
-        if isinstance(error, broken):
-            reason = f"no connection to {urllib.parse.urlsplit(archive.url).netloc}"
-        raise UserError(f"cannot download {archive.file} ({reason}); {advice}") from error
+        raise UserError(f"cannot download {archive.url} ({reason}); {advice}") from error
