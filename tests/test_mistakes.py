@@ -41,7 +41,7 @@ def mistake(capsys, monkeypatch):
 
 def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
     for override, words in (
-        ("train.batch_size=64", "there are 4 training classes; set --config.train.batch_size=8"),
+        ("train.batch_size=64", "at most 8: 2 images for each of the 4 training classes"),
         ("data.validation_classes=6", "two must remain"),
         ("data.test_classes=0", "--config.data.test_classes=0.25"),
         ("data.path=/nowhere", "/nowhere"),

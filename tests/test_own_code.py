@@ -313,7 +313,7 @@ class Statistics(nn.Module):
 def test_what_is_no_encoder_is_refused():
     config = small_runs.load("unused")
     for module, message in [
-        (nn.Dense(3), r"to \(2, 16, 16, 3\)"),
+        (nn.Dense(3), r"\(2, 16, 16, 3\)"),
         (Statistics(), "batch_stats"),
         (nn.Embed(3, 4), "cannot embed images"),
         (len, "no Flax module"),
@@ -383,7 +383,7 @@ def test_a_function_gets_what_it_names():
     assert told["n"] == 4 + 7 + 2 and {"embedding_norm", "batch_recall@1"} < told.keys()
 
     wrong = objective_of(lambda embeddings: embeddings[:, 0])
-    with pytest.raises(UserError, match=r"the loss <lambda> returns an array of shape \(4,\)"):
+    with pytest.raises(UserError, match=r"the loss <lambda> returns .*\(4,\)"):
         objectives.loss_function(wrong)({}, {}, outputs, None, batch, None)
     with pytest.raises(UserError, match="the loss <lambda> requires proxies; arguments"):
         objective_of(lambda embeddings, proxies: 0)
@@ -391,27 +391,14 @@ def test_a_function_gets_what_it_names():
         objective_of(lambda embeddings, c=0.1: 0)
 
 
-def test_a_method_gets_its_arguments_by_name_or_all_by_position():
+def test_a_method_gets_its_arguments_by_name():
     class ByName(PairwiseCrossEntropy):
         def loss(self, key, state, unused=3):
             return key, (state + 1, {"unused": unused})
 
-    class ByPosition(PairwiseCrossEntropy):
-        def loss(self, p, s, o, t, b, k):
-            return k, (s, (p, o, t, b))
-
-    class Unnamed(PairwiseCrossEntropy):
-        def loss(self, outputs, batch, /):
-            return 0, {}
-
-    with pytest.raises(UserError, match=r"takes outputs by position alone, .* remove the /"):
-        objectives.loss_function(Unnamed(BALL, 0.2, 2))
     values = ("params", 4, "outputs", "teacher", "batch", "key")
-    for kind, expected in [
-        (ByName, ("key", (5, {"unused": 3}))),
-        (ByPosition, ("key", (4, ("params", "outputs", "teacher", "batch")))),
-    ]:
-        assert objectives.loss_function(kind(BALL, 0.2, 2))(*values) == expected
+    found = objectives.loss_function(ByName(BALL, 0.2, 2))(*values)
+    assert found == ("key", (5, {"unused": 3}))
 
 
 @dataclasses.dataclass(frozen=True)

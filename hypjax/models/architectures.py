@@ -407,25 +407,14 @@ def check_encoder(encoder: Encoder) -> Encoder:
             f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}, as "
             "model.pooling and model.eval_pooling"
         )
-    patch_size = getattr(encoder, "patch_size", 1)
-    sides = image_sides(encoder)
-    pixels = " × ".join(map(str, sides if len(set(sides)) > 1 else sides[:1]))
-    if any(side % patch_size for side in sides):
+    sides, patch = image_sides(encoder), getattr(encoder, "patch_size", 1)
+    smallest = getattr(encoder, "min_side", patch)
+    most = _MOST_PATCHES * patch if patch > 1 else max(sides)
+    if any(side % patch or not smallest <= side <= most for side in sides):
+        limits = f"at least {smallest}" + f" and at most {most}" * (patch > 1)
         raise UserError(
-            f"images of {pixels} pixels cannot be cut into patches of {patch_size}; "
-            f"choose a multiple of {patch_size} as data.image_size"
-        )
-    if min(sides) < (smallest := getattr(encoder, "min_side", 1)):
-        raise UserError(
-            f"images of {pixels} pixels are too small for the encoder, which halves their sides "
-            f"until nothing is left; choose at least {smallest} as data.image_size"
-        )
-    height, width = (side // patch_size for side in sides)
-    if patch_size > 1 and max(height, width) > _MOST_PATCHES:
-        raise UserError(
-            f"images of {pixels} pixels have {height} × {width} patches of {patch_size}, "
-            f"and the encoder takes at most {_MOST_PATCHES} × {_MOST_PATCHES}; choose a smaller "
-            "data.image_size, or larger patches"
+            f"data.image_size is {encoder.image_size}; for this encoder it must be {limits}, and a "
+            f"multiple of {patch}"
         )
     return encoder
 

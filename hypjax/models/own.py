@@ -18,12 +18,7 @@ from hypjax.models.vit import VisionTransformer
 from hypjax.types import View
 
 ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
-_SIZES = (
-    "patch_size",
-    "width",
-    "depth",
-    "num_heads",
-)  # Of `VisionTransformer`, and `config.model`.
+_SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` and `config.model`.
 
 
 def register_encoder(name: str, module: nn.Module) -> None:
@@ -39,10 +34,7 @@ def register_encoder(name: str, module: nn.Module) -> None:
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
-        given = (
-            f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
-        )
-        raise UserError(f"{given} is no Flax module; give an instance of flax.linen.Module")
+        raise UserError(f"{module!r} is no Flax module; give an instance of flax.linen.Module")
     ENCODERS[name] = module.clone(name=None, parent=None)
 
 
@@ -118,14 +110,12 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
         raise UserError(
             f"{title} cannot embed images of shape {shape} ({type(error).__name__}: {reason})"
         ) from error
-    if others := set(variables) - {"params"}:
+    if set(variables) - {"params"} or getattr(found, "ndim", 0) != 2 or len(found) != 2:
         raise UserError(
-            f"{title} has variables in {', '.join(sorted(others))}, which training would not "
-            "update; use modules with parameters alone, such as LayerNorm or GroupNorm"
+            f"{title} must map images of shape {shape} to [2, dim] by parameters alone, without "
+            f"BatchNorm; it has {', '.join(variables)}, and returns "
+            f"{jax.tree.map(lambda x: x.shape, found)}"
         )
-    if getattr(found, "ndim", 0) != 2 or len(found) != 2:
-        shapes = jax.tree.map(lambda x: x.shape, found)
-        raise UserError(f"{title} maps images of shape {shape} to {shapes}; it must be [2, dim]")
     return OwnEncoder(module, found.shape[1], view.side, view.channels)
 
 

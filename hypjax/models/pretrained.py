@@ -91,11 +91,10 @@ def convert_timm(
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
-    for name, value in state.items():
+    for name, value in state.items():  # A cast would drop imaginary parts, and scales of integers.
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
-    state = {name: np.asarray(value, np.float32) for name, value in state.items()}
-    # Others are refused below.
+        state[name] = np.asarray(value, np.float32)
     if interpolate and "pos_embed" in state and state["pos_embed"].ndim == 3:
         grid = [side // encoder.patch_size for side in image_sides(encoder)]
         prefix = expected["pos_embed"][1] - math.prod(grid)
@@ -149,11 +148,8 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = model.encoder.classifiers[0]
-        try:
-            weight, bias = (np.asarray(state_dict[f"{name}.{part}"]) for part in _CLASSIFIER)
-        except KeyError as error:
-            raise UserError(f"the weights lack the head, {error.args[0]}") from error
-        params["head"] = check_head({"kernel": np.transpose(weight), "bias": bias}, model)
+        head = {part: state_dict.get(f"{name}.{part}", np.zeros(0)) for part in _CLASSIFIER}
+        params["head"] = check_head({"kernel": head["weight"].T, "bias": head["bias"]}, model)
     return params
 
 
@@ -248,9 +244,6 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
 
 def _raise_on_names(words: str, names: set[str]) -> None:
     if names:
-        # Numbers as numbers: block 2 before block 10.
-        parts = {name: re.split(r"(\d+)", name) for name in names}
-        order = {n: [int(p) if p.isdigit() else p for p in split] for n, split in parts.items()}
-        listed = ", ".join(sorted(names, key=order.get)[:_MAX_LISTED])
+        listed = ", ".join(sorted(names)[:_MAX_LISTED])
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         raise UserError(f"{words} {listed}{more}: the weights belong to another model")

@@ -1,14 +1,12 @@
 """Pretrained weights from packages, from the Hugging Face hub, or from files in three formats."""
 
 import pathlib
-import pickle
 import re
-from collections.abc import Mapping
 
 import numpy as np
-from einops import EinopsError, rearrange
+from einops import rearrange
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.models import transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.models.packaged import PACKAGES, read_packaged
@@ -27,11 +25,20 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        packaged = read_packaged(timm_weights(name_or_path))
-        return packaged or transformers_names.to_timm(_read_safetensors(_download(name_or_path)))
-    if not path.is_file():
+        if packaged := read_packaged(timm_weights(name_or_path)):
+            return packaged
+        path = _download(name_or_path)
+    elif not path.is_file():
         raise UserError("there is no such file")
-    return transformers_names.to_timm(_READERS[path.suffix](path))
+    try:
+        return transformers_names.to_timm(_READERS[path.suffix](path))
+    except UserError:
+        raise
+    except Exception as error:  # Readers raise many kinds of errors.
+        raise UserError(
+            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)}); what "
+            "could be code is not loaded"
+        ) from error
 
 
 def timm_weights(name: str) -> str:
@@ -69,8 +76,7 @@ def _download(name: str) -> pathlib.Path:
     repository = name.removeprefix("hf-hub:")
     if "/" in name and not name.startswith(("timm/", "hf-hub:")):
         raise UserError(
-            "there is no such file or folder; if it is a run, train it first; for a model on the "
-            "hub that is not timm's, give hf-hub:OWNER/NAME"
+            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
         )
     if "/" not in repository:
         architecture = repository.split(".")[0]
@@ -92,25 +98,17 @@ def _download(name: str) -> pathlib.Path:
             f"{installed}download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} "
             "elsewhere, and give its path: --config.model.weights=PATH"
         ) from error
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"https://huggingface.co/{repository} asks for consent to its licence; give it there, "
-            "and then give your account's token by `hf auth login` or as HF_TOKEN"
-        ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        raise UserError(f"there is no {_HUB_FILE} in {repository} on the hub") from error
+        raise UserError(
+            f"there is no {_HUB_FILE} in https://huggingface.co/{repository}, or it asks for "
+            "consent to its licence: give it there, and then your token by `hf auth login`"
+        ) from error
 
 
 def _read_safetensors(path: pathlib.Path) -> StateDict:
-    from safetensors import SafetensorError
     from safetensors.flax import load_file
 
-    try:
-        return {name: np.asarray(value) for name, value in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged, or not a .safetensors file ({error})") from error
-    except Exception as error:  # Such as a KeyError for a type that the reader does not know.
-        raise UserError(f"{path} holds tensors that cannot be read ({error})") from error
+    return {name: np.asarray(value) for name, value in load_file(path).items()}
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
@@ -125,25 +123,9 @@ def _read_torch(path: pathlib.Path) -> StateDict:
             f"with torch {torch.__version__} a {path.suffix} file could run code; "
             f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
         )
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path} is damaged, or contains more than tensors; this could be code, and is not "
-            "loaded"
-        ) from error
-    except Exception as error:  # The reader of old files raises many kinds of errors.
-        raise UserError(f"{path} is damaged, or not a torch checkpoint") from error
+    state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in _WRAPPERS:
-        state = state.get(wrapper, state) if isinstance(state, Mapping) else state
-    tensors = isinstance(state, Mapping) and all(
-        isinstance(name, str) and torch.is_tensor(x) for name, x in state.items()
-    )
-    if not tensors:
-        raise UserError(f"{path} does not contain a dict of tensors")
-    for name, value in state.items():
-        if value.layout != torch.strided or value.is_quantized or value.is_complex():
-            raise UserError(f"{path}: {name} is sparse, quantised or complex; save it as float32")
+        state = state.get(wrapper, state)
     # Integers keep their type.
     return {
         name: (value.float() if value.is_floating_point() else value).detach().numpy()
@@ -153,19 +135,12 @@ def _read_torch(path: pathlib.Path) -> StateDict:
 
 def _read_npz(path: pathlib.Path) -> StateDict:
     """Reads an original JAX checkpoint of ViT (Dosovitskiy et al., 2021; Steiner et al., 2022)."""
-    try:
-        arrays = read_npz(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged, or contains more than arrays") from error
-    arrays = {name.removeprefix("opt/target/"): value for name, value in arrays.items()}
     state = {}
-    for name, value in arrays.items():
+    for name, value in read_npz(path).items():
+        name = name.removeprefix("opt/target/")
         for pattern, replacement, convert in _ORIGINAL_NAMES:
             if re.fullmatch(pattern, name):
-                try:
-                    state[re.sub(pattern, replacement, name)] = convert(value)
-                except (EinopsError, ValueError) as error:
-                    raise UserError(f"{name} has an unexpected shape, {value.shape}") from error
+                state[re.sub(pattern, replacement, name)] = convert(value)
                 break
         else:
             if not name.startswith(("head/", "pre_logits/")):
@@ -207,12 +182,7 @@ _ORIGINAL_NAMES = [
 def _fuse_attention(state: StateDict) -> StateDict:
     for name in [name for name in state if ".attn.query." in name]:
         parts = [name.replace("query", part) for part in ("query", "key", "value")]
-        if all(part in state for part in parts):
-            try:
-                fused = np.concatenate([state.pop(part) for part in parts])
-            except ValueError as error:
-                raise UserError(f"{name} and its key and value have unexpected shapes") from error
-            state[name.replace("query", "qkv")] = fused
+        state[name.replace("query", "qkv")] = np.concatenate([state.pop(part) for part in parts])
     return state
 
 

@@ -125,21 +125,11 @@ Loss = Callable[
 def loss_function(objective: Objective) -> Loss:
     """The loss of an objective as a function of all `ARGUMENTS`, in their order.
 
-    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
-    that requires six arguments, not all by these names, gets all by position.
+    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)).
 
     Raises:
         UserError: The method requires something else.
     """
-    parameters = inspect.signature(objective.loss).parameters.values()
-    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
-        return objective.loss
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
-    if len(required) == len(ARGUMENTS) and (
-        required == [*ARGUMENTS] or not {*required} <= {*ARGUMENTS}
-    ):
-        return objective.loss
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 
     def loss(*values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
@@ -160,11 +150,6 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
     if any(each.kind == each.VAR_KEYWORD for each in parameters):
         return tuple(offered)
     for each in parameters:
-        if each.name in offered and each.kind == each.POSITIONAL_ONLY:
-            raise UserError(
-                f"{title} takes {each.name} by position alone, and gets it by name; remove the / "
-                "from its arguments"
-            )
         if each.name not in offered and each.default is each.empty:
             raise UserError(
                 f"{title} requires {each.name}; arguments without a default may be "

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
@@ -117,17 +118,11 @@ class FunctionObjective(Objective):
         offered |= {"samples_per_class": self.samples_per_class}
         found = self.function(**{name: offered[name] for name in self.names})
         loss, own = found if isinstance(found, tuple) else (found, {})
-        if not isinstance(own, Mapping):
+        if not isinstance(own, Mapping) or any(map(jnp.ndim, (loss, *own.values()))):
             raise UserError(
-                f"{self.title} returns {type(own).__name__} beside the loss; it must return a "
-                "scalar, or a scalar and scalars by name"
+                f"{self.title} returns {jax.tree.map(jnp.shape, found)}; it must return a scalar, "
+                "or a scalar and scalars by name"
             )
-        for value in (loss, *own.values()):
-            if jnp.shape(value) != ():
-                raise UserError(
-                    f"{self.title} returns an array of shape {jnp.shape(value)}; it must return a "
-                    "scalar, or a scalar and scalars by name"
-                )
         own = {name: jnp.asarray(value, jnp.float32) for name, value in own.items()}
         told = batch_metrics(features, points, labels, self.space, self.samples_per_class)
         return jnp.asarray(loss, jnp.float32), told | own

@@ -100,15 +100,7 @@ class Embeddings(ArrayGallery):
             splits=table.splits,
             superlabels=table.superlabels,
         )
-        try:
-            found.check()
-        except UserError:
-            zeros = np.flatnonzero(~features.any(axis=1))
-            if points or not len(zeros):
-                raise
-            raise UserError(
-                f"row {zeros[0]} of the features is all zeros, which has no place in {space}"
-            ) from None
+        found.check()
         return found
 
     def __repr__(self) -> str:
@@ -253,15 +245,13 @@ class Embeddings(ArrayGallery):
         """Vectors for an inner-product index, float32, as gallery items or as queries.
 
         Raises:
-            UserError: The role is unknown, or inner products do not rank points of this space.
+            UserError: Inner products do not rank points of this space.
         """
         if not isinstance(self.space, InnerProductSpace):
             raise UserError(
                 f"distances in {self.space} are no inner products; search the gallery with "
                 "hypjax.search, or embed with a run in one space: poincare, lorentz or sphere"
             )
-        if role not in ("query", "gallery"):
-            raise UserError(f"role is {role!r}; it must be query or gallery")
         with jax.enable_x64(True):
             vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)
         return np.asarray(vectors, np.float32)
@@ -289,7 +279,7 @@ def _explained(path: pathlib.Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); embed the images again") from error
 
 

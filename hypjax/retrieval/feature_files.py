@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz
 
@@ -85,23 +85,12 @@ def as_names(
     if given is None:
         return None
     values = np.asarray(given)
-    if values.shape != (count,):
+    if values.shape != (count,) or values.dtype.kind not in "iubUO":
         raise UserError(
-            f"{place} has {count} rows of features, but its {name} have the shape "
-            f"{list(values.shape)}; give one for each row"
+            f"the {name} of {place} are {values.dtype} of shape {list(values.shape)}; they must be "
+            f"{count} whole numbers or strings, one for each row of features"
         )
-    if values.dtype.kind == "f" and np.array_equal(values, np.trunc(values)):
-        values = values.astype(np.int64)
-    if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8")
-    if values.dtype.kind == "O":
-        whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
-        values = np.array(["" if value is None else str(value) for value in whole])
-    if values.dtype.kind not in "iubU":
-        raise UserError(
-            f"the {name} of {place} are {values.dtype}; they must be whole numbers or strings"
-        )
-    return values.astype(str)
+    return np.array(["" if value is None else str(value) for value in values.tolist()], dtype=str)
 
 
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:
@@ -125,13 +114,8 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
         return read(path)
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if read is read_npz:
-            reason = f"it is {reason}; embeddings are written by python -m hypjax.embed"
-        raise UserError(f"cannot read {path}: {reason}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _read_npy(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -102,12 +102,12 @@ def check_points(
     """Checks shapes and types, and returns points as arrays; JAX arrays stay on their devices."""
     queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):
-        if points.ndim != 2 or 0 in points.shape:
+        numbers = jnp.issubdtype(points.dtype, jnp.floating)
+        if not numbers or points.ndim != 2 or 0 in points.shape:
             raise UserError(
-                f"{name} must be [number, dimension] and not empty, got shape {points.shape}"
+                f"{name} must be floating-point numbers, [number, dimension] and not empty, got "
+                f"{points.dtype} of shape {points.shape}"
             )
-        if not jnp.issubdtype(points.dtype, jnp.floating):
-            raise UserError(f"{name} must be floating-point numbers, got {points.dtype}")
     if queries.shape[1] != gallery.shape[1]:
         raise UserError(
             f"queries have {queries.shape[1]} coordinates, the gallery {gallery.shape[1]}"
@@ -120,13 +120,9 @@ def check_own_ids(own_ids: Int[np.ndarray, " n"] | None, queries: int, items: in
     if own_ids is None:
         return
     own_ids = np.asarray(own_ids)
-    if own_ids.shape != (queries,) or own_ids.dtype.kind not in "iu":
-        raise UserError(
-            f"own_ids must be one index for each of the {queries} queries, got {own_ids.dtype} "
-            f"{own_ids.shape}"
-        )
-    if own_ids.size and not (own_ids.min() >= -1 and own_ids.max() < items):
-        raise UserError(f"own_ids has an index outside -1 to {items - 1}")
+    whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
+    if not whole or (own_ids < -1).any() or (own_ids >= items).any():
+        raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}, one a query")
 
 
 def labelled(
@@ -150,8 +146,6 @@ def labelled(
     queries, gallery = check_points(queries, gallery)
     query_labels = _checked_labels("queries", queries, query_labels)
     gallery_labels = _checked_labels("gallery", gallery, gallery_labels)
-    if query_labels.dtype.kind != gallery_labels.dtype.kind:
-        raise UserError("labels of the queries and the gallery must both be numbers or strings")
     check_own_ids(own_ids, len(queries), len(gallery))
     both = np.concatenate([query_labels, gallery_labels])
     numbers = np.unique(both, return_inverse=True)[1].astype(np.int32)
@@ -161,14 +155,9 @@ def labelled(
 
 def _checked_labels(name: str, points: Array, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
     labels = np.asarray(labels)
-    if labels.shape != (len(points),):
-        raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
-    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
-        labels = labels.astype(str)
-    if labels.dtype.kind not in "iuU":
+    if labels.shape != (len(points),) or labels.dtype.kind not in "iuUO":
         raise UserError(
-            f"labels of the {name} must be whole numbers or strings, got {labels.dtype}"
+            f"labels of the {name} must be {len(points)} whole numbers or strings, got "
+            f"{labels.dtype} of shape {labels.shape}"
         )
-    if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
-        raise UserError(f"labels of the {name} must fit into int64, got {labels.max()}")
-    return labels if labels.dtype.kind == "U" else labels.astype(np.int64)
+    return labels.astype(np.int64 if labels.dtype.kind in "iu" else str)

@@ -259,8 +259,6 @@ def relevance_scores(
             unknown, or the lists are not valid.
     """
     inputs.check_space(space)
-    if not isinstance(relevance, Relevance):
-        raise UserError(f"relevance is a {type(relevance).__name__}; make a Relevance of it")
     queries, gallery = inputs.check_points(queries, gallery)
     relevance = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
@@ -355,8 +353,6 @@ def _means_at_k(
     name: str, ks: Sequence[int], points: tuple[ArrayLike | None, ...], space: Space
 ) -> dict[int, float]:
     """Means over queries of a metric at each K."""
-    if not np.iterable(ks) or isinstance(ks, str):
-        raise UserError(f"ks is {ks!r}; it must be a list of whole numbers, such as (1, 10)")
     ks = [inputs.check_whole_number("a K in ks", k) for k in ks]
     values = query_scores(*points, metrics=[f"{name}@{k}" for k in ks], space=space)
     return {k: mean_score(values[f"{name}@{k}"]) for k in ks}

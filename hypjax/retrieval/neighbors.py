@@ -87,8 +87,6 @@ def nearest_neighbors(
             f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
             f"{len(gallery)} items"
         )
-    if block_size is not None and inputs.check_whole_number("block_size", block_size) < 1:
-        raise UserError(f"block_size is {block_size}; it must be at least 1")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)
 
@@ -151,16 +149,14 @@ def nearest_among(
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
     candidates = np.asarray(candidates)
-    if candidates.ndim != 2 or len(candidates) != len(queries) or candidates.dtype.kind not in "iu":
+    whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
+    k, number = inputs.check_whole_number("k", k), candidates.shape[-1]
+    inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
+    if not (whole and inside and len(candidates) == len(queries) and 1 <= k <= number):
         raise UserError(
-            f"candidates must be indices, [{len(queries)} queries, number], got "
-            f"{candidates.dtype} {candidates.shape}"
+            f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
+            f"queries, got {candidates.dtype} of shape {candidates.shape}"
         )
-    if candidates.size and not (candidates.min() >= 0 and candidates.max() < len(gallery)):
-        raise UserError(f"candidates have an index outside 0 to {len(gallery) - 1}")
-    k, number = inputs.check_whole_number("k", k), candidates.shape[1]
-    if not 1 <= k <= number:
-        raise UserError(f"k is {k}, but queries have {number} candidates")
     found = np.empty((len(queries), k)), np.empty((len(queries), k), np.int32)
     size = max(FETCH_BYTES // (4 * number * gallery.shape[1]), 1)
     for part in inputs.blocks(len(queries), min(size, len(queries))):

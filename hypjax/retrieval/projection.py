@@ -10,12 +10,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, reason, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz, replacing
 
-_FORMAT = "hypjax projection 1"
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
@@ -65,8 +64,6 @@ class Projection:
                     f"the projection is for {len(self.mean)} dimensions, but these points have "
                     f"{features.shape[1]}"
                 )
-            if not np.isfinite(features).all():
-                raise UserError("the projection needs finite points")
             projected = ((features - self.mean) @ self.components.T) * scales
             found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(found)
@@ -86,7 +83,7 @@ class Projection:
         """
         arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, format=np.array(_FORMAT), whiten=np.array(self.whiten), **arrays)
+            np.savez(file, whiten=np.array(self.whiten), **arrays)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
@@ -95,16 +92,14 @@ class Projection:
         Raises:
             UserError: The file cannot be read, or is damaged.
         """
+        names = ("mean", "components", "variances", "whiten")
         try:
             arrays = read_npz(path)
-            names = ("mean", "components", "variances", "whiten")
             mean, components, variances, whiten = (arrays[name] for name in names)
             if components.shape != variances.shape + mean.shape:  # Perhaps a stranger's.
                 raise ValueError("its shapes differ")
-        except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{path} is no projection ({error}); restore a backup") from error
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
         return cls(space, mean, components, variances, bool(whiten))
 
 
@@ -127,14 +122,11 @@ def fit(
             whitening is asked for a direction in which they do not.
     """
     points, _ = inputs.check_points(points, points)
-    n, dim = len(points), inputs.check_whole_number("dim", dim)
+    n = len(points)
     total = sum(features.sum(axis=0) for features in _features(space, points))
     mean, d, square = total / n, len(total), 0.0
-    for what, most in (("dimensions", d), ("points", n)):
-        if not 1 <= dim <= most:
-            raise UserError(f"PCA to {dim} dimensions is not possible with {most} {what}")
-    if not np.isfinite(mean).all():
-        raise UserError("PCA needs finite points")
+    if not (1 <= dim <= min(n, d) and np.isfinite(mean).all()):
+        raise UserError(f"PCA to {dim} dimensions needs as many finite points; got {n} of {d}")
     scatter = np.zeros((d, d))
     for features in _features(space, points):
         square += np.sum(features**2)
@@ -143,12 +135,10 @@ def fit(
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
     varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * square / n))
-    if not varying:
-        raise UserError("PCA is not possible, because all points are equal")
-    if whiten and varying < dim:
+    if varying < (dim if whiten else 1):
         raise UserError(
-            f"whitening is not possible, because the points do not vary along components "
-            f"{varying + 1} to {dim}; choose at most {varying} dimensions"
+            f"the points vary along {varying} components; PCA with whitening needs {dim}, without "
+            "it 1"
         )
     largest = np.argmax(np.abs(components), axis=1)
     components = components * np.sign(components[np.arange(dim), largest])[:, None]

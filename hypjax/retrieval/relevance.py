@@ -44,14 +44,13 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     found = []
     for i, given in enumerate(lists):
         array = np.asarray(given)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise UserError(f"{name} of query {i} must be a list of indices")
-        array = array.astype(np.int64)
-        if array.size and not (0 <= array.min() and array.max() < items):
-            raise UserError(f"{name} of query {i} has an index outside 0 to {items - 1}")
-        if len(np.unique(array)) < array.size:
-            raise UserError(f"{name} of query {i} has an index twice")
-        found.append(array)
+        whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+        inside = array[(array >= 0) & (array < items)] if whole else array[:0]
+        if len(np.unique(inside)) < array.size or not whole:
+            raise UserError(
+                f"{name} of query {i} must be indices from 0 to {items - 1}, none twice"
+            )
+        found.append(array.astype(np.int64))
     return found
 
 

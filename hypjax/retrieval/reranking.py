@@ -40,13 +40,12 @@ class Reranking:
 
     def __post_init__(self) -> None:
         """Raises a `UserError` if a number is out of range."""
-        for name in ("k1", "k2", "depth"):
-            if inputs.check_whole_number(name, getattr(self, name)) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.k2 > self.k1 + 1:
-            raise UserError(f"k2 is {self.k2}; it must be at most k1 + 1, {self.k1 + 1}")
-        if not 0 <= self.weight <= 1:
-            raise UserError(f"weight is {self.weight}; it must be between 0 and 1")
+        least = min(self.k1, self.k2, self.depth)
+        if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
+            raise UserError(
+                f"{self} is out of range: k1, k2 and depth must be at least 1, k2 at most k1 + 1, "
+                "and weight between 0 and 1"
+            )
 
 
 def rerank(

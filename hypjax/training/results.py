@@ -7,7 +7,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Task
 from hypjax.geometry.learned import named_values
 from hypjax.inference.embedding import scored_spaces
@@ -103,9 +102,6 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
         print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
-        chosen = results["validation"]["best"]["head"]
-        if chosen[name := selecting(chosen)] == 1:
-            print(f"its {name} there is 1, so no later model could do better")
     print_notes(results)
     _warn_unless_improved(results, config)
     published.show(results, config)
@@ -121,8 +117,7 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
         final = results["final"]["head"][name]
         console.warn(
             f"training did not help: {name} of the head is {final:.4f} on the test classes, and "
-            f"was {before[name]:.4f} before training; with few test images it may be chance "
-            "(docs/own-images.md says what to try)"
+            f"was {before[name]:.4f} before training (docs/own-images.md says what to try)"
         )
 
 
@@ -134,15 +129,9 @@ def _warn_if_features_are_better(results: dict[str, Any], config: ConfigDict, na
     raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
     after = scores.get("best", scores["final"])["head"][name]
     if after < raw:
-        frozen = freezes_encoder(config.optim.frozen)
-        better = (
-            "embed and search with --embedding=encoder"
-            if frozen
-            else "freeze it and train a head alone"
-        )
         console.warn(
             f"the features before training find more than the head: {name} on the {kind} classes "
-            f"is {raw:.4f}, and {after:.4f} with the head; {better} (docs/own-images.md)"
+            f"is {raw:.4f}, and {after:.4f} with the head (docs/own-images.md says what to try)"
         )
 
 

@@ -17,7 +17,6 @@ from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import (
-    ClassPlans,
     DrawnClassPlans,
     EpochClassPlans,
     Plans,
@@ -116,21 +115,17 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     common = (images.labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
-            raise UserError(
-                f"config.train.batch_size is {train.batch_size}, but there are {len(images)} "
-                f"training images; set --config.train.batch_size={len(images)} or less"
-            )
+            words = f"at most {len(images)}, the number of training images"
+            refuse("train.batch_size", train.batch_size, words)
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
     samples = train.samples_per_class
     classes = train.batch_size // samples
     if classes > images.num_classes:
-        raise UserError(
-            f"config.train.batch_size is {train.batch_size}, {classes} classes with {samples} "
-            f"images each, but there are {images.num_classes} training classes; "
-            f"set --config.train.batch_size={images.num_classes * samples} or less"
-        )
+        most = f"at most {images.num_classes * samples}"
+        words = f"{most}: {samples} images for each of the {images.num_classes} training classes"
+        refuse("train.batch_size", train.batch_size, words)
     kind = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}[train.sampling]
     return kind(*common, samples, train.repeat_images)
 
@@ -138,19 +133,14 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
     """The batches of tuples, from the pairs of the images that are trained on."""
     train, fields = config.train, config.train.tuples
-    if images.pairs is None:
-        raise UserError(
-            f"config.train.sampling is tuples, which need pairs of images, and {config.data.name} "
-            "lists none; choose another one, or data.name=sfm120k or scenes"
-        )
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
-    pairs = indices[images.pairs]
+    pairs = np.zeros((0, 2), int) if images.pairs is None else indices[images.pairs]
     pairs = pairs[(pairs >= 0).all(axis=1)]
     if not len(pairs):
         raise UserError(
-            f"{config.data.name} lists no pair of two images that are trained on in this copy; "
-            "hold out fewer classes (data.validation_classes), or prepare a larger copy"
+            f"config.train.sampling is tuples, and {config.data.name} lists no pairs of images to "
+            "train on; choose another sampling, or data.name=sfm120k or scenes"
         )
     plans = TuplePlans(
         *common,
@@ -160,11 +150,9 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
         pool_size=min(fields.pool, len(images)),
     )
     if not plans.batches_per_epoch:
-        raise UserError(
-            f"config.train.batch_size is {train.batch_size}, which is more than the {plans.tuples} "
-            f"tuples of {plans.tuple_size} images in an epoch; set "
-            f"--config.train.batch_size={plans.tuples * plans.tuple_size} or less"
-        )
+        most = f"at most {plans.tuples * plans.tuple_size}"
+        words = f"{most}, the images of the {plans.tuples} tuples of an epoch"
+        refuse("train.batch_size", train.batch_size, words)
     return plans
 
 
@@ -224,13 +212,6 @@ def describe(setup: Setup, params: PyTree) -> None:
             f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
             f"{plans.negatives} negatives mined among {plans.pool_size} images"
         )
-    if isinstance(plans, ClassPlans):
-        small = int(np.sum(np.bincount(plans.labels) < plans.samples_per_class))
-        if small:
-            console.say(
-                f"{small} of {splits.train.num_classes} training classes have fewer than "
-                f"{plans.samples_per_class} images; some of their images repeat within a batch"
-            )
 
 
 _BATCH = 64  # Images of a batch, if there are enough.
@@ -300,9 +281,6 @@ def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images:
         return wanted
     fitting = [s for s in range(2, batch // 2 + 1) if batch % s == 0 and batch // s <= len(sizes)]
     if not fitting:
-        raise UserError(
-            f"config.train.batch_size is {batch_size}; it must be the product of a number of "
-            f"classes from 2 to {len(sizes)} and of 2 or more images for each, such as "
-            f"{classes * wanted}"
-        )
+        words = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
+        refuse("train.batch_size", batch_size, words)
     return min(fitting, key=lambda s: (abs(s - wanted), s))

@@ -58,12 +58,12 @@ def begin(
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
-    if learner.model.encoder.takes_pixels:  # Of given features, the encoder has no parameters.
-        warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
-    if learner.lora is not None and config.model.weights is None:
-        console.warn(
-            "the encoder's kernels stay random: they have adapters, and model.weights is None"
-        )
+    # Of given features, the encoder has no parameters.
+    if config.model.weights is None and learner.model.encoder.takes_pixels:
+        held = [name for name in config.optim.frozen if name != "space"]
+        if held or learner.lora is not None:
+            what = ", ".join(held or ["the encoder's kernels"])
+            console.warn(f"{what} stay random: they are not trained, and model.weights is None")
     pretrained = pretrained or starting_parameters(config, learner)
     return initialized(setup, state, pretrained), None
 
@@ -161,17 +161,6 @@ def check_paths(setup: Setup) -> None:
                     f"config.optim.{field} names {name}, but this model trains no such parameters"
                     + nearest(name, options)
                 )
-
-
-def warn_of_groups(state: TrainState, optim: ConfigDict, pretrained: bool) -> None:
-    """Warns if `optim` names parameters that the model lacks, or freezes random ones."""
-    paths = list(flatten_dict(state.params))
-    for field in ("frozen", "groups"):
-        for name in (each if field == "frozen" else each[0] for each in optim[field]):
-            if not any(matches(parameter_path(name), path) for path in paths):
-                console.warn(f"optim.{field} names {name}, but this model has no such parameters")
-            elif field == "frozen" and not pretrained and name != "space":
-                console.warn(f"{name} stays random: it is frozen, and model.weights is None")
 
 
 def save(

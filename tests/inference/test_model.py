@@ -349,7 +349,7 @@ HEADER = b'{"norm.bias": {"dtype": "F32", "shape": [1000000000], "data_offsets":
         (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),
         (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
         (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
-        (of_projection(components=np.ones((5, 3))), "is no projection"),
+        (of_projection(components=np.ones((5, 3))), "its shapes differ"),
     ],
 )
 def test_a_strangers_model_cannot_harm(copy, change, message):

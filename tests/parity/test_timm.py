@@ -268,15 +268,14 @@ def with_norm(change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: {"a": Payload()}, "contains more than tensors"),
-        (lambda state: [1, 2], "not contain a dict of tensors"),
-        (with_norm(lambda x: x.to_sparse()), "norm.bias"),
+        (lambda state: {"a": Payload()}, "damaged, or holds more"),
+        (lambda state: [1, 2], "damaged, or holds more"),
         (with_norm(lambda x: x.to(torch.complex64)), "norm.bias"),
-        (with_norm(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), "norm.bias"),
+        (with_norm(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), "damaged"),
         (with_norm(lambda x: x.to(torch.int8)), "norm.bias"),
         (None, "damaged"),
     ],
-    ids=["code", "list", "sparse", "complex", "quantised", "integers", "truncated"],
+    ids=["code", "list", "complex", "quantised", "integers", "truncated"],
 )
 def test_torch_files_of_other_things_are_refused(change, words, tmp_path):
     path, state = tmp_path / "weights.pth", small_peer().state_dict()

@@ -111,11 +111,8 @@ def test_wrong_arguments_are_refused():
     x = points(SPHERE, 0, 9, 12)
     with pytest.raises(UserError, match="must be shorter"):
         prefix_points(x, 12, space=SPHERE)
-    for candidates, k, words in (
-        (np.full((9, 2), 9), 1, "an index outside 0 to 8"),
-        (np.zeros((9, 2), int), 3, "k is 3, but queries have 2 candidates"),
-    ):
-        with pytest.raises(UserError, match=words):
+    for candidates, k in ((np.full((9, 2), 9), 1), (np.zeros((9, 2), int), 3)):
+        with pytest.raises(UserError, match="candidates"):
             nearest_among(x, candidates, x, k=k, space=SPHERE)
     with pytest.raises(UserError, match="leave out the shortlist"):
         Refinement(reranking=Reranking(), shortlist=Shortlist(4))

@@ -49,15 +49,15 @@ def test_a_line_has_one_component():
     found = fit(line.astype(np.float32), space=FLAT, dim=2)
     np.testing.assert_allclose(found.components[0], [-0.6, 0.8], atol=1e-6)
     np.testing.assert_allclose(found.variances, [0.625, 0], atol=1e-6)
-    with pytest.raises(UserError, match="do not vary along components 2 to 2; .* 1 dimensions"):
+    with pytest.raises(UserError, match="vary along 1 components"):
         fit(line.astype(np.float32), space=FLAT, dim=2, whiten=True)
 
 
 def test_what_cannot_be_fitted_is_refused():
     for x, dim, message in [
-        (points(FLAT), 7, "not possible with 6 dimensions"),
-        (points(FLAT, n=3), 4, "not possible with 3 points"),
-        (np.ones((5, 3), np.float32), 2, "all points are equal"),
+        (points(FLAT), 7, "7 dimensions"),
+        (points(FLAT, n=3), 4, "4 dimensions"),
+        (np.ones((5, 3), np.float32), 2, "vary along 0 components"),
     ]:
         with pytest.raises(UserError, match=message):
             fit(x, space=FLAT, dim=dim)
@@ -71,9 +71,6 @@ def test_files_hold_the_projection(tmp_path):
     np.testing.assert_array_equal(read.apply(x), found.apply(x))
     with pytest.raises(UserError, match="for 6 dimensions, but these points have 5"):
         read.apply(x[:, :5])
-
-
-def test_what_is_no_projection_is_refused(tmp_path):
     np.savez(tmp_path / "p.npz", mean=np.zeros(5))
-    with pytest.raises(UserError, match="is no projection .*components"):
+    with pytest.raises(UserError, match="cannot read the projection .*components"):
         Projection.load(tmp_path / "p.npz", Sphere())

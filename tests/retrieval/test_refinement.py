@@ -208,10 +208,10 @@ def test_numbers_out_of_range_are_refused():
     for call, numbers, message in [
         (expand, {"k": 5, "alpha": -1.0}, "alpha is -1.0"),
         (expand, {"k": 5}, "k is 5, but there are 4 items"),
-        (Reranking, {"k1": 3}, "k2 is 6; it must be at most k1 .*, 4"),
-        (Reranking, {"weight": 1.5}, "weight is 1.5"),
-        (two_of_four, {"own_ids": np.array([99, 0])}, "own_ids has an index outside"),
-        (two_of_four, {"own_ids": np.array([0])}, "own_ids must be one index for each"),
+        (Reranking, {"k1": 3}, "k1=3, k2=6"),
+        (Reranking, {"weight": 1.5}, "weight=1.5"),
+        (two_of_four, {"own_ids": np.array([99, 0])}, "own_ids"),
+        (two_of_four, {"own_ids": np.array([0])}, "own_ids"),
     ]:
         with pytest.raises(UserError, match=message):
             call(**numbers)

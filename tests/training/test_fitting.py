@@ -68,7 +68,7 @@ def test_images_per_class_fit_a_batch_that_is_set(sizes, batch, samples):
 
 
 def test_a_batch_that_cannot_be_divided_among_the_classes_is_refused():
-    with pytest.raises(UserError, match="batch_size is 61; .* from 2 to 7 and .* such as 56"):
+    with pytest.raises(UserError, match="batch_size is 61; .* 2 to 7 classes .* such as 56"):
         fitted(images(*[50] * 7), "train.batch_size=61")
 
 
