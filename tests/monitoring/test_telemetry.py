@@ -1,7 +1,6 @@
 """What a run measures: metrics.jsonl, TensorBoard, traces; tests/parity has Weights & Biases."""
 
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.monitoring.monitor import Meter, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.monitoring.telemetry import Telemetry, require_wandb
+from hypjax.monitoring.telemetry import Telemetry
 from hypjax.objectives import PairwiseCrossEntropy, loss_function
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
@@ -95,12 +94,6 @@ def test_a_full_disk_delays_measurements_and_loses_none(photos_folder, tmp_path,
         assert [line["loss"] for line in lines(disk)] == [step / 8 for step in range(1, 10)]
         assert scalars(disk)["train/loss"] == [(step, step / 8) for step in range(1, 10)]
     assert capsys.readouterr().err.count("measurements could not be written") == 2  # Each sink.
-
-
-def test_wandb_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install wandb"):
-        require_wandb(small_runs.load("photos", "run.wandb_project=birds"))
 
 
 def test_readings_summarise_finite_steps():
