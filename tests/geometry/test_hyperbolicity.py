@@ -171,13 +171,9 @@ def test_invalid_arguments_are_an_error():
         with pytest.raises(UserError, match=message):
             gromov_delta(distances)
     for points, arguments, message in [
-        (gaussian(3), {}, "at least 4 points, got 3"),
-        (np.zeros(9), {}, r"\[number, dimension\], got shape \(9,\)"),
-        (np.zeros((9, 2), int), {}, "floating-point numbers, got int64"),
         (np.full((9, 2), 0.1), {}, "the 9 sampled points are identical"),
         (np.array([[0.0]] * 7 + [[np.inf]] * 2), {}, r"point 7 is not finite \(2 of 9 rows\)"),
         (gaussian(9), {"num_samples": 3}, "num_samples must be at least 4, got 3"),
-        (gaussian(9), {"num_trials": 0}, "num_trials must be at least 1, got 0"),
     ]:
         with pytest.raises(UserError, match=message):
             relative_delta(points, key=KEY, **arguments)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, layout, poincare
 
 BALL = PoincareBall(c=0.1, clip_radius=2.3)
@@ -73,9 +72,3 @@ def test_equal_points_have_one_place_and_one_coordinate_is_laid_out_on_a_line():
     assert np.ptp(np.abs(layout.lay_out(points, BALL))) < 1e-3
     features = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     assert not layout.principal_components(features)[:, 1].any()
-
-
-def test_umap_is_asked_for_if_it_is_missing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "umap", None)
-    with pytest.raises(UserError, match=r'needs umap: pip install "hypjax\[viz\]"'):
-        layout.lay_out_by_umap(np.zeros((30, 4)), BALL)

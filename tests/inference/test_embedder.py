@@ -97,8 +97,8 @@ def test_shows_the_hard_negatives_of_runs(run, tmp_path, monkeypatch, capsys):
 
 
 def test_runs_whose_negatives_cannot_be_compared_are_refused(run, tmp_path):
-    triplet = {"objective.name": "triplet", "objective.temperature": None}
-    copy_with(run, tmp_path / "triplet", triplet)
+    triplet = {"objective.name": "triplet"}
+    copy_with(run, tmp_path / "triplet", triplet, removed=["objective.temperature"])
     with pytest.raises(UserError, match="the objective triplet has no softmax"):
         commands.call("negatives", f"--workdir={run}", f"--workdir={tmp_path / 'triplet'}")
     other = copy_with(run, tmp_path / "other", {"data.split_seed": 1})
@@ -282,7 +282,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     encoder = inference.TrainedEmbedder(run, "encoder")
     photos = find_photos(str(photos_folder))
     got = encoder.embed(photos).vectors
-    copy_with(run, tmp_path / "plain", {"eval.pca.encoder": None})
+    copy_with(run, tmp_path / "plain", {}, removed=["eval.pca.encoder"])
     plain = inference.TrainedEmbedder(tmp_path / "plain", "encoder")
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed(photos).vectors

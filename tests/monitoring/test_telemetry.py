@@ -9,7 +9,7 @@ import pytest
 
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.geometry import Lorentz, PoincareBall, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.monitoring.monitor import Meter, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry
@@ -108,7 +108,7 @@ def test_readings_summarise_finite_steps():
     assert "loss" not in meter.read()
 
 
-@pytest.mark.parametrize("space", [PoincareBall(0.5, 1.5), Lorentz(0.5, 1.5), Sphere()])
+@pytest.mark.parametrize("space", [PoincareBall(0.5, 1.5), Sphere()])
 def test_the_objective_tells_norms_logits_and_nearest_neighbours(space):
     rng = np.random.default_rng(0)
     classes, samples, dim = 7, 3, 5

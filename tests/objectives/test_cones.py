@@ -116,19 +116,12 @@ def test_training_draws_images_into_their_cones_and_out_of_others():
 
 
 def test_what_has_no_cones_is_refused():
-    with pytest.raises(
-        UserError, match="it must be poincare or lorentz for cones\\+normalized_softmax"
-    ):
+    with pytest.raises(UserError, match="poincare or lorentz"):
         objective(space="sphere")
-    for fields in ({"c": 0.0}, {"c": 1e-3}, {"clip_radius": 0.2}, {"cone_radius": 3.0}):
-        with pytest.raises(UserError, match="choose a larger c or clip_radius, or a smaller cone_"):
+    for fields in ({"c": 1e-3}, {"clip_radius": 0.2}, {"cone_radius": 3.0}):
+        with pytest.raises(UserError, match="larger c or clip_radius, or a smaller cone_"):
             objective(**fields)
     objective(c=1e-3, clip_radius=None)
-    with pytest.raises(
-        UserError, match=r"cones\+normalized_softmax, whose .* data set glyphs has none"
-    ):
-        config = default_config(NAME)
-        choose_objective(config, NAME)
-        config.data.name = "glyphs"
-        create_objective(config).init(KEY, SPEC._replace(coarse_classes=()))
+    with pytest.raises(UserError, match="data set .* has none"):
+        objective().init(KEY, SPEC._replace(coarse_classes=()))
     assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

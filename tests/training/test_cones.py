@@ -13,9 +13,7 @@ from tests.helpers import small_runs
 from tests.training.test_interruptions import assert_same_run
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
-FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
-FIELDS += ["data.validation_classes=3", "data.test_classes=3", "model.head_dim=4"]
-FIELDS += ["optim.learning_rate=1e-2", "optim.schedule=constant"]
+FIELDS = [*small_runs.SHORT_FEATURES, "model.head_dim=4", "optim.schedule=constant"]
 FIELDS += ["objective.name=cones+pairwise_cross_entropy", "objective.cone_weight=1"]
 
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from hypjax import train
-from hypjax.monitoring.telemetry import Telemetry
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair
 
@@ -33,24 +32,15 @@ def steps(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch, steps):
+def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, steps):
     train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
     config = small_runs.load(photos_folder, *DEVICE)
     results = train.train_and_evaluate(config, tmp_path / "device")
     host, device = (small_runs.step_metrics(tmp_path / name) for name in ("host", "device"))
     assert host.keys() == device.keys() == set(range(1, 13))
     np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-2)
-    write = Telemetry.write
-
-    def interrupted(self, step, values):
-        write(self, step, values)
-        if step == 7:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, tmp_path / "resumed")
+    with small_runs.interrupted_after(7):
+        train.train_and_evaluate(config, tmp_path / "resumed")
     assert train.train_and_evaluate(config, tmp_path / "resumed") == results
     assert small_runs.step_metrics(tmp_path / "resumed") == device
     assert [step._cache_size() for step in steps] == [1] * 4

@@ -31,7 +31,6 @@ def fitted(train, *overrides):
     [
         ([20] * 100, 16, 4, 1000),
         ([60, 60], 2, 32, 1000),
-        ([9, 9, 9], 3, 9, 2371),
         ([50] * 7, 7, 9, 1016),
         ([1] * 90, 32, 2, 1000),
     ],
@@ -58,7 +57,6 @@ def test_a_head_of_principal_components_sees_each_image_25_times_if_classes_suff
 @pytest.mark.parametrize(
     ("sizes", "batch", "samples"),
     [
-        ([60, 60], 8, 4),
         ([20] * 100, 30, 3),
         ([50] * 7, 64, 16),
         ([9] * 3, 32, 16),

@@ -28,8 +28,7 @@ from tests.helpers.steps import random_batch, start
 from tests.training.test_interruptions import assert_same_run
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
-FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
-FIELDS += ["data.validation_classes=3", "data.test_classes=3", "model.head_dim=4"]
+FIELDS = [*small_runs.SHORT_FEATURES, "model.head_dim=4"]
 FIELDS += ["optim.learning_rate=1e-3", "optim.schedule=constant"]
 LEARNED = ["objective.learn_c=True", "objective.c_rate=50"]
 
@@ -183,33 +182,17 @@ def test_a_head_that_is_loaded_brings_its_curvature(run, file, tmp_path, capsys)
     assert "has learned c = " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["objective.space=sphere"], "learn_c is True; .* False if objective.space is sphere"),
-        (["objective.c=0"], r"objective.c is 0.0; it must be within objective.c_bounds \(0.01 to"),
-        (["objective.c_bounds=0.2,1"], "objective.c is 0.1; it must be within objective.c_bounds"),
-        (["objective.c_bounds=0,1"], "c_bounds is .*; it must be two ascending numbers above"),
-        (["objective.name=contrastive", "objective.memory=0.5"], "memory is 0.5; it must be 0 if"),
-        (
-            ["objective.learn=margin"],
-            r"learn is .'margin',.; it must be any of temperature, each once",
-        ),
-        (
-            ["objective.learn=temperature,temperature"],
-            "must be any of temperature, each once, for pair",
-        ),
-        (
-            ["objective.curvatures=0.1,20"],
-            "objective.curvatures is .*; it must be within .*c_bound",
-        ),
-        (["objective.curvatures=0.1,x"], "a list whose items are each a finite number"),
-        (["objective.curvatures=0.1,1", "objective.name=hypmix"], "for hypmix, which has one ball"),
-    ],
-)
-def test_settings_that_exclude_a_learned_curvature_are_refused(file, overrides, message):
-    with pytest.raises(UserError, match=message):
-        load(file, *overrides)
+def test_settings_that_exclude_a_learned_curvature_are_refused(file):
+    for overrides, message in [
+        (["objective.space=sphere"], "learn_c is True"),
+        (["objective.c=0"], "objective.c is 0.0"),
+        (["objective.c_bounds=0,1"], "c_bounds is .*ascending"),
+        (["objective.learn=margin"], "learn is .*any of temperature"),
+        (["objective.curvatures=0.1,20"], "curvatures is .*within"),
+        (["objective.curvatures=0.1,1", "objective.name=hypmix"], "for hypmix"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            load(file, *overrides)
 
 
 def test_further_numbers_are_learned_and_used_by_whatever_is_made_of_the_run(file, tmp_path):

@@ -14,9 +14,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import commands, small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
-FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
-FIELDS += ["data.validation_classes=3", "data.test_classes=3", "optim.learning_rate=0.01"]
-FIELDS += ["model.head_init=orthogonal", "model.head_dim=8"]
+FIELDS = [*small_runs.SHORT_FEATURES, "model.head_init=orthogonal", "model.head_dim=8"]
 SPACES = ("lorentz", "poincare")
 
 

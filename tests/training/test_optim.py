@@ -1,6 +1,5 @@
 """Groups of parameters, and the learning rate."""
 
-import dataclasses
 import inspect
 
 import jax
@@ -13,11 +12,9 @@ from flax.traverse_util import flatten_dict
 from hypjax.config import default_config
 from hypjax.config.choices import GROUPS
 from hypjax.geometry import PoincareBall
-from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
+from hypjax.objectives import Group
 from hypjax.training import optim
-from hypjax.training.learner import build_learner
 from hypjax.training.riemannian import riemannian_adam
-from hypjax.training.step import create_state
 
 
 def test_split_and_merge_are_inverse():
@@ -141,17 +138,6 @@ def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
     np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
     np.testing.assert_array_equal(encoder[:5], 0)
     np.testing.assert_allclose(encoder[5:], updates(ordinary, gradients[5:])[0], rtol=1e-6)
-
-
-def test_a_group_without_parameters_is_an_error(load_glyphs):
-    learner = build_learner(load_glyphs())
-
-    class Lost(PairwiseCrossEntropy):
-        groups = (Group(("proxies",)),)
-
-    learner = dataclasses.replace(learner, objective=Lost(learner.objective.space, 0.2, 2))
-    with pytest.raises(ValueError, match=r"has a group \('proxies',\), but no such parameters"):
-        jax.eval_shape(lambda: create_state(learner, Spec(12, 2, 32, 8, 100, 24)))
 
 
 def test_the_defaults_are_the_recipes_and_groups_are_paths_of_any_tree():
