@@ -1,7 +1,6 @@
 """Runs: what they leave, how they resume, and what they refuse."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
 from hypjax.monitoring import stopwatch
-from hypjax.monitoring.telemetry import Telemetry
 from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir
 from tests.helpers.small_runs import SHORT_GLYPHS, interrupted_after, step_metrics
@@ -113,23 +111,6 @@ def test_a_run_without_its_configuration_is_refused(load_glyphs, tmp_path):
     for run in ("saved", "ended"):
         with pytest.raises(UserError, match="holds a run without its config.json"):
             train.train_and_evaluate(config, tmp_path / run)
-
-
-@pytest.mark.slow
-def test_a_folder_removed_during_a_run_is_written_again(load_glyphs, tmp_path, monkeypatch, capsys):
-    write = Telemetry.write
-
-    def removing(self, step, values):
-        write(self, step, values)
-        if step == 4:
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
-
-    monkeypatch.setattr(Telemetry, "write", removing)
-    results = train.train_and_evaluate(load_glyphs(), tmp_path / "run")
-    assert "were removed during the run" in capsys.readouterr().err
-    assert train.train_and_evaluate(load_glyphs(), tmp_path / "run") == results
-    assert evaluate(load_glyphs(), tmp_path / "run")["final"] == results["final"]
-    assert (tmp_path / "run" / "run.json").exists()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from hypjax.errors import UserError
 from hypjax.parallel import processes
-from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
 from hypjax.system.files import write_json
 
@@ -97,7 +97,7 @@ class FiniteWatch:
     def __init__(
         self,
         folder: pathlib.Path,
-        checkpoints: SharedCheckpoints,
+        checkpoints: Checkpoints,
         name: Callable[[int], str],
         most_skipped: int = 0,  # 0 stops at the first step that is not finite.
     ) -> None:

@@ -2,11 +2,9 @@
 
 import contextlib
 import hashlib
-import json
 import logging
 import pathlib
 import shutil
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,11 +51,6 @@ def checksum(tree: PyTree) -> UInt32[Array, ""]:
     return total
 
 
-def _json_checksum(facts: Mapping[str, Any]) -> int:
-    content = {name: value for name, value in facts.items() if name != "checksum"}
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
 class Restored(NamedTuple):
     """A checkpoint that was read: its trees in the order of the request, and its JSON values."""
 
@@ -71,17 +64,22 @@ class Checkpoints:
 
     Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
     What `wait` has waited for survives a power failure.
+
+    All processes call the methods together and get the same results: the first one writes gathered
+    arrays, and broadcasts what it reads. If read-only, each process reads for itself.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        # Orbax and asyncio log the failures that are reported here, with their tracebacks.
-        for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
-            logger.addFilter(_is_not_of_orbax)
         self._path = path
         self._read_only = read_only
         self._saving: int | None = None
-        with writing(path):
-            self._open()
+        self._manager: ocp.CheckpointManager | None = None
+        if read_only or processes.is_first():
+            # Orbax and asyncio log the failures that are reported here, with their tracebacks.
+            for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
+                logger.addFilter(_is_not_of_orbax)
+            with writing(path):
+                self._open()
 
     def _open(self) -> None:
         # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
@@ -99,27 +97,33 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
-        self._unreadable: dict[int, str] = {}
-        for step in self.steps:
-            try:
-                self._note_score(step, self._read(step, {})[0]["score"])
-            except Exception as error:  # Exceptions depend on the kind of damage.
-                self._unreadable[step] = reason(error)
+        for step in self._steps():
+            with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
+                self._note_score(step, self._read(step, {})[_RECORD]["score"])
+
+    def _agreed(self, make: Callable[[], Any]) -> Any:
+        return make() if self._read_only else processes.from_first(make)
 
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return sorted(self._manager.all_steps())
+        return self._agreed(self._steps)
 
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint (the earliest one of equal score), or None without scores."""
-        return max(sorted(self._scores), key=self._scores.get, default=None)
+        return self._agreed(self._best_step)
 
     @property
     def best_score(self) -> float | None:
         """Score of the best checkpoint, or None."""
-        return self._scores.get(self.best_step)
+        return self._agreed(lambda: self._scores.get(self._best_step()))
+
+    def _steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
+
+    def _best_step(self) -> int | None:
+        return max(sorted(self._scores), key=self._scores.get, default=None)
 
     def _note_score(self, step: int, score: float | None) -> None:
         if score is not None:
@@ -130,17 +134,22 @@ class Checkpoints:
     ) -> list[bool]:
         """Orbax's policy: keep the latest two and the best.
 
-        Its own `BestN` takes the later one of equal scores, and reads scores from files without a
-        checksum: a manager whose file is damaged cannot even be opened.
+        Its own `BestN` takes the later one of equal scores, and a manager whose file of scores is
+        damaged cannot even be opened.
         """
         del context
-        kept = {info.step for info in checkpoints[-2:]} | {self.best_step}
+        kept = {info.step for info in checkpoints[-2:]} | {self._best_step()}
         return [info.step in kept for info in checkpoints]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
         """Starts to save a checkpoint with JSON values; once complete, it supersedes older ones."""
+        trees = parallel.gather(trees)
+        if self._manager is None:
+            return
+        if jax.process_count() > 1:  # Of jax.Arrays Orbax expects every process to save a part.
+            trees = jax.tree.map(np.asarray, trees)
         self.wait()
         facts = {
             "score": score,
@@ -149,8 +158,7 @@ class Checkpoints:
             "record": record,
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        # The record has a checksum of its own: scores choose which checkpoint is the best.
-        items[_RECORD] = ocp.args.JsonSave({**facts, "checksum": _json_checksum(facts)})
+        items[_RECORD] = ocp.args.JsonSave(facts)
         self._saving = step
         self._note_score(step, score)
         self._attempt(
@@ -198,18 +206,25 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
 
-        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. Damaged checkpoints
-        are reported and, unless the folder is read-only, moved out of it. If all are damaged, that
-        is an error, and they are left where they are.
+        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s, and get their
+        shardings. Damaged checkpoints are reported and, unless the folder is read-only, moved out
+        of it. If all are damaged, that is an error, and they are left where they are.
         """
+        return self._broadcast(self._latest, like)
+
+    def restore_best(self, **like: PyTree) -> Restored | None:
+        """Reads trees of the best checkpoint that is not damaged; None if there is none."""
+        return self._broadcast(self._best, like)
+
+    def _latest(self, like: dict[str, PyTree]) -> Restored | None:
         damaged = {}
-        for step in reversed(self.steps):
+        for step in reversed(self._steps()):
             try:
                 restored = self.restore(step, **like)
             except DamagedError as error:
                 damaged[step] = str(error)
                 continue
-            for other, why in (self._unreadable | damaged).items():
+            for other, why in damaged.items():
                 self._move_aside(other, why)
             return restored
         if damaged:
@@ -220,26 +235,42 @@ class Checkpoints:
             )
         return None
 
-    def restore_best(self, **like: PyTree) -> Restored | None:
-        """Reads trees of the best checkpoint that is not damaged; None if there is none."""
-        while self.best_step is not None:
+    def _best(self, like: dict[str, PyTree]) -> Restored | None:
+        while (step := self._best_step()) is not None:
             try:
-                return self.restore(self.best_step, **like)
+                return self.restore(step, **like)
             except DamagedError as error:
-                self._move_aside(self.best_step, str(error))
+                self._move_aside(step, str(error))
         return None
 
+    def _broadcast(
+        self, read: Callable[[dict[str, PyTree]], Restored | None], like: dict[str, PyTree]
+    ) -> Restored | None:
+        """Reads a checkpoint in the first process, or this one, and broadcasts it to all."""
+        if self._read_only:
+            return read(like)
+        found: list[Restored | None] = []
+        facts = processes.from_first(
+            lambda: found.append(read(like)) or (found[0] and [found[0].step, found[0].record])
+        )
+        if facts is None:
+            return None
+        like = tuple(like.values())
+        trees = processes.arrays_from_first(lambda: found[0].trees, like)
+        step, record = facts
+        return Restored(step, jax.tree.map(_place_like, trees, like), record)
+
     def restore(self, step: int, **like: PyTree) -> Restored:
-        """Reads trees of one checkpoint; raises `DamagedError` if they are not what was saved.
+        """Reads trees of one checkpoint in this process; raises `DamagedError` if they changed.
 
         Arrays are read to the host first, since they may have been saved on other devices. They are
         returned uncommitted, like new ones: committed arrays would compile a second train step.
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         try:
-            facts, _ = self._read(step, {})
+            facts = self._read(step, {})[_RECORD]
             if same := all(facts["shapes"][name] == _shapes(like[name]) for name in like):
-                read = self._read(step, host)[1]
+                read = self._read(step, host)
         except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
@@ -253,33 +284,27 @@ class Checkpoints:
                 raise DamagedError(f"its {name} differs from what was saved")
         return Restored(step, tuple(trees.values()), facts["record"])
 
-    def _read(self, step: int, host: Mapping[str, PyTree]) -> tuple[dict[str, Any], Any]:
+    def _read(self, step: int, host: Mapping[str, PyTree]) -> Any:
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         items[_RECORD] = ocp.args.JsonRestore()
-        read = self._manager.restore(step, args=ocp.args.Composite(**items))
-        facts = read[_RECORD]
-        if _json_checksum(facts) != facts["checksum"]:
-            raise DamagedError("its record differs from what was saved")
-        return facts, read
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def _move_aside(self, step: int, why: str) -> None:
         """Reports a damaged checkpoint and, unless read-only, moves it next to the folder."""
-        message = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
+        console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({why})")
         self._scores.pop(step, None)
-        self._unreadable.pop(step, None)
         if not self._read_only:
             target = self._path.parent / f"damaged-step-{step}"
             with writing(target):
                 shutil.rmtree(target, ignore_errors=True)
                 (self._path / str(step)).rename(target)
             self._manager.reload()
-            message += f" and was moved to {target.name}"
-        console.warn(f"{message}; using another one")
 
     def close(self) -> None:
         """Waits for the checkpoint being saved and closes the folder."""
         self.wait()
-        self._manager.close()
+        if self._manager is not None:
+            self._manager.close()
 
 
 def _is_not_of_orbax(log: logging.LogRecord) -> bool:
@@ -295,74 +320,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
     )
-
-
-class SharedCheckpoints:
-    """The interface of `Checkpoints` for several processes.
-
-    All processes must call the methods together, and all get the same results. The first process
-    writes gathered arrays to its folder, and broadcasts the arrays that it reads.
-    """
-
-    def __init__(self, open_checkpoints: Callable[[], Checkpoints]) -> None:
-        """Opens the checkpoints by a function that is called in the first process only."""
-        self._local = open_checkpoints() if processes.is_first() else None
-
-    @property
-    def steps(self) -> list[int]:
-        """See `Checkpoints.steps`."""
-        return processes.from_first(lambda: self._local.steps)
-
-    @property
-    def best_step(self) -> int | None:
-        """See `Checkpoints.best_step`."""
-        return processes.from_first(lambda: self._local.best_step)
-
-    @property
-    def best_score(self) -> float | None:
-        """See `Checkpoints.best_score`."""
-        return processes.from_first(lambda: self._local.best_score)
-
-    def save(
-        self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
-    ) -> None:
-        """See `Checkpoints.save`."""
-        trees = parallel.gather(trees)
-        if self._local is not None:
-            if jax.process_count() > 1:  # Of jax.Arrays Orbax expects every process to save a part.
-                trees = jax.tree.map(np.asarray, trees)
-            self._local.save(step, record=record, score=score, **trees)
-
-    def wait(self) -> None:
-        """See `Checkpoints.wait`; only the first process waits."""
-        if self._local is not None:
-            self._local.wait()
-
-    def restore_latest(self, **like: PyTree) -> Restored | None:
-        """See `Checkpoints.restore_latest`; arrays get the shardings of those in `like`."""
-        return self._broadcast(lambda: self._local.restore_latest(**like), like)
-
-    def restore_best(self, **like: PyTree) -> Restored | None:
-        """See `Checkpoints.restore_best`; arrays get the shardings of those in `like`."""
-        return self._broadcast(lambda: self._local.restore_best(**like), like)
-
-    def _broadcast(self, read: Callable[[], Restored | None], like: dict[str, PyTree]) -> Any:
-        """Reads a checkpoint in the first process and broadcasts it to all."""
-        found: list[Restored | None] = []
-        facts = processes.from_first(
-            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
-        )
-        if facts is None:
-            return None
-        like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: found[0].trees, like)
-        step, record = facts
-        return Restored(step, jax.tree.map(_place_like, trees, like), record)
-
-    def close(self) -> None:
-        """See `Checkpoints.close`."""
-        if self._local is not None:
-            self._local.close()
 
 
 def _shapes(tree: PyTree) -> str:

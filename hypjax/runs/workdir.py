@@ -24,7 +24,7 @@ from hypjax.objectives.own import BUILT_IN, is_known, stand_in
 from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
-from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy, open_url, reading
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
@@ -142,7 +142,6 @@ class Workdir:
         """Opens a folder, which need not exist; fields with these prefixes must be its run's."""
         self.path = path.absolute()
         self._config = config
-        self._begun: dict[str, Any] = {}  # What config.json must hold.
         self._require_same_identity(compared)
 
     @property
@@ -213,18 +212,19 @@ class Workdir:
         with claimed_or_refused(self.path):
             self._require_same_identity()
             self.require(provenance)
-            self._begun = {
+            begun = {
                 "identity": identity(self._config),
                 "provenance": dict(provenance),
                 "all": for_files(filled or self._config),
                 SPACE: describe_space(create_objective(filled or self._config).score_space),
             }
             with writing(self.path):
-                self._write_start()
+                write_json(self.path / files.CONFIG, begun)
+                self._note_start()
             yield
 
-    def _write_start(self) -> None:
-        write_json(self.path / files.CONFIG, self._begun)
+    def _note_start(self) -> None:
+        """Adds this start to run.json."""
         earlier = files.read_object(self.path / _STARTS)
         starts = earlier.pop("earlier_starts", []) if earlier else []
         starts += [earlier] if earlier else []
@@ -251,12 +251,6 @@ class Workdir:
     def write_results(self, results: dict[str, Any]) -> None:
         """Writes results.json, which marks the run as finished."""
         try:
-            if not (self.path / files.CONFIG).exists():
-                self._write_start()
-                console.warn(
-                    f"files of {self.path} were removed during the run; its configuration is "
-                    "written again, but measurements may be lost"
-                )
             write_json(self.path / files.RESULTS, results)
         except OSError as error:
             raise UserError(
@@ -312,9 +306,7 @@ class SharedRun:
         return processes.from_first(lambda: self._folder.has_checkpoint)
 
     @contextlib.contextmanager
-    def claimed(
-        self, provenance: Mapping[str, str], filled: ConfigDict
-    ) -> Iterator[SharedCheckpoints]:
+    def claimed(self, provenance: Mapping[str, str], filled: ConfigDict) -> Iterator[Checkpoints]:
         """Claims the folder as `Workdir.claimed` does; yields the run's checkpoints."""
         with contextlib.ExitStack() as stack:
 
@@ -324,10 +316,10 @@ class SharedRun:
                     stack.enter_context(self._cloud)
 
             processes.from_first(claim)
-            checkpoints = SharedCheckpoints(lambda: self._folder.checkpoints())
+            checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
-    def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
+    def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""
         checkpoints.wait()
         steps, folder = checkpoints.steps, self.path / files.CHECKPOINTS / str(total)

@@ -14,7 +14,7 @@ from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.parallel import processes
-from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Feed
 from hypjax.training.setup import Setup
@@ -36,7 +36,7 @@ class Loop:
     setup: Setup
     train_step: TrainStep
     probe_step: TrainStep | None  # The step while the encoder does not change.
-    checkpoints: SharedCheckpoints
+    checkpoints: Checkpoints
     monitor: Monitor
 
     @property
@@ -136,7 +136,7 @@ def create_monitor(
     setup: Setup,
     steps: range,
     folder: pathlib.Path,
-    checkpoints: SharedCheckpoints,
+    checkpoints: Checkpoints,
     trace: Trace,
     stopwatch: Stopwatch,
 ) -> Monitor:

@@ -15,7 +15,7 @@ from hypjax.inference.postprocess import Projections, model_fingerprint, save_pr
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
-from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
@@ -25,7 +25,7 @@ from hypjax.training.step import TrainState, evaluated_model
 
 
 def collect_results(
-    checkpoints: SharedCheckpoints,
+    checkpoints: Checkpoints,
     state: TrainState,
     measured: Measured,
     setup: Setup,

@@ -19,7 +19,7 @@ from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import Spec
 from hypjax.parallel import processes
-from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
 from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 
 def begin(
-    setup: Setup, checkpoints: SharedCheckpoints, pretrained: PyTree | None
+    setup: Setup, checkpoints: Checkpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = setup.config, setup.learner
@@ -164,7 +164,7 @@ def check_paths(setup: Setup) -> None:
 
 
 def save(
-    checkpoints: SharedCheckpoints,
+    checkpoints: Checkpoints,
     learner: Learner,
     state: TrainState,
     measured: Measured,
@@ -178,7 +178,7 @@ def save(
 
 
 def restore(
-    checkpoints: SharedCheckpoints, learner: Learner, like: TrainState
+    checkpoints: Checkpoints, learner: Learner, like: TrainState
 ) -> tuple[TrainState, Measured] | None:
     """Restores the latest undamaged state; None if there is none."""
     expected = trees(learner, like)

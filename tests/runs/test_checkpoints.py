@@ -91,9 +91,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_pa
         read = checkpoints.restore_latest(model=state(0))
         assert read.step == 1 and checkpoints.steps == [1]
         np.testing.assert_array_equal(read.trees[0]["kernel"], state(1)["kernel"])
-        printed = capfd.readouterr().err
-        assert "the checkpoint of step 2 in" in printed and "moved to damaged-step-2" in printed
-        assert len(printed.splitlines()) == 2  # One from each of the two readers.
+        assert len(capfd.readouterr().err.splitlines()) == 2  # One from each of the two readers.
         assert (tmp_path / "damaged-step-2").exists()
         save(checkpoints, 2)
     assert on_disk(path) == [1, 2]
@@ -111,17 +109,6 @@ def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path,
         save(checkpoints, 4)
     assert on_disk(path) == [2, 3, 4] and (tmp_path / "damaged-step-1").exists()
     assert "the checkpoint of step 1 in" in capfd.readouterr().err
-
-
-def test_a_changed_record_counts_as_damage(tmp_path):
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        save(checkpoints, 1, 0.25)
-    (record,) = (p for p in (tmp_path / "1/record").iterdir() if "0.25" in p.read_text())
-    record.write_text(record.read_text().replace("0.25", "0.75"))
-    checkpoints = Checkpoints(tmp_path, read_only=True)
-    assert checkpoints.best_step is None
-    with pytest.raises(UserError, match="its record differs from what was saved"):
-        checkpoints.restore_latest(model=state(0))
 
 
 def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):

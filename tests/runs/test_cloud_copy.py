@@ -288,13 +288,6 @@ def test_a_run_that_was_removed_from_the_cloud_starts_over(bucket, machine):
     assert not (run.folder / "config.json").exists()
 
 
-def test_a_damaged_local_folder_does_not_harm_the_cloud_copy(bucket, machine):
-    with begin() as run:
-        save(run, 1)
-    remove(run, 1)
-    assert (CloudCopy(URL).folder / "checkpoints/1/record").read_text() == "record 1"
-
-
 def test_reading_downloads_only_new_checkpoints(bucket, machine):
     def read():
         bucket.requests.clear()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training import states
 from tests.helpers.process_pair import python
 from tests.helpers.steps import learner_of, random_batch, start
@@ -21,12 +21,12 @@ def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
     for i in range(2):
         state, _ = step(state, random_batch(i))
     assert state.objective_state["memory"].place == 8 and state.teacher is not None
-    checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
+    checkpoints = Checkpoints(tmp_path)
     recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
     states.save(checkpoints, learner, state, recalls)
     checkpoints.close()
     fresh, _ = start(config)
-    saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
+    saved = Checkpoints(tmp_path)
     restored, remembered = states.restore(saved, learner, fresh)
     assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
