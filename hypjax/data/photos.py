@@ -300,8 +300,6 @@ def _parse_row(folder: pathlib.Path, row: Mapping[str, Any], place: str) -> Phot
     for name, value in (("path", path), ("label", label)):
         if value is None:
             raise UserError(f"{place}: no {name}")
-    if "\0" in path:
-        raise UserError(f"{place}: its path contains a null character")
     if split not in (None, *SPLITS):
         raise UserError(f"{place}: split is {split}; it must be one of {', '.join(SPLITS)}")
     return Photo(folder / path, label, split, superlabel)

@@ -133,9 +133,6 @@ def test_the_small_sets_of_omniglot_share_no_alphabet_and_come_last(tmp_path, do
 DAMAGED_LINES = [
     ("cub200", "images.txt", 3, "3 002.Bird_2/../../x.jpg", "images.txt, line 3: "),
     ("cub200", "images.txt", 3, "3 001.Bird_1/Bird_1_0001.jpg", "is listed twice"),
-    ("cub200", "images.txt", 3, "3 001.\ufffd/a.jpg/", "line 3"),
-    ("sop", "Ebay_test.txt", 2, "10 11319 4 ../chair_final/1.JPG", "Ebay_test.txt, line 2: "),
-    ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i both", "tion.txt, line 5: "),
     ("grocery", "dataset/val.txt", 1, "val/Fruit/Kiwi/a.jpg, 81, 3", "there is no product 81"),
     ("grocery", "dataset/classes.csv", 2, "A,1,A,0,/icons/Fruit/a.jpg,/a.txt", "classes.csv: "),
     ("cars196", "cars_annos.mat", 1, "MATLAB 5.0 MAT-file", "cars_annos.mat: "),
@@ -186,7 +183,7 @@ def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     assert "lacks cars_annos.mat" in error_at("cars196", tmp_path, downloads)
 
 
-@pytest.mark.parametrize(("name", "keep"), [("cub200", 0.5), ("sop", 0), ("sop", 0.5)])
+@pytest.mark.parametrize(("name", "keep"), [("cub200", 0.5), ("sop", 0.5)])
 def test_a_damaged_archive_is_named_and_nothing_is_left(name, keep, tmp_path, downloads):
     WRITERS[name](tmp_path)
     ((folder, archive),) = PACKED[name].items()

@@ -1,6 +1,5 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
-import contextlib
 import dataclasses
 import io
 import pathlib
@@ -167,21 +166,6 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, cub, monkeypatch):
     (tmp_path / "data/cub200/incomplete.ABC_1.0.0").mkdir(parents=True)  # As a kill leaves it.
     assert prepared(tmp_path).info.splits["train"].num_examples == 6
     assert left(tmp_path / "data") == ["cub200/1.0.0"]
-
-
-def test_a_process_that_waited_uses_the_prepared_dataset(tmp_path, cub, monkeypatch):
-    cub()
-
-    @contextlib.contextmanager
-    def claimed_later(folder, purpose):
-        monkeypatch.undo()
-        cub()
-        prepared(tmp_path)
-        monkeypatch.setattr(pixels, "decode", lambda *_, **__: pytest.fail("prepared twice"))
-        yield
-
-    monkeypatch.setattr(preparation, "claimed", claimed_later)
-    assert prepared(tmp_path).info.splits["train"].num_examples == 6
 
 
 def test_glyphs_are_prepared_when_they_are_opened(tmp_path, monkeypatch):
