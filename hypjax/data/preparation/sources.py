@@ -181,12 +181,10 @@ class Source:
     def _not_found(self, name: str, manual_dir: pathlib.Path | None) -> str:
         if manual_dir is None:
             return f"{name} cannot be downloaded; {self.advice}"
-        if not manual_dir.is_dir():
-            return f"there is no folder {manual_dir} (--manual_dir)"
         known = [*(f"{folder}/" for folder in self.folders), *(a.file for a in self.archives)]
         return (
-            f"{manual_dir} contains no files of {name} (looked for {', '.join(known)}, and for "
-            f"{', '.join(self.entries)}); {self.advice}"
+            f"{manual_dir} contains no files of {name} (looked for {', '.join(known)}); "
+            f"{self.advice}"
         )
 
 

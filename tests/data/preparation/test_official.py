@@ -171,7 +171,7 @@ def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypa
 def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     sentence = error_at("sop", tmp_path, downloads)
     assert f"{tmp_path} contains no files of sop" in sentence and "--manual_dir=FOLDER" in sentence
-    assert f"no folder {tmp_path}/none" in error_at("sop", tmp_path / "none", downloads)
+    assert f"{tmp_path}/none contains no" in error_at("sop", tmp_path / "none", downloads)
     sentence = error_at("sop", None, downloads)
     assert "sop cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
     disk.write_cars(tmp_path)
