@@ -106,8 +106,8 @@ def test_a_head_that_loses_to_the_features_it_was_given_says_so(head, warned, ca
 
 @pytest.mark.slow
 def test_the_recipe_of_the_letters_has_no_warning(data_dir, tmp_path, capsys):
-    """Its model and rates, on a quarter of the letters for fewer steps and images."""
-    settings = ["train.total_steps=40", "train.batch_size=64", "optim.warmup_steps=10"]
+    """Its model and rates, on a quarter of the letters and for fewer steps."""
+    settings = ["train.total_steps=60", "train.batch_size=128", "optim.warmup_steps=20"]
     settings += ["run.report=False", f"run.data_dir={data_dir}", "data.validation_classes=20"]
     config = load_config("glyphs", [*settings, "eval.every=0"])
     results = train.train_and_evaluate(config, tmp_path)

@@ -120,13 +120,13 @@ def test_a_dataset_without_training_images_is_only_scored(load):
         setup.build(config)
 
 
-def test_wrong_settings_are_refused(load):
+def test_wrong_settings_are_refused(load, tmp_path):
     for words, fields in (
         ("more than the 8 tuples of 4 images", ["train.batch_size=36"]),
         ("other classes to mine", ["train.tuples.negatives=4", "train.batch_size=12"]),
     ):
         with pytest.raises(UserError, match=words):
-            setup.build(load(*fields))
+            train.train_and_evaluate(load(*fields), tmp_path / "run")
 
 
 def test_datasets_without_pairs_are_refused(load_glyphs):
