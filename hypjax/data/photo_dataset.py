@@ -317,7 +317,7 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
         return (str(photo.path), photo.image.images.fingerprint)
     try:
         stat = photo.path.stat()
-    except (OSError, ValueError):  # The latter for a null character.
+    except OSError:
         return (str(photo.path.absolute()), None)
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
 
