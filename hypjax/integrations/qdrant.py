@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import urllib.parse
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -72,6 +73,7 @@ class QdrantGallery:
             self._client, self._collection = _load(self._folder), "gallery"
         else:
             self._client, self._collection = _connect(self.name)
+        weakref.finalize(self, _close, self._client)
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
@@ -338,6 +340,11 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
         check_compatibility=False,  # It would warn of a server that is away.
     )
     return client, collection
+
+
+def _close(client: QdrantClient) -> None:
+    client.close()
+    client.close = lambda: None  # Its destructor closes it again, which fails as Python ends.
 
 
 def _load(folder: pathlib.Path) -> QdrantClient:
