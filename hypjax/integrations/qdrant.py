@@ -73,7 +73,7 @@ class QdrantGallery:
             self._client, self._collection = _load(self._folder), "gallery"
         else:
             self._client, self._collection = _connect(self.name)
-        weakref.finalize(self, _close, self._client)
+        weakref.finalize(self, _close, vars(self))
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
@@ -342,9 +342,11 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
     return client, collection
 
 
-def _close(client: QdrantClient) -> None:
+def _close(attributes: dict[str, Any]) -> None:
+    """Closes a gallery's latest client; its own destructor fails while Python ends."""
+    client = attributes["_client"]
     client.close()
-    client.close = lambda: None  # Its destructor closes it again, which fails as Python ends.
+    client.close = lambda: None
 
 
 def _load(folder: pathlib.Path) -> QdrantClient:

@@ -90,7 +90,9 @@ def as_names(
             f"the {name} of {place} are {values.dtype} of shape {list(values.shape)}; they must be "
             f"{count} whole numbers or strings, one for each row of features"
         )
-    return np.array(["" if value is None else str(value) for value in values.tolist()], dtype=str)
+    # Columns of tables with gaps hold whole numbers as floats: 1.0 is class 1.
+    whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
+    return np.array(["" if value is None else str(value) for value in whole], dtype=str)
 
 
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:

@@ -147,6 +147,8 @@ def labelled(
     query_labels = _checked_labels("queries", queries, query_labels)
     gallery_labels = _checked_labels("gallery", gallery, gallery_labels)
     check_own_ids(own_ids, len(queries), len(gallery))
+    if query_labels.dtype.kind != gallery_labels.dtype.kind:
+        raise UserError("labels of the queries and the gallery must both be numbers or strings")
     both = np.concatenate([query_labels, gallery_labels])
     numbers = np.unique(both, return_inverse=True)[1].astype(np.int32)
     asked = Labelled(queries, numbers[: len(queries)], own_ids)
@@ -155,9 +157,11 @@ def labelled(
 
 def _checked_labels(name: str, points: Array, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
     labels = np.asarray(labels)
-    if labels.shape != (len(points),) or labels.dtype.kind not in "iuUO":
+    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+        labels = labels.astype(str)
+    if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":
         raise UserError(
             f"labels of the {name} must be {len(points)} whole numbers or strings, got "
             f"{labels.dtype} of shape {labels.shape}"
         )
-    return labels.astype(np.int64 if labels.dtype.kind in "iu" else str)
+    return labels if labels.dtype.kind == "U" else labels.astype(np.int64)

@@ -113,8 +113,11 @@ def test_invalid_arguments_are_an_error():
             query_scores(x, labels, metrics=["mrr"], space=space)
         with pytest.raises(UserError, match="space is .*; it must be a space"):
             retrieval.nearest_neighbors(x, x, k=1, space=space)
-    with pytest.raises(UserError, match="whole numbers or strings"):
-        query_scores(x, labels / 2, metrics=["mrr"], space=BALL)
+    for unclear in (labels / 2, np.array([None, *labels[1:]], object)):
+        with pytest.raises(UserError, match="whole numbers or strings"):
+            query_scores(x, unclear, metrics=["mrr"], space=BALL)
+    with pytest.raises(UserError, match="both be numbers or strings"):
+        query_scores(x, labels, x, labels.astype(str), metrics=["mrr"], space=BALL)
 
 
 @pytest.mark.parametrize("kind", [str, object])
