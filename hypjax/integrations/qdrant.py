@@ -71,9 +71,9 @@ class QdrantGallery:
         self._folder = None if "://" in self.name else pathlib.Path(self.name)
         if self._folder:
             self._client, self._collection = _load(self._folder), "gallery"
+            weakref.finalize(self, _close, vars(self))
         else:
             self._client, self._collection = _connect(self.name)
-        weakref.finalize(self, _close, vars(self))
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
