@@ -57,7 +57,7 @@ def main(overrides: list[str]) -> None:
 
 def _write_timm(output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
-    _require_suffix(output, ".safetensors")
+    command.output_file(_OUTPUT, ".safetensors")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
@@ -82,21 +82,12 @@ def _write_sentence_transformers(output: pathlib.Path) -> None:
 
 def _write_onnx(output: pathlib.Path) -> None:
     """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
-    _require_suffix(output, ".onnx")
-    command.require_writable(output.parent)
+    command.output_file(_OUTPUT, ".onnx")
     from hypjax.inference.model import load
 
     agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)
     print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}")
     print(agreement)
-
-
-def _require_suffix(output: pathlib.Path, suffix: str) -> None:
-    """Raises an error unless a file's name ends as its format does."""
-    if output.suffix != suffix:
-        raise UserError(
-            f"--output is {output}; with --format={_FORMAT.value}, its name must end in {suffix}"
-        )
 
 
 class _Format(NamedTuple):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
-if TYPE_CHECKING:  # They import JAX.
-    from hypjax.inference.image_embedder import ImageEmbedder
+if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
@@ -58,9 +57,7 @@ def main(overrides: list[str]) -> None:
     if not _MERGE.value:
         command.require_one(_WORKDIR, _ENCODER.encoder)
     command.refuse_overrides(overrides)
-    output = pathlib.Path(_OUTPUT.value).expanduser()
-    if output.suffix != ".npz":
-        raise UserError(f"--output is {output}; its name must end in .npz")
+    output = command.output_file(_OUTPUT, ".npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.monitoring.health import warn_if_collapsed
@@ -94,6 +91,7 @@ def main(overrides: list[str]) -> None:
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.image_set import open_images
+    from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
@@ -102,20 +100,13 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     if _MERGE.value:
         return output, merge(output, images)
     keep_compiled_programs()
-    embedder = _open_embedder()
+    if _WORKDIR.value:
+        embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+    else:
+        embedder = _ENCODER.open(batch_size=_BATCH_SIZE.value)
     if shard:
         images, output = shard.of(images, embedder.batch_size), shard.path(output)
     return output, embedder.embed_to(output, images)
-
-
-def _open_embedder() -> ImageEmbedder:
-    from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import PixelOptions, open_encoder
-
-    if _WORKDIR.value:
-        return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
-    options = PixelOptions(**_ENCODER.numbers())
-    return open_encoder(_ENCODER.encoder.value, options, batch_size=_BATCH_SIZE.value)
 
 
 if __name__ == "__main__":

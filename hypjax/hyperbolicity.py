@@ -3,7 +3,6 @@
 import pathlib
 
 from hypjax import command
-from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
 FLAGS = command.Flags()
@@ -23,8 +22,7 @@ _SEED = FLAGS.integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
 
 def main(overrides: list[str]) -> None:
     """Prints the relative δ over random draws, and the curvature that it suggests."""
-    if bool(_CONFIG.value) == bool(_EMBEDDINGS.value):
-        raise UserError("name either --config or --embeddings (--help describes them)")
+    command.require_one(_CONFIG, _EMBEDDINGS)
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta

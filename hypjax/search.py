@@ -71,7 +71,6 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import PixelOptions, open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.prefixes import Shortlist
@@ -88,9 +87,7 @@ def main(overrides: list[str]) -> None:
     if _WORKDIR.value:
         embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     elif _ENCODER.encoder.value:
-        embedder = open_encoder(
-            _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()), gallery.space
-        )
+        embedder = _ENCODER.open(gallery.space)
     else:
         embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None

@@ -76,12 +76,12 @@ MISTAKES = {
     "combinations": [
         ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha"),
         ("compare runs/a --config=a.py", "either"),
-        ("plot disk --output=a.png", "either --workdir"),
+        ("plot disk --output=a.png", "--workdir or --embeddings"),
         ("plot disk --output=a.png --workdir=a --parts=val", "--parts=val"),
         ("plot map --output=a.png", "disk, grid"),
     ],
     "outputs": [
-        ("embed --workdir=a --images=. --output=g.txt", "end in"),
+        ("embed --workdir=a --images=. --output=g.txt", "ends in .npz"),
         ("plot disk --output=a.svg --workdir=a", "must be a file"),
         ("report --workdir=a --output=a.pdf", "ends in .html"),
         ("report --workdir=a --output=no/a.html", "no folder no"),

@@ -30,7 +30,6 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system import console
 from hypjax.system.files import write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
@@ -280,14 +279,8 @@ class ImageSet(NamedTuple):
     title: str
     points: Float[np.ndarray, "n d"]
     groupings: Mapping[str, Grouping]  # By name; the first are the classes.
-    names: Sequence[str]  # Of the images.
+    captions: Sequence[str]  # What the images show, in words.
     read: Callable[[int], Image.Image]
-
-    def captions(self) -> list[str]:
-        """Returns the class and the name of each image."""
-        classes = self.groupings[CLASS]
-        named = zip(classes.labels.tolist(), self.names, strict=True)
-        return [f"{classes.names[label]}, {name}" for label, name in named]
 
 
 class PlotData(NamedTuple):
@@ -295,8 +288,8 @@ class PlotData(NamedTuple):
 
     sets: list[ImageSet]
     space: Space
-    proxies: Float[np.ndarray, "p d"]
-    parents: Int[np.ndarray, " p"]  # Index of each proxy's parent; −1 if it has none.
+    proxies: Float[np.ndarray, "p d"] | None = None
+    parents: Int[np.ndarray, " p"] | None = None  # Index of each one's parent; −1 without any.
 
 
 def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
@@ -306,10 +299,12 @@ def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
     paths, title = gallery.ids[chosen].tolist(), _title(path.name, len(chosen), len(gallery))
+    captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
     images = ImageSet(
-        title, gallery.vectors[chosen], {CLASS: grouping}, paths, lambda i: read_image(paths[i], 3)
+        *(title, gallery.vectors[chosen], {CLASS: grouping}, captions),
+        lambda i: read_image(paths[i], 3),
     )
-    return PlotData([images], gallery.space, gallery.vectors[:0], np.zeros(0, int))
+    return PlotData([images], gallery.space)
 
 
 def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
@@ -318,7 +313,7 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
     Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
     images of a part, train or test, random ones are chosen.
     """
-    (run,) = open_runs({workdir: ""})
+    (run,) = open_runs([workdir])
     config, splits = run.config, run.splits
     embed, space, proxies = scored_head(run)
     sets = []
@@ -326,15 +321,13 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
         dataset = getattr(splits, name)
         if dataset is None:
             raise UserError(f"{config.data.name} has no {name} images; leave out --parts={name}")
-        chosen = _choose(len(dataset), most, seed)
-        console.say(f"embedding {len(chosen):,} {name} images")
-        images = dataset.take(chosen)
+        images = dataset.take(_choose(len(dataset), most, seed))
         title = _title(name, len(images), len(dataset))
-        names = [images.name(i) for i in range(len(images))]
+        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
         grouped = groupings(config.data.name, images)
-        sets.append(ImageSet(title, embed(images), grouped, names, read_rgb(images)))
+        sets.append(ImageSet(title, embed(images), grouped, captions, read_rgb(images)))
     if proxies is None:
-        return PlotData(sets, space, sets[0].points[:0], np.zeros(0, int))
+        return PlotData(sets, space)
     with_origin = np.pad(proxies, ((0, 1), (0, 0)))
     distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
     among, radii = distances[:, :-1], distances[:, -1]
@@ -378,18 +371,24 @@ def _title(name: str, chosen: int, count: int) -> str:
 
 
 def place_in_disk(
-    data: PlotData, layout: str, grouping: str, seed: int
+    data: PlotData, layout: str, colour: str | None, seed: int
 ) -> tuple[Drawing, tuple[float, float] | None]:
     """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
 
-    Also returns the rank correlations of distances in the space with those in the layout and of two
-    principal components, None for fewer than three points.
+    Colours stand for a grouping, by default `default_grouping`. Also returns the rank correlations
+    of distances in the space with those in the layout and of two principal components, None for
+    fewer than three points.
     """
-    points = np.concatenate([*(images.points for images in data.sets), data.proxies])
+    known = data.sets[0].groupings
+    grouping = colour or default_grouping(known)
+    if grouping not in known:
+        raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
+    points = [images.points for images in data.sets]
+    everything = np.concatenate(points if data.proxies is None else [*points, data.proxies])
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
-    places = lay_out(points, data.space, seed=seed)
-    ranks = layouts.faithfulness(points, places, data.space)
-    *parts, proxies = np.split(places, np.cumsum([len(images.points) for images in data.sets]))
+    places = lay_out(everything, data.space, seed=seed)
+    ranks = layouts.faithfulness(everything, places, data.space)
+    *parts, proxies = np.split(places, np.cumsum([len(each) for each in points]))
     found = [images.groupings[grouping] for images in data.sets]
     names = list(dict.fromkeys(name for each in found for name in each.names))
     index = {name: i for i, name in enumerate(names)}
@@ -397,8 +396,8 @@ def place_in_disk(
     for images, own, each in zip(data.sets, found, parts, strict=True):
         labels = np.array([index[name] for name in own.names])[own.labels]
         read = ImageReader(images.read)
-        panels.append(Panel(images.title, each, labels, images.captions(), read))
-    tree = Proxies(proxies, data.parents) if len(proxies) else None
+        panels.append(Panel(images.title, each, labels, images.captions, read))
+    tree = None if data.proxies is None else Proxies(proxies, data.parents)
     return Drawing(panels, names, grouping, tree, _NOTES[layout]), ranks
 
 

@@ -1,6 +1,5 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
-import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from hypjax.analysis import disk, known_hierarchy
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
-from hypjax.analysis.tanglegram import Side, draw_tanglegram
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -62,7 +60,9 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Leaf]  # Those with most images first.
-    of_classes: Sequence[Side] = ()  # The same trees as in `scores`, with classes as leaves.
+    of_classes: Sequence[
+        known_hierarchy.Side
+    ]  # The same trees as in `scores`, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -172,7 +172,9 @@ def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
             for name, each in labels.items()
         },
         "separation": {
-            name: separation(tree, labels[CLASS], each)._asdict()
+            name: dict(
+                zip(("nearer", "correlation"), separation(tree, labels[CLASS], each), strict=True)
+            )
             for name, each in labels.items()
             if name != CLASS
         },
@@ -236,8 +238,22 @@ def _nodes(
     ]
 
 
-def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line for each tree of some `scores`: purity with chance, and separation."""
+def tables(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the tables of some runs' `scores`, with their titles but for the first."""
+    found = [_scores_table(runs)]
+    if any("radii" in run for run in runs):
+        found.append(_radii_table(runs))
+    if "known_hierarchy" in runs[0]:
+        levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
+        found.append(f"first hits, and distances in the known hierarchy of {levels}:")
+        found[-1] += f"\n{known_hierarchy.agreement_table(runs)}"
+        found.append("median distance from the origin (share of nodes nearer than their children):")
+        found[-1] += f"\n{known_hierarchy.radii_table(runs)}"
+    return "\n\n".join(found)
+
+
+def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each tree: purity with chance, and separation."""
     first = runs[0]["trees"][0]
     groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
     for name in first["purity"]:
@@ -255,8 +271,8 @@ def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns one line per run with hierarchical proxies; empty without any."""
+def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each run with hierarchical proxies."""
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
     for run in runs:
@@ -264,19 +280,19 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
             images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
             row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
             rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
-    return aligned(rows) if len(rows) > 1 else ""
+    return aligned(rows)
 
 
 def as_json(value: Any) -> Any:
-    """Returns `scores` with None in place of numbers that do not exist."""
+    """Returns numbers with None in place of those that do not exist."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def newick(found: Hierarchy) -> str:
-    """Returns the tree in Newick's format, with names in quotation marks and edge lengths."""
-    children: list[list[str]] = [[] for _ in found.nodes]
-    for i in np.argsort(-found.tree.depths, kind="stable"):
-        node = found.nodes[i]
+def newick(tree: Tree, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a tree in Newick's format, with names in quotation marks and edge lengths."""
+    children: list[list[str]] = [[] for _ in nodes]
+    for i in np.argsort(-tree.depths, kind="stable"):
+        node = nodes[i]
         name = " ".join(node["name"].split()).replace("'", "''")
         text = f"({','.join(children[i])})'{name}'" if children[i] else f"'{name}'"
         children[i] = []  # Their texts are part of this one now.
@@ -285,14 +301,16 @@ def newick(found: Hierarchy) -> str:
     return f"{text};\n"  # The root is the last.
 
 
-def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the tree and the figures of a run, and returns their files."""
+def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
+    """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
+    folder = parent / found.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "proxy-trees.png")
     files = [folder / name for name in (*names, "disk.png", "leaves.png")]
     tree, text, affinity, trees, of_proxies, places, leaves = files
     with writing(folder):
+        folder.mkdir(exist_ok=True)
         write_json(tree, found.nodes)
-        write_text(text, newick(found))
+        write_text(text, newick(found.tree, found.nodes))
         for old in files[3:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
@@ -301,7 +319,7 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
         *_, widest = levels.values()
         groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
         for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
-            draw_tanglegram(side, _known_side(levels), groups, file)
+            known_hierarchy.draw_tanglegram(side, levels, groups, file)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)
         _draw_disk(found.tree, found.places, images.groupings[title], title, places)
@@ -312,7 +330,7 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
 
 def _of_classes(
     title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
-) -> Side:
+) -> known_hierarchy.Side:
     """The tree of classes: each hangs on the deepest node with more than half of its images.
 
     Inner nodes are as far from the root as their depths say, such as the proxies' radii.
@@ -321,13 +339,9 @@ def _of_classes(
     inner = np.asarray(depths)[kept]
     inner = inner - inner[-1]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
-    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
-
-
-def _known_side(levels: Mapping[str, Grouping]) -> Side:
-    tree = known_hierarchy.known_tree([level.labels for level in levels.values()])
-    names = list(itertools.chain(*(level.names for level in levels.values())))
-    return Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
+    return known_hierarchy.Side(
+        f"found: {title}", found, np.append(np.ones(found.leaves), inner), ()
+    )
 
 
 def _draw_disk(

@@ -13,7 +13,6 @@ from hypjax.analysis.hit_grid import Picture, draw_rows
 from hypjax.analysis.run_embeddings import (
     TrainedRun,
     head_points,
-    kept_encodings,
     open_runs,
     restore_trained,
     searched,
@@ -68,8 +67,7 @@ def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = No
     """
     model, params = restore_trained(run)
     space = scored_space(run.config, params)
-    encodings = kept_encodings(run, model) if encodings is None else encodings
-    embed = head_points(run.config, model, params, space, encodings)
+    embed = head_points(run, model, params, space, encodings)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None
     points = embed(test)
@@ -115,7 +113,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     At most half of them, the first, find an image of another class first; if there are fewer such
     queries, more others are drawn. Classes take turns.
     """
-    (run,) = open_runs({workdir: pathlib.Path(workdir).name})
+    (run,) = open_runs([workdir])
     found = search_test_images(run, k)
     rng = np.random.default_rng(seed)
     labels = run.splits.test.labels

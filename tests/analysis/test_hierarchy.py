@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.analysis import hierarchy
-from hypjax.analysis.hierarchy import Hierarchy, find_hierarchy
+from hypjax.analysis.hierarchy import find_hierarchy, newick
 from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
@@ -167,7 +166,7 @@ def test_newick_is_read_back():
     clean = [" ".join(name.split()) for name in names]
     expected = {clean[0]: (clean[2], 0.25), clean[1]: (clean[3], 1e-9)}
     expected |= {clean[2]: (clean[3], 3.5), clean[3]: (None, 0.0)}
-    assert parse_newick(hierarchy.newick(Hierarchy({}, tree, nodes, None, None, ()))) == expected
+    assert parse_newick(newick(tree, nodes)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +207,8 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
-    points = head_points(runs.config, built.learner.model, state.params["model"], BALL)
+    run = TrainedRun("hier", "", runs.config, built.splits)
+    points = head_points(run, built.learner.model, state.params["model"], BALL)
     images = built.splits.test
     expected = find_spread(points(images), images.labels, BALL)
     told = numbers["runs"][0]["untrained"]

@@ -11,13 +11,17 @@ TEMPERATURE = "objective.temperature"
 _RECIPE = default_config()
 
 
+def recalls(score):
+    return score and {"head": {"recall@1": score}}
+
+
 def run(score=0.5, *, name="a run", validation=None, objective=None, **fields):
     """A run with other fields than the recipe; TEMPERATURE is written objective__temperature."""
     config = _RECIPE.copy_and_resolve_references()
     if objective:
         choose_objective(config, objective)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
-    return Run(name, config, validation, score)
+    return Run(name, config, recalls(validation), recalls(score))
 
 
 def of_values(*values, **fields):
@@ -80,7 +84,7 @@ def test_names_seeds_and_circumstances_do_not_split_lines():
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, runs, field, message):
     with pytest.raises(UserError, match=message):
-        draw(runs, field, "recall@1", tmp_path / "sweep.png")
+        draw(runs, field, tmp_path / "sweep.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -89,7 +93,7 @@ def drawn(tmp_path, figures):
     """Draws runs, and returns the axes of the figure by title."""
 
     def drawn(runs, field):
-        draw(runs, field, "recall@1", tmp_path / "sweep.png")
+        draw(runs, field, tmp_path / "sweep.png")
         assert Image.open(tmp_path / "sweep.png").width > 300
         return {axis.get_title().split()[0]: axis for axis in figures[0].axes}
 
