@@ -144,7 +144,7 @@ def run(
             logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
         return arguments
 
-    with exits.failing_at_once(), errors.reported(), errors.devices_explained():
+    with exits.failing_at_once(), errors.reported():
         app.run(lambda arguments: main(*arguments), flags_parser=parsed)
 
 

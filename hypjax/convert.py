@@ -1,8 +1,6 @@
 """Converts a trained model for use in other programs."""
 
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -48,11 +46,12 @@ def main(overrides: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
-    for name, other in _FORMATS.items():
-        for flag in other.flags:
+    for name, (_, flags) in _FORMATS.items():
+        for flag in flags:
             if name != _FORMAT.value and FLAGS[flag].present:
                 raise UserError(f"--{flag} is for --format={name} alone; leave it out")
-    _FORMATS[_FORMAT.value].write(output)
+    write, _ = _FORMATS[_FORMAT.value]
+    write(output)
 
 
 def _write_timm(output: pathlib.Path) -> None:
@@ -90,18 +89,12 @@ def _write_onnx(output: pathlib.Path) -> None:
     print(agreement)
 
 
-class _Format(NamedTuple):
-    """A format, and the flags that it alone has."""
-
-    write: Callable[[pathlib.Path], None]
-    flags: tuple[str, ...] = ()
-
-
-# A new format adds its line, and its name to the flag.
+# How formats are written, and the flags that only they have. A new one adds its line, and its name
+# to the flag.
 _FORMATS = {
-    "timm": _Format(_write_timm),
-    "onnx": _Format(_write_onnx, ("embedding", "precision")),
-    "sentence-transformers": _Format(_write_sentence_transformers, ("images", "features")),
+    "timm": (_write_timm, ()),
+    "onnx": (_write_onnx, ("embedding", "precision")),
+    "sentence-transformers": (_write_sentence_transformers, ("images", "features")),
 }
 
 

@@ -64,11 +64,6 @@ def main(overrides: list[str]) -> None:
     from hypjax.retrieval.gallery_files import find_export
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
-    files = {name: name.partition(":")[0] for name in names if "://" not in name}
-    for name, suffix in files.items():
-        other = next(other for other in files if files[other] == suffix)
-        if other != name:
-            raise UserError(f"--export={other} and {name} write the same file; give one of them")
     exports = {name: find_export(name) for name in names}
     output, embeddings = _embed(output)
     warn_if_collapsed(

@@ -44,8 +44,7 @@ def test_devices_that_jax_does_not_find_are_one_sentence():
     arguments = ("-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run")
     done = python(*arguments, JAX_PLATFORMS="rocm")
     assert done.returncode == 1
-    words = "error: JAX_PLATFORMS is rocm, but JAX finds no such device; unset it, or set JAX_PLA"
-    assert done.stderr.splitlines()[-1].startswith(words)
+    assert done.stderr.splitlines()[-1].startswith("error: JAX finds no device of those in JAX_PLA")
 
 
 def test_one_process_imports_all_commands_without_touching_global_flags():

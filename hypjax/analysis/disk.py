@@ -73,7 +73,7 @@ class Panel(NamedTuple):
     places: Places
     labels: Groups
     captions: Sequence[str]  # What the images show, in words.
-    read: ImageReader  # Reads the image that a point stands for, by its index.
+    read: ImageReader | None  # Reads the image that a point stands for, by its index.
 
 
 class Colours(NamedTuple):
@@ -90,6 +90,7 @@ class Proxies(NamedTuple):
 
     places: Places
     parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
+    above: Int[np.ndarray, " n"] | None = None  # Proxy above each point of the only panel.
 
 
 class Drawing(NamedTuple):
@@ -116,18 +117,17 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
-        empty_disk(axes)
+        axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
+        axes.axis("off")
+        axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+        draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
-        scatter_groups(axes, panel.places, panel.labels, chosen, drawing.names)
+        _scatter_groups(axes, panel, chosen, drawing.names)
         if drawing.proxies:
-            places, parents = drawing.proxies
-            child = np.flatnonzero(parents >= 0)
-            edges = geodesics(places[child], places[parents[child]])
-            draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
-            draw_proxies(axes, places)
+            _draw_tree(axes, panel.places, *drawing.proxies)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
-    place_legend(figure, row[0], drawing.legend)
+    _place_legend(figure, row[0], drawing.legend)
     if drawing.note:
         figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
@@ -159,23 +159,14 @@ def grid_lines() -> Complex[np.ndarray, "lines points"]:
     return np.concatenate([lines, lines * 1j])
 
 
-def empty_disk(axes: Axes) -> None:
-    """Draws the unit circle and a grid of geodesics."""
-    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
-    axes.axis("off")
-    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
-    draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
-
-
 def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
     """Draws lines through points."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
-def scatter_groups(
-    axes: Axes, places: Places, labels: Groups, chosen: Colours, names: Sequence[str]
-) -> None:
+def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
     """Draws points in the colours of their groups."""
+    places, labels = panel.places, panel.labels
     size = float(np.clip(12000 / max(len(places), 1), 4, 24))
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
         own = places[labels == group]
@@ -188,7 +179,7 @@ def scatter_groups(
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
-def place_legend(figure: Figure, axes: Axes, title: str) -> None:
+def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
     """Draws the legend of a disk's groups below the disks."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
@@ -208,10 +199,21 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
         handle.set_sizes([36])
 
 
-def draw_proxies(axes: Axes, places: Places) -> None:
-    """Draws proxies as circles."""
+def _draw_tree(
+    axes: Axes,
+    points: Places,
+    proxies: Places,
+    parents: Int[np.ndarray, " p"],
+    above: Int[np.ndarray, " n"] | None,
+) -> None:
+    """Draws proxies as circles, and the edges of their tree as geodesics."""
+    child = np.flatnonzero(parents >= 0)
+    edges = geodesics(proxies[child], proxies[parents[child]])
+    draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
+    if above is not None:
+        draw_lines(axes, geodesics(points, proxies[above]), color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
+    axes.scatter(proxies.real, proxies.imag, s=22, label="proxy", **style)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:

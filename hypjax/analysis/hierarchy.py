@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.known_hierarchy import Side, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
 from hypjax.analysis.trees import (
     Tree,
@@ -26,7 +27,7 @@ from hypjax.analysis.trees import (
     purity,
     separation,
 )
-from hypjax.data.groupings import CLASS, Grouping
+from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
 from hypjax.runs.tables import aligned
@@ -42,15 +43,6 @@ _INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span
 Affinity = Float[np.ndarray, "classes classes"]
 
 
-class Leaf(NamedTuple):
-    """A proxy without any proxy beneath it."""
-
-    proxy: int
-    size: int  # Number of images beneath it.
-    nearest: list[int]  # Indices of the images, by their distance from it.
-    beneath: list[bool]  # Which of these are beneath it.
-
-
 class Hierarchy(NamedTuple):
     """What a run makes of the images."""
 
@@ -59,10 +51,8 @@ class Hierarchy(NamedTuple):
     nodes: list[dict[str, Any]]  # Its nodes, as in tree.json.
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
-    leaves: Sequence[Leaf]  # Those with most images first.
-    of_classes: Sequence[
-        known_hierarchy.Side
-    ]  # The same trees as in `scores`, with classes as leaves.
+    leaves: Sequence[Sequence[Picture]]  # Images near the proxies without any beneath them.
+    of_classes: Sequence[Side]  # The same trees as in `scores`, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -134,7 +124,7 @@ def _with_proxies(
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
-    leaves = _leaves(distances[:n], tree, used)
+    leaves = _leaves(distances[:n], tree, used, images)
     shown = _of_classes("tree of the proxies, by radius", tree, [*radii[kept], 0], images)
     of_classes = [shown, *found.of_classes]
     return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, of_classes)
@@ -205,19 +195,27 @@ def _scores_of_radii(
 
 
 def _leaves(
-    distances: Float[np.ndarray, "n p"], tree: Tree, used: Int[np.ndarray, " used"]
-) -> list[Leaf]:
-    images = tree.leaves
-    above = tree.parents[:images]
-    numbers = np.bincount(above, minlength=len(tree.parents))
-    found = np.setdiff1d(np.arange(images, images + len(used)), tree.parents[images:])
-    leaves = []
-    for node in found[np.argsort(-numbers[found], kind="stable")]:
-        proxy = used[node - images]
-        nearest = np.argsort(distances[:, proxy], kind="stable")
-        beneath = above[nearest] == node
-        leaves.append(Leaf(int(proxy), int(numbers[node]), nearest.tolist(), beneath.tolist()))
-    return leaves
+    distances: Float[np.ndarray, "n p"],
+    tree: Tree,
+    used: Int[np.ndarray, " used"],
+    images: ChosenImages,
+) -> list[list[Picture]]:
+    """The nearest images of each leaf among the proxies, for those with most images beneath them.
+
+    Frames mark the images beneath the proxy.
+    """
+    n, above = tree.leaves, tree.parents[: tree.leaves]
+    counts = np.bincount(above, minlength=len(tree.parents))
+    found = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
+    rows = []
+    for node in found[np.argsort(-counts[found], kind="stable")][:_ROWS]:
+        proxy, row = used[node - n], []
+        for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
+            head = "" if row else f"proxy {proxy}, {counts[node]} images\n"
+            colour = "tab:blue" if above[image] == node else "none"
+            row.append(Picture(image, head + images.dataset.class_name(image), colour))
+        rows.append(row)
+    return rows
 
 
 def _nodes(
@@ -314,23 +312,22 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
         for old in files[3:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
-    levels = known_hierarchy.nested_levels(images.groupings)
+    levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
         groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
         for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
-            known_hierarchy.draw_tanglegram(side, levels, groups, file)
+            draw_tanglegram(side, levels, groups, file)
     if found.places is not None:
-        title = disk.default_grouping(images.groupings)
-        _draw_disk(found.tree, found.places, images.groupings[title], title, places)
+        _draw_disk(found, images, places)
     if found.leaves:
-        _draw_leaves(found.leaves[:_ROWS], images, leaves)
+        draw_rows(found.leaves, leaves, disk.read_rgb(images.dataset))
     return [file for file in files if file.exists()]
 
 
 def _of_classes(
     title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
-) -> known_hierarchy.Side:
+) -> Side:
     """The tree of classes: each hangs on the deepest node with more than half of its images.
 
     Inner nodes are as far from the root as their depths say, such as the proxies' radii.
@@ -339,34 +336,18 @@ def _of_classes(
     inner = np.asarray(depths)[kept]
     inner = inner - inner[-1]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
-    return known_hierarchy.Side(
-        f"found: {title}", found, np.append(np.ones(found.leaves), inner), ()
-    )
+    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
 
 
-def _draw_disk(
-    tree: Tree, places: disk.Places, grouping: Grouping, title: str, output: pathlib.Path
-) -> None:
-    """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
-    figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
-    disk.empty_disk(axes)
-    child = np.flatnonzero(tree.parents >= 0)
-    leaf = child < tree.leaves
-    for edges, style in (
-        (child[leaf], {"color": "0.8", "linewidths": 0.3, "zorder": 1}),
-        (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
-    ):
-        arcs = disk.geodesics(places[edges], places[tree.parents[edges]])
-        disk.draw_lines(axes, arcs, **style)
-    groups, names = grouping
-    chosen = disk.colours(np.bincount(groups, minlength=len(names)))
-    disk.scatter_groups(axes, places[: tree.leaves], groups, chosen, names)
-    disk.draw_proxies(axes, places[tree.leaves : -1])
-    axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
-    disk.place_legend(figure, axes, title)
-    axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
-    save(figure, output)
+def _draw_disk(found: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
+    """Draws the tree of the proxies in the Poincaré disk; groups colour its leaves."""
+    n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
+    labels, names = images.groupings[legend]
+    above, parents = np.split(found.tree.parents - n, [n])
+    proxies = disk.Proxies(found.places[n:], np.maximum(parents, -1), above)
+    note = "distance from the origin: true; angle: place in the tree"
+    panel = disk.Panel("", found.places[:n], labels, [], None)
+    disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), output)
 
 
 def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
@@ -407,15 +388,3 @@ def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
 
     apart = squareform(affinity.max() - affinity, checks=False)
     return np.argsort(leaves_list(linkage(apart, method="average")))
-
-
-def _draw_leaves(leaves: Sequence[Leaf], images: ChosenImages, output: pathlib.Path) -> None:
-    rows = []
-    for leaf in leaves:
-        row = []
-        for image, beneath in list(zip(leaf.nearest, leaf.beneath, strict=True))[:_COLUMNS]:
-            head = "" if row else f"proxy {leaf.proxy}, {leaf.size} images\n"
-            title = head + images.dataset.class_name(image)
-            row.append(Picture(image, title, "tab:blue" if beneath else "none"))
-        rows.append(row)
-    draw_rows(rows, output, disk.read_rgb(images.dataset))

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.data.photos import Given, given_photos
-from hypjax.errors import UserError, devices_explained, require_package
+from hypjax.errors import UserError, require_package
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
@@ -45,8 +45,7 @@ class Model:
     ) -> None:
         source = _located(source)
         keep_compiled_programs()
-        with devices_explained():
-            self._embedder = TrainedEmbedder(source, part, batch_size, encoder)
+        self._embedder = TrainedEmbedder(source, part, batch_size, encoder)
         self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space

@@ -113,9 +113,10 @@ def test_numbers_are_those_of_loops():
         ]
     )
     np.testing.assert_allclose(np.abs(found.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5)
-    for leaf in found.leaves:
-        assert leaf.nearest[0] == near[:, leaf.proxy].argmin()
-        assert sum(leaf.beneath) == leaf.size
+    for row in found.leaves:
+        proxy, size = map(int, re.findall(r"\d+", row[0].title)[:2])
+        assert [each.image for each in row] == near[:, proxy].argsort().tolist()
+        assert sum(each.colour == "tab:blue" for each in row) == size
     between = distances(points, points)
     for a, b in itertools.product(range(4), repeat=2):
         of_a, of_b = np.flatnonzero(np.array(LABELS) == a), np.flatnonzero(np.array(LABELS) == b)
