@@ -55,11 +55,9 @@ def main(overrides: list[str]) -> None:
     warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(_SEED.value)
     deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
-    if len(points) > _SAMPLES.value:
-        print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-        print(f"  over {_TRIALS.value} draws of {_SAMPLES.value} of {len(points)} points")
-    else:
-        print(f"relative delta: {deltas.mean():.4f}, over all {len(points)} points")
+    print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
+    drawn = min(_SAMPLES.value, len(points))
+    print(f"  over {len(deltas)} draws of {drawn} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))
     if published is not None:

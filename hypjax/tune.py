@@ -45,8 +45,6 @@ _PENDING = FLAGS.boolean(
 def main(overrides: list[str]) -> None:
     """Prints the table, or what must be trained before."""
     command.require(_CONFIG, _VARIANTS, _SEEDS)
-    if ":" in _CONFIG.value:
-        raise UserError(f"--config={_CONFIG.value} names a variant; name variants with --variant")
     from hypjax.analysis import tuning
 
     seeds = _SEEDS.value

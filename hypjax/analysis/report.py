@@ -268,12 +268,8 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Failures of each run in turn, then successes of all, half of the queries if there are any."""
     failures, successes = [], []
     for i, run in enumerate(runs):
-        test, items = run.run.splits.test, searched(run.run.splits)
-
-        def pair(search: Search, test: Dataset = test, items: Dataset = items) -> frozenset[str]:
-            return frozenset((test.class_name(search.query), items.class_name(search.hits[0])))
-
-        failures += [(i, search.query) for search in in_turn(run.searches[: run.failures], pair)]
+        wrong = in_turn(run.searches[: run.failures], lambda search: frozenset(search.classes))
+        failures += [(i, search.query) for search in wrong]
         successes += [(i, search.query) for search in run.searches[run.failures :]]
     wrong, right = (
         list(dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0))))

@@ -97,17 +97,12 @@ class ChosenImages(NamedTuple):
         If fewer than two classes fit, random images are chosen instead.
         """
         name, test = run.config.data.name, run.splits.test
-        if test.num_classes in (1, len(test)):
-            raise UserError(
-                f"the test images of {name} cannot be analysed by class: they are "
-                f"{test.describe()}, of which two of one class and one of another are needed"
-            )
         chosen = _choose(test.labels, most, np.random.default_rng(seed))
         images = test.take(chosen)
-        if images.num_classes < 2 or images.num_classes == len(images):
+        if images.num_classes in (1, len(images)):
             raise UserError(
-                f"--images is {most}, too few for two classes and two images of one of them; "
-                f"there are {test.describe()}"
+                f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
+                "class: two of one class and one of another are needed"
             )
         classes = f"{images.num_classes} of {test.num_classes} classes"
         summary = f"{len(images)} of {len(test)} test images, {classes}"

@@ -17,7 +17,6 @@ from hypjax.analysis.run_embeddings import (
     restore_trained,
     searched,
 )
-from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
 from hypjax.inference.features import Encodings
 from hypjax.objectives import scored_space
@@ -33,6 +32,7 @@ class Search(NamedTuple):
     hits: list[int]  # Indices among the searched images.
     distances: list[float]
     right: list[bool]  # Which hits show the query's class.
+    classes: tuple[str, str]  # Of the query, and of its nearest image.
 
 
 class ClassRecall(NamedTuple):
@@ -84,26 +84,27 @@ def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = No
     correct = np.flatnonzero(answerable & right[:, 0])
     wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
     correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
-    searches = [
-        Search(i, found[i].tolist(), distances[i].tolist(), right[i].tolist())
-        for i in np.concatenate([wrong, correct]).tolist()
-    ]
+    searches = []
+    for i in np.concatenate([wrong, correct]).tolist():
+        names = test.class_name(i), items.class_name(found[i, 0])
+        hits = found[i].tolist(), distances[i].tolist(), right[i].tolist()
+        searches.append(Search(i, *hits, names))
     first = right[answerable, 0].astype(np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
-    classes = _classes(test, items, searches)
-    return RunSearches(run, points, space, searches, len(wrong), interval, classes)
+    return RunSearches(run, points, space, searches, len(wrong), interval, _classes(searches))
 
 
-def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[ClassRecall]:
-    searches_of = collections.defaultdict(list)
+def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
+    hits_of = collections.defaultdict(list)
     for search in searches:
-        searches_of[test.class_name(search.query)].append(search)
+        query, hit = search.classes
+        hits_of[query].append("" if search.right[0] else hit)
     classes = []
-    for name, own in searches_of.items():
-        wrong = [search.hits[0] for search in own if not search.right[0]]
-        found = collections.Counter(map(items.class_name, wrong))
-        confused, times = next(iter(found.most_common(1)), ("", 0))
-        classes.append(ClassRecall(name, len(own), 1 - len(wrong) / len(own), confused, times))
+    for name, hits in hits_of.items():
+        wrong = collections.Counter(filter(None, hits))
+        confused, times = next(iter(wrong.most_common(1)), ("", 0))
+        recall = 1 - wrong.total() / len(hits)
+        classes.append(ClassRecall(name, len(hits), recall, confused, times))
     return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 
@@ -143,7 +144,7 @@ def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:
 
 def _row(run: TrainedRun, search: Search) -> list[Picture]:
     test, items = run.splits.test, searched(run.splits)
-    row = [Picture((test, search.query), f"query {test.class_name(search.query)}", "black")]
+    row = [Picture((test, search.query), f"query {search.classes[0]}", "black")]
     for i, distance, right in zip(search.hits, search.distances, search.right, strict=True):
         row.append(Picture((items, i), f"{distance:.3f} {items.class_name(i)}", _COLOURS[right]))
     return row

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +19,6 @@ from hypjax.analysis.run_embeddings import (
     untrained_parameters,
 )
 from hypjax.data.dataset import Dataset
-from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.objectives import scored_space
 from hypjax.objectives.comparisons import similarity
@@ -38,17 +37,13 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
     model, trained = restore_trained(run)
-
-    def spread(state: str, params: PyTree) -> dict[str, Any]:
+    found: dict[str, Any] = {"run": run.name}
+    states = {"untrained": untrained_parameters(run.config), "trained": trained}
+    for state, params in states.items():
         space = scored_space(run.config, params)
         points = head_points(run, model, params, space)(images)
-        try:
-            return find_spread(points, images.labels, space)
-        except UserError as error:
-            raise UserError(f"{run.name}, {state}: {error}") from error
-
-    before = spread("untrained", untrained_parameters(run.config))
-    return {"run": run.name, "untrained": before, "trained": spread("trained", trained)}
+        found[state] = find_spread(points, images.labels, space)
+    return found
 
 
 def find_spread(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.analysis.hierarchy import find_hierarchy, newick
+from hypjax.analysis.hierarchy import find_hierarchy
 from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
@@ -61,11 +61,9 @@ def test_whole_classes_are_chosen_while_they_fit():
 
 
 def test_images_without_classes_to_compare_are_refused():
-    with pytest.raises(UserError, match="^--images is 1, too few for two classes and two"):
-        images_of(LABELS, 1)
-    for labels in ([0] * 9, [0, 1, 2, 3]):
-        with pytest.raises(UserError, match="test images of scenes cannot be analysed by class: t"):
-            images_of(labels, name="scenes")
+    for labels, most in ((LABELS, 1), ([0] * 9, 9), ([0, 1, 2, 3], 9)):
+        with pytest.raises(UserError, match="cannot be analysed by class"):
+            images_of(labels, most, name="scenes")
 
 
 def test_what_classes_are_grouped_by():
@@ -154,20 +152,6 @@ def parse_newick(text):
             if open_nodes:
                 open_nodes[-1].append(name)
     return found
-
-
-def test_newick_is_read_back():
-    names, lengths = ["a's (b), [c]:\n;", "Ж/2", "it's", "top"], [0.25, 1e-9, 3.5, 0.0]
-    parents = [2, 3, 3, None]
-    nodes = [
-        {"parent": parent, "name": name, "length": length}
-        for parent, name, length in zip(parents, names, lengths, strict=True)
-    ]
-    tree = Tree(np.array([2, 3, 3, -1]), 2)
-    clean = [" ".join(name.split()) for name in names]
-    expected = {clean[0]: (clean[2], 0.25), clean[1]: (clean[3], 1e-9)}
-    expected |= {clean[2]: (clean[3], 3.5), clean[3]: (None, 0.0)}
-    assert parse_newick(newick(tree, nodes)) == expected
 
 
 @pytest.fixture(scope="module")
