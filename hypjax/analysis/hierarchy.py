@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
@@ -31,7 +30,7 @@ from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
 from hypjax.runs.tables import aligned
-from hypjax.system.files import write_json, write_text
+from hypjax.system.files import write_json
 
 _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
@@ -52,7 +51,7 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Sequence[Picture]]  # Images near the proxies without any beneath them.
-    of_classes: Sequence[Side]  # The same trees as in `scores`, with classes as leaves.
+    classes: Side  # The tree of average linkage, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -86,8 +85,8 @@ def find_hierarchy(
     if len(images.groupings) > 1:
         measured = known_hierarchy.measure(points, space, distances, images.groupings)
         scores["known_hierarchy"] = measured
-    side = _of_classes("average linkage, by height", clusters, -heights, images)
-    found = Hierarchy(scores, clusters, nodes, affinity, None, (), [side])
+    side = _of_classes(clusters, heights, images)
+    found = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
 
@@ -125,9 +124,7 @@ def _with_proxies(
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
     leaves = _leaves(distances[:n], tree, used, images)
-    shown = _of_classes("tree of the proxies, by radius", tree, [*radii[kept], 0], images)
-    of_classes = [shown, *found.of_classes]
-    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, of_classes)
+    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, found.classes)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -286,38 +283,22 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def newick(tree: Tree, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a tree in Newick's format, with names in quotation marks and edge lengths."""
-    children: list[list[str]] = [[] for _ in nodes]
-    for i in np.argsort(-tree.depths, kind="stable"):
-        node = nodes[i]
-        name = " ".join(node["name"].split()).replace("'", "''")
-        text = f"({','.join(children[i])})'{name}'" if children[i] else f"'{name}'"
-        children[i] = []  # Their texts are part of this one now.
-        if node["parent"] is not None:
-            children[node["parent"]].append(f"{text}:{node['length']:.6g}")
-    return f"{text};\n"  # The root is the last.
-
-
 def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
     folder = parent / found.scores["run"].strip("/").replace("/", "-")
-    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "proxy-trees.png")
-    files = [folder / name for name in (*names, "disk.png", "leaves.png")]
-    tree, text, affinity, trees, of_proxies, places, leaves = files
+    names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
+    files = tree, affinity, trees, places, leaves = [folder / name for name in names]
     with writing(folder):
         folder.mkdir(exist_ok=True)
         write_json(tree, found.nodes)
-        write_text(text, newick(found.tree, found.nodes))
-        for old in files[3:]:  # Not every run has them.
+        for old in files[2:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
         groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
-        for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
-            draw_tanglegram(side, levels, groups, file)
+        draw_tanglegram(found.classes, levels, groups, trees)
     if found.places is not None:
         _draw_disk(found, images, places)
     if found.leaves:
@@ -325,18 +306,13 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     return [file for file in files if file.exists()]
 
 
-def _of_classes(
-    title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
-) -> Side:
-    """The tree of classes: each hangs on the deepest node with more than half of its images.
-
-    Inner nodes are as far from the root as their depths say, such as the proxies' radii.
-    """
+def _of_classes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: ChosenImages) -> Side:
+    """The tree of classes: each hangs on the deepest node with more than half of its images."""
     found, kept = label_tree(tree, images.groupings[CLASS].labels)
-    inner = np.asarray(depths)[kept]
-    inner = inner - inner[-1]  # The last is the root.
+    inner = heights[kept[-1]] - heights[kept]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
-    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
+    depths = np.append(np.ones(found.leaves), inner)
+    return Side("found: average linkage, by height", found, depths, ())
 
 
 def _draw_disk(found: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:

@@ -226,13 +226,12 @@ def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
     """Sets up the horizontal axis, and returns where on it each value is."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
     positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    wide = numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]
-    if wide or not numbers:
-        axis.set_xscale("log" if wide else "linear")
-        labels = [_text(value) for value in values]
-        rotation = 90 if len("".join(labels)) > _LINE else 0
-        axis.set_xticks(list(positions.values()), labels, rotation=rotation)
-        axis.set_xticks([], minor=True)
+    if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
+        axis.set_xscale("log")
+    labels = [_text(value) for value in values]
+    rotation = 90 if len("".join(labels)) > _LINE else 0
+    axis.set_xticks(list(positions.values()), labels, rotation=rotation)
+    axis.set_xticks([], minor=True)
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     return positions

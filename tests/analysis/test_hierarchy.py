@@ -131,29 +131,6 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     assert lengths[:2] == [0, 0] and max(lengths) == 1
 
 
-TOKEN = re.compile(r"'((?:[^']|'')*)'(?::([^,();]+))?|([(),;])")
-
-
-def parse_newick(text):
-    """Returns {name: (name of the parent, length)} of a tree with quoted names."""
-    assert TOKEN.sub("", text) == "\n"
-    found, waiting, open_nodes = {}, [], []
-    for name, length, mark in TOKEN.findall(text):
-        if mark == "(":
-            open_nodes.append([])
-        elif mark == ")":
-            waiting = open_nodes.pop()
-        elif not mark:
-            name = name.replace("''", "'")
-            found[name] = (None, float(length or 0))
-            for child in waiting:
-                found[child] = (name, found[child][1])
-            waiting = []
-            if open_nodes:
-                open_nodes[-1].append(name)
-    return found
-
-
 @pytest.fixture(scope="module")
 def runs(photos_folder, tmp_path_factory):
     """A run of HIER and one without it, both with random weights: hierarchies need no training."""
@@ -210,10 +187,9 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     assert trees == [["hier", "proxies"], ["hier", "average"], ["plain", "average"]]
     folder = tmp_path / "found"
     assert "first hits, and distances in the known hierarchy of class, super-class:" in lines
-    files = {"tree.json", "tree.nwk", "affinity.png", "trees.png"}
+    files = {"tree.json", "affinity.png", "trees.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
     assert {p.name for p in (folder / "hier").iterdir()} == files | {
-        "proxy-trees.png",
         "disk.png",
         "leaves.png",
     }
@@ -227,10 +203,6 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
         assert set(run["trees"][0]["separation"]) == {"super-class"}
         assert run["known_hierarchy"]["wrong_first_hits"]["queries"] == 30
         assert Image.open(folder / name / "trees.png").width > 1500
-        read = parse_newick((folder / name / "tree.nwk").read_text())
-        for node in nodes:
-            above = None if node["parent"] is None else nodes[node["parent"]]["name"]
-            assert read[node["name"]] == (above, pytest.approx(node["length"], rel=1e-4))
     nodes = json.loads((folder / "hier/tree.json").read_text())
     proxies = np.asarray(jax.jit(BALL.embed)(runs.proxies))
     radii = distances(proxies, np.zeros((1, 8)))[:, 0]

@@ -125,7 +125,7 @@ def test_runs_with_validation_classes_are_drawn_in_a_first_panel(drawn):
     ("field", "values", "places", "ticks"),
     [
         (TEMPERATURE, (1.0, 0.05, 0.2), [0.05, 0.2, 1.0], ["0.05", "0.2", "1.0"]),
-        ("objective.c", (0.0, 0.01, 1.0), [0.0, 0.01, 1.0], ["−0.2", "0.0", "0.2"]),
+        ("objective.c", (0.0, 0.01, 1.0), [0.0, 0.01, 1.0], ["0.0", "0.01", "1.0"]),
         ("objective.clip_radius", (None, 2.3, 1.0), [0, 1, 2], ["1.0", "2.3", "None"]),
         ("model.head", ("none", "dense"), [0, 1], ["dense", "none"]),
         ("eval.scales", ((1.0,), (0.7, 1.0)), [0, 1], ["0.7,1.0", "1.0"]),
