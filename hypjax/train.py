@@ -181,7 +181,7 @@ def train_and_evaluate(
         if config.run.report:
             from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
 
-            reported = write_own_report(run.path, str(run.location), setup)
+            reported = write_own_report(run.path, str(run.location), splits)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if config.run.report and reported:
         print(f"the report is {run.location}/{REPORT}")

@@ -27,11 +27,10 @@ from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_i
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.geometry.learned import reported_names
-from hypjax.inference.features import Encodings
 from hypjax.inference.model_folder import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
@@ -40,17 +39,11 @@ from hypjax.runs.tables import format_learned
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from hypjax.system.files import write_text
-from hypjax.training.setup import Setup
 
 _CLASSES = 20  # Classes with the lowest recall that are listed.
 _POINTS = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
-# Metrics of the curves.
-_CURVES = (
-    *("loss", "batch_recall@1", "validation", "feature_norm", "embedding_norm", "clipped_share"),
-    *("cone_loss", "cone_inside", "cone_inside_others", "cone_apex_norm"),
-    *("gradient_norm", "images_per_second"),
-)
+_NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Of the fields of metrics.jsonl.
 _STATES = {
     "untrained": "the model before its first step",
     "final": "the model after its last step",
@@ -91,22 +84,14 @@ class Run(NamedTuple):
 
 
 def write_report(
-    opened: Sequence[TrainedRun],
-    output: pathlib.Path,
-    *,
-    queries: int,
-    k: int,
-    encodings: Encodings | None = None,
+    opened: Sequence[TrainedRun], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Embeds the test images of runs that have the same, and writes a page about the runs.
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
-    `encodings` are what a run that has just ended has kept.
     """
     console.say("writing the report")
-    page = _render(
-        [_read_run(run, search_test_images(run, k, encodings)) for run in opened], queries
-    )
+    page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
     with writing(output):
         write_text(output, page)
 
@@ -208,9 +193,8 @@ def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
 
 def _curves(runs: Sequence[Run]) -> str:
     """A figure of all metrics over the steps, learned scalars among them; '' without any."""
-    learned = [name for run in runs for name in reported_names(run.found.run.config.objective)]
     logged = {name for run in runs for line in run.metrics for name in line}
-    titles = [name for name in dict.fromkeys([*_CURVES, *learned]) if name in logged]
+    titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
     if not titles:
         return ""
     columns = min(len(titles), 4)
@@ -231,7 +215,7 @@ def _curves(runs: Sequence[Run]) -> str:
 
 
 def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Draws a metric over the steps; every axis but that of the loss begins at 0."""
+    """Draws a metric over the steps, on an axis that shows 0."""
     for i, run in enumerate(runs):
         found = [(line["step"], _value(line[metric])) for line in run.metrics if metric in line]
         colour = COLOURS[i % len(COLOURS)]
@@ -239,8 +223,7 @@ def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     axes.grid(color="0.9")
     axes.ticklabel_format(useOffset=False)
     axes.locator_params(nbins=5)
-    if metric != "loss":
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
 
 def _value(found: Any) -> float:
@@ -311,7 +294,7 @@ def _disk(found: RunSearches) -> dict[str, str]:
     }
 
 
-def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
+def write_own_report(folder: pathlib.Path, location: str, splits: Splits) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
     `location` is the path or URL of the folder, and names the run. Returns whether there is a
@@ -320,10 +303,9 @@ def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """
     if jax.process_count() > 1:
         return False
-    name, encodings = pathlib.Path(location).name, setup.evaluator.images.encodings
     try:
-        run = TrainedRun(name, str(folder), saved_config(folder), setup.splits)
-        write_report([run], folder / REPORT, queries=50, k=6, encodings=encodings)
+        run = TrainedRun(pathlib.Path(location).name, str(folder), saved_config(folder), splits)
+        write_report([run], folder / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

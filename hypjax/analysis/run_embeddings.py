@@ -16,12 +16,7 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.features import (
-    DatasetEmbedder,
-    Encodings,
-    evaluation_input,
-    frozen_encodings,
-)
+from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.objectives import Hier, create_objective, scored_space
@@ -178,18 +173,11 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
 
 
 def head_points(
-    run: TrainedRun,
-    model: Embedder,
-    params: PyTree,
-    space: Space,
-    encodings: Encodings | None = None,
+    run: TrainedRun, model: Embedder, params: PyTree, space: Space
 ) -> Callable[[Dataset], Points]:
-    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
-
-    `encodings` are those of the frozen encoder, by default what the run has kept of them.
-    """
+    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
     config, source = run.config, evaluation_input(run.config)
-    encodings = encodings or frozen_encodings(config, model, source, run.splits)
+    encodings = frozen_encodings(config, model, source, run.splits)
     scaling = config.data.mean, config.data.std
     images = DatasetEmbedder(
         model, lambda params: {"head": space}, scaling, source, config.eval.scales, encodings

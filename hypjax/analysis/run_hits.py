@@ -18,7 +18,6 @@ from hypjax.analysis.run_embeddings import (
     searched,
 )
 from hypjax.geometry import Space
-from hypjax.inference.features import Encodings
 from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
@@ -59,15 +58,15 @@ class RunSearches(NamedTuple):
     classes: list[ClassRecall]  # The lowest recall first.
 
 
-def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = None) -> RunSearches:
+def search_test_images(run: TrainedRun, k: int) -> RunSearches:
     """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. `encodings` are what a run that has just ended has kept.
+    `eval.pca`.
     """
     model, params = restore_trained(run)
     space = scored_space(run.config, params)
-    embed = head_points(run, model, params, space, encodings)
+    embed = head_points(run, model, params, space)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None
     points = embed(test)
