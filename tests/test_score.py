@@ -84,7 +84,7 @@ def test_spaces_queries_and_splits(files, tmp_path, capsys):
     }
     short = np.asarray(PoincareBall(0.5, 1.5).embed(given["features"][:, :3]))
     expected = query_scores(
-        *(short[asked], given["labels"][asked], short[items], given["labels"][items]),
+        *(short[asked], labels[asked], short[items], labels[items]),
         metrics=["recall@2", "map"],
         space=PoincareBall(0.5, 1.5),
     )

@@ -127,10 +127,9 @@ def test_runs_with_validation_classes_are_drawn_in_a_first_panel(drawn):
         (TEMPERATURE, (1.0, 0.05, 0.2), [0.05, 0.2, 1.0], ["0.05", "0.2", "1.0"]),
         ("objective.c", (0.0, 0.01, 1.0), [0.0, 0.01, 1.0], ["0.0", "0.01", "1.0"]),
         ("objective.clip_radius", (None, 2.3, 1.0), [0, 1, 2], ["1.0", "2.3", "None"]),
-        ("model.head", ("none", "dense"), [0, 1], ["dense", "none"]),
         ("eval.scales", ((1.0,), (0.7, 1.0)), [0, 1], ["0.7,1.0", "1.0"]),
     ],
-    ids=["logarithmic", "linear", "no number", "words", "lists"],
+    ids=["logarithmic", "linear", "no number", "lists"],
 )
 def test_the_axis_suits_the_values(drawn, field, values, places, ticks):
     axis = drawn([run(**{field.replace(".", "__"): value}) for value in values], field)["test"]
