@@ -56,19 +56,33 @@ class ImageEmbedder(abc.ABC):
         """The columns of `Embeddings` that rows of readable images become."""
         return {"vectors": rows.astype(np.float32)}
 
-    def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds a user's images in one go, for example a search's queries; see `batches`."""
+    def embed_photos(self, photos: Sequence[Photo]) -> Embeddings:
+        """Embeds a few of a user's images, for example a search's queries; see `batches`."""
         images = ImageSet.of_photos(photos)
-        return self._embeddings(images, *_concatenated(self.batches(images.dataset, few=True)))
+        return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
 
     def embed_images(self, images: ImageSet) -> Embeddings:
-        """Embeds images as `embed_to` does, in memory."""
+        """Embeds images in memory, with a progress bar."""
         done = []
         with tqdm.tqdm(total=len(images), unit="image", disable=None) as bar:
-            for batch in self.batches(images.dataset):
+            for batch in self._checked(images):
                 done.append(batch)
                 bar.update(len(batch[0]))
         return self._embeddings(images, *_concatenated(done))
+
+    def _checked(self, images: ImageSet, *, few: bool = False) -> Iterator[Embedded]:
+        """Yields `batches`, all of whose rows are finite but those of unreadable images."""
+        first = 0
+        for rows, broken in self.batches(images.dataset, few=few):
+            wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+            for i in np.setdiff1d(wrong, list(broken)).tolist():
+                raise UserError(
+                    f"the embedding of {images.dataset.name(first + i)} is not finite: the weights "
+                    "are damaged, or training diverged; train again, with a lower "
+                    "optim.learning_rate if it diverged"
+                )
+            yield rows, broken
+            first += len(rows)
 
     def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
@@ -121,7 +135,7 @@ class ImageEmbedder(abc.ABC):
             tqdm.tqdm(total=total, unit="image", disable=None, initial=unfinished.done) as bar,
             exits.deferred(_INTERRUPTED) as interrupted,
         ):
-            for rows, broken in self.batches(images.dataset):
+            for rows, broken in self._checked(images):
                 with writing(unfinished.folder):
                     unfinished.append(rows, broken)
                 bar.update(len(rows))
@@ -136,16 +150,11 @@ class ImageEmbedder(abc.ABC):
         self, images: ImageSet, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
         kept = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, labels, superlabels, splits = (
-            images.ids,
-            images.labels,
-            images.superlabels,
-            images.splits,
-        )
+        ids, splits, superlabels = images.ids, images.splits, images.superlabels
         return Embeddings(
             **self.columns(rows[kept]),
             ids=ids[kept],
-            labels=labels[kept],
+            labels=images.labels[kept],
             space=self.space,
             fingerprint=self.fingerprint,
             images=images.fingerprint,

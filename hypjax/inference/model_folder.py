@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,35 +42,22 @@ def describe(config: ConfigDict) -> str:
     )
 
 
+_FILES = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), "README.md", *files.HASHED}
+
+
 @contextlib.contextmanager
 def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder, whose files replace the model in a folder if the body succeeds."""
-    others = [
-        name
-        for name in (files.CHECKPOINTS, files.CONFIG, files.WEIGHTS)
-        if (folder / name).exists()
-    ]
-    if others and not files.is_published(folder):
+    """Yields an empty folder, which replaces the model in a folder if the body succeeds."""
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = names - _FILES if files.PUBLISHED in names else names
+    if others:
         raise UserError(
-            f"{folder} holds {others[0]} of a run or of another program; name another folder"
+            f"{folder} holds {min(others)}, which is no part of a model of hypjax; name another "
+            "folder"
         )
     with replacing(folder.resolve()) as staged:
         staged.mkdir()
         yield staged
-        _copy_others(folder, staged)
-
-
-def _copy_others(folder: pathlib.Path, staged: pathlib.Path) -> None:
-    """Copies the files in a folder that belong to no model, such as a repository's."""
-    model = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), *files.HASHED}
-    for path in folder.iterdir():
-        target = staged / path.name
-        if path.name in model or target.exists():
-            continue
-        if path.is_dir():
-            shutil.copytree(path, target, symlinks=True)
-        else:
-            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def write_weights(

@@ -107,15 +107,15 @@ def push(
 
     Its weights are written under timm's names, with the head as classifier, beside the
     configuration for hypjax and one for timm, results and a model card. Of paths in the
-    configuration only the last name remains, and nothing of `config.run`. These files alone are
-    uploaded, in one commit, which removes those of an earlier model. Without a token, or if the hub
-    cannot be reached, the folder remains, and one sentence says why. Returns the folder.
+    configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
+    one commit, which removes those of an earlier model. Without a token, or if the hub cannot be
+    reached, the folder remains, and one sentence says why. Returns the folder.
 
     Args:
         workdir: Folder of a run, or its URL.
         name: Name of the repository, 'OWNER/NAME'.
-        folder: Folder to write, by default hub/NAME. Its files of an earlier model are
-            replaced; others remain, and are not uploaded.
+        folder: Folder to write, by default hub/NAME. An earlier model in it is replaced; a folder
+            that holds anything else is refused.
         private: Whether a repository that is created is private.
     """
     if not hub.is_name(name):
@@ -123,22 +123,17 @@ def push(
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        written = _write(workdir, folder, name)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_model(folder) as staged:
+            _stage(workdir, staged, name)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path.relative_to(folder).as_posix() for path in paths]
     try:
-        address = hub.upload(folder, written, name, private=private, owned=_is_owned)
+        address = hub.upload(folder, paths, name, private=private, owned=_is_owned)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
-
-
-def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
-    """Replaces the model in a folder, all at once, and returns the names of its files."""
-    with replacing_model(folder) as staged:
-        _stage(workdir, staged, name)
-        for_timm = [files.CONFIG] if (staged / files.CONFIG).exists() else []
-        return [files.PUBLISHED, *files.hashed_files(staged), *for_timm, _README]
 
 
 def _is_owned(file: str) -> bool:

@@ -23,8 +23,8 @@ from hypjax.data.pixels import array, from_array
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.model import Model
 from hypjax.integrations.torch_model import TorchModel, flatten
 from hypjax.models import create_embedder
 from hypjax.retrieval.embeddings import describe_space
@@ -107,7 +107,7 @@ class Agreement(NamedTuple):
         )
 
 
-def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) -> Agreement:
+def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement:
     """Writes a trained run's model into an ONNX file.
 
     Args:
@@ -145,7 +145,7 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
     return compared
 
 
-def exported(embedder: TrainedEmbedder, *, flat: bool = False) -> onnx.ModelProto:
+def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
     """Converts a model: `images` of any size, or `features`, to `points`, for any batch.
 
     `flat` makes matrix products of 1 × 1 convolutions.
@@ -193,7 +193,7 @@ def view_model(view: View) -> onnx.ModelProto:
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
-def _facts(embedder: TrainedEmbedder, precision: str) -> dict[str, object]:
+def _facts(embedder: Model, precision: str) -> dict[str, object]:
     """What the file says about itself."""
     data = embedder.config.data
     facts = {
@@ -232,7 +232,7 @@ def _quiet(record: logging.LogRecord) -> bool:
     return "pre-processing" not in record.getMessage()
 
 
-def _sample(embedder: TrainedEmbedder, view: View, *, measured: bool) -> tuple[str, Batch]:
+def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
     """Images of the view, or features: the run's test images to measure on, if they are there."""
     if measured:
         try:
@@ -268,7 +268,7 @@ def _uncropped(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _points(embedder: TrainedEmbedder, images: Batch) -> Float[np.ndarray, "batch dim"]:
+def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"

@@ -16,7 +16,6 @@ import pathlib
 import re
 import shutil
 import tempfile
-import urllib.parse
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
@@ -56,14 +55,11 @@ class QdrantGallery:
         space: Space of the points: isometric to a ball, or the sphere.
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search: more find more neighbours, and take longer.
-        recall: Share of the 10 nearest neighbours that searches find, at least, by the sample of
-            the last export.
     """
 
     space: Space
     fingerprint: str
     candidates: int = _LEAST_CANDIDATES
-    recall: float = 1.0
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         """Connects to a server, or loads a folder; see `open` and `export_qdrant`."""
@@ -138,7 +134,7 @@ class QdrantGallery:
             UserError: Another model embedded them, or one is not a point of the space.
         """
         with self._changing():
-            self._add(embeddings)
+            self._upsert(embeddings)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are there."""
@@ -160,7 +156,7 @@ class QdrantGallery:
         finally:
             self._client = _load(self._folder)
 
-    def _add(self, embeddings: Embeddings) -> None:
+    def _upsert(self, embeddings: Embeddings) -> None:
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError(
@@ -205,16 +201,17 @@ class QdrantGallery:
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
         self._write_facts()
 
-    def _tune(self, embeddings: Embeddings) -> None:
+    def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
 
         Each search passes over its own image, as if it were new. (Without the whole sample, others
         that are reached through one of it alone, such as the leaves of a tree, would be lost at any
-        number of candidates.) There is nothing to choose in the local mode, which scans.
+        number of candidates.) Returns the share that they find; the local mode scans, and finds
+        all.
         """
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         if self._folder or not len(chosen):
-            return
+            return 1.0
         sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
         k = min(euclidean.NEAREST, len(self) - 1)
 
@@ -222,8 +219,9 @@ class QdrantGallery:
             self.candidates = candidates
             return _ranked(self._search(sample, k, exact=exact, without=paths), k)
 
-        self.recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
+        recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
         self._write_facts()
+        return recall
 
     def _search(self, points: _Points, k: int, **options: Any) -> list[_Hits]:
         """Finds at most k images of each query, with the options of `_query`."""
@@ -275,7 +273,7 @@ class QdrantGallery:
         try:
             facts = self._ask("get_collection").config.metadata["hypjax"]
             self.space, self.fingerprint = space_of(facts["space"]), facts["fingerprint"]
-            self.candidates, self.recall = facts["candidates"], facts["recall"]
+            self.candidates = facts["candidates"]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
@@ -284,7 +282,6 @@ class QdrantGallery:
             "space": describe_space(self.space),
             "fingerprint": self.fingerprint,
             "candidates": self.candidates,
-            "recall": self.recall,
         }
         self._ask("update_collection", metadata={"hypjax": facts})
 
@@ -307,11 +304,11 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
     gallery = QdrantGallery(url or path)
     with gallery._changing():
         gallery._prepare(embeddings)
-        gallery._add(embeddings)
-        gallery._tune(embeddings)
+        gallery._upsert(embeddings)
+        recall = gallery._tune(embeddings)
     return (
-        f"{gallery.name}, which holds {len(gallery)} images now; it finds "
-        f"{gallery.recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+        f"{gallery.name}, which holds {len(gallery)} images now; it finds {recall:.1%} of the "
+        f"{euclidean.NEAREST} nearest neighbours"
     )
 
 
@@ -322,23 +319,19 @@ def point_id(path: str) -> str:
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
     """The client of a server, whose key is in QDRANT_API_KEY, and the name of the collection."""
+    scheme, _, rest = url.partition("://")
+    server, _, collection = rest.rstrip("/").rpartition("/")
+    if not server or not collection:
+        raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
     try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
+        client = QdrantClient(
+            f"{'https' if scheme == 'qdrant+https' else 'http'}://{server}",
+            api_key=os.environ.get("QDRANT_API_KEY"),
+            timeout=60,
+            check_compatibility=False,  # It would warn of a server that is away.
+        )
     except ValueError as error:
         raise UserError(f"{url} is no address ({error})") from error
-    prefix, _, collection = parts.path.strip("/").rpartition("/")
-    if not host or not collection:
-        raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
-    client = QdrantClient(
-        host=f"[{host}]" if ":" in host else host,
-        port=port or 6333,
-        https=parts.scheme == "qdrant+https",
-        prefix=prefix or None,
-        api_key=os.environ.get("QDRANT_API_KEY"),
-        timeout=60,
-        check_compatibility=False,  # It would warn of a server that is away.
-    )
     return client, collection
 
 
@@ -364,14 +357,14 @@ def _load(folder: pathlib.Path) -> QdrantClient:
             raise UserError(f"{folder} is damaged; remove it, and export again") from error
 
 
-def _filter(label: str | None = None, without: str | None = None) -> models.Filter | None:
+def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
     """Keeps images of a class, and leaves out the one with a path."""
-    kept = models.Filter(must=[], must_not=[])
+    kept, left_out = [], []
     if label is not None:
-        kept.must.append(models.FieldCondition(key="label", match={"value": label}))
+        kept = [models.FieldCondition(key="label", match={"value": label})]
     if without is not None:
-        kept.must_not.append(models.HasIdCondition(has_id=[point_id(without)]))
-    return kept if kept.must or kept.must_not else None
+        left_out = [models.HasIdCondition(has_id=[point_id(without)])]
+    return models.Filter(must=kept, must_not=left_out)
 
 
 def _score(factor: float, space: Space) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from hypjax.data.image_set import ImageSet, open_images
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
-from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.model import Model, load
 from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
@@ -131,7 +131,7 @@ def write_folder(
     Raises:
         UserError: sentence-transformers has no such model, or cosine would rank differently.
     """
-    embedder = TrainedEmbedder(workdir)
+    embedder = load(workdir)
     config, model, space = embedder.config, embedder.model, embedder.space
     _require_counterpart(config, model)
     function = distance_function(space)
@@ -189,7 +189,7 @@ def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
         raise UserError(f"sentence-transformers has no such model: this run {reason}")
 
 
-def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
+def _by_cosine(embedder: Model, images: str | None) -> str:
     """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
     space = embedder.space
     if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
@@ -217,9 +217,7 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
     return np.asarray(isinstance(space, Sphere) | space.clipped(features))
 
 
-def _looked_at(
-    embedder: TrainedEmbedder, where: str | None
-) -> tuple[Float[np.ndarray, "images dim"], str]:
+def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
     """Features of images among which others are searched, and what these are."""
     if where is not None:
         images, what = open_images(where), f"images in {where}"

@@ -207,11 +207,11 @@ def test_joined_datasets_keep_groups_and_boxes(photos_folder):
 def test_splits_of_folders_and_tables_are_kept(embedder, photos_folder, tmp_path):
     for split in ("train", "test"):
         shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
-    found = embedder.embed(find_photos(str(tmp_path / "split")))
+    found = embedder.embed_photos(find_photos(str(tmp_path / "split")))
     assert found.splits.tolist() == ["test"] * 6 + ["train"] * 6
     table = tmp_path / "table.csv"
     table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
-    found = embedder.embed(find_photos(str(table)))
+    found = embedder.embed_photos(find_photos(str(table)))
     assert (found.splits.tolist(), found.superlabels.tolist()) == (["test"], ["bird"])
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
@@ -225,7 +225,7 @@ def test_images_are_upright(embedder, photos_folder, tmp_path):
     exif[0x0112] = 6
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
     photos = [Photo(tmp_path / "turned.png", ""), Photo(photos_folder / "class1/1.png", "")]
-    turned, plain = embedder.embed(photos).given
+    turned, plain = embedder.embed_photos(photos).given
     np.testing.assert_array_equal(turned, plain)
 
 
@@ -247,10 +247,10 @@ def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monk
     broken = Thumbnails()
     monkeypatch.setattr(embedder, "_encoder", broken)
     monkeypatch.setattr(broken, "features", lambda x: np.stack(x) * np.inf, raising=False)
-    with pytest.raises(UserError, match="class0/0.png that are not finite"):
-        embedder.embed(find_photos(str(photos_folder)))
+    with pytest.raises(UserError, match="class0/0.png is not finite"):
+        embedder.embed_photos(find_photos(str(photos_folder)))
     with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
-        embedder.embed([Photo("0", "", vector=np.ones(3, np.float32))])
+        embedder.embed_photos([Photo("0", "", vector=np.ones(3, np.float32))])
 
 
 @pytest.mark.parametrize(

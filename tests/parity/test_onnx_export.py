@@ -64,7 +64,7 @@ DESIGNS = {
 
 
 def embedder(encoder, space=BALL, *, head="dense", scales=(1.0,), part="head"):
-    """A model with parameters in which all terms count, as `TrainedEmbedder` has it."""
+    """A model with parameters in which all terms count, as `Model` has it."""
     model = Embedder(encoder, 8 if head != "none" else encoder.dim, head)
     images = jnp.zeros((1, encoder.image_size, encoder.image_size, 3))
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
