@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from onnx import external_data_helper, load
 from PIL import Image
 
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError, reason, require_package
 from hypjax.inference.external_embedder import NO_OPTIONS, PixelOptions
 
 _CONFIG = "preprocessor_config.json"
@@ -36,7 +36,7 @@ class OnnxEncoder:
         try:
             self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
         except Exception as error:  # ONNX Runtime has many types of its own.
-            raise UserError(f"cannot load {path} ({_reason(error)})") from error
+            raise UserError(f"cannot load {path} ({reason(error)})") from error
         outputs = [own.name for own in self._session.get_outputs()]
         self._output = output or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not output):
@@ -103,7 +103,7 @@ class OnnxEncoder:
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
                 found.append(np.asarray(rows)[: len(batch)])
         except Exception as error:  # Of images of another shape, or of several shapes.
-            raise UserError(f"{self._path} cannot embed its images ({_reason(error)})") from error
+            raise UserError(f"{self._path} cannot embed its images ({reason(error)})") from error
         return np.concatenate(found).astype(np.float32)
 
 
@@ -135,7 +135,7 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
         steps = processor.to_json_string()
     except Exception as error:  # Transformers raises almost anything.
         raise UserError(
-            f"cannot use {config} ({_reason(error)}); give --mean and --std instead"
+            f"cannot use {config} ({reason(error)}); give --mean and --std instead"
         ) from error
     return steps, lambda image: np.moveaxis(
         np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]), 0, -1
@@ -146,10 +146,6 @@ def _three(name: str, values: Sequence[float] | None) -> tuple[float, ...]:
     if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
         raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
     return tuple(map(float, values))
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _hash_file(path: pathlib.Path) -> str:

@@ -18,7 +18,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -55,15 +55,6 @@ _Points = Float32[np.ndarray, "n d"]  # Of a space with a ball, or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
 
 
-class _Table(NamedTuple):
-    """Columns of a gallery, one row per image."""
-
-    keys: Int[np.ndarray, " n"]  # Of the images in the graph, ascending.
-    ids: np.ndarray
-    labels: np.ndarray
-    points: _Points
-
-
 class GraphGallery(ArrayGallery):
     """A gallery in a graph, with the paths and classes of its images.
 
@@ -82,7 +73,10 @@ class GraphGallery(ArrayGallery):
     def __init__(
         self,
         index: Any,
-        table: _Table,
+        keys: Int[np.ndarray, " n"],
+        ids: np.ndarray,
+        labels: np.ndarray,
+        points: _Points,
         *,
         space: Space,
         fingerprint: str,
@@ -92,7 +86,7 @@ class GraphGallery(ArrayGallery):
         writable: bool = True,
     ) -> None:
         self._index, self._rounded, self._writable = index, rounded, writable
-        self._set(table)
+        self._set(keys, ids, labels, points)
         self.space, self.fingerprint = space, fingerprint
         self.candidates, self.recall = candidates, recall
 
@@ -113,9 +107,9 @@ class GraphGallery(ArrayGallery):
         farthest = points[exact[1][:, -1]]
         rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
         index = _create(space, dim, rounded=rounded)
-        table = _Table(np.arange(len(points)), embeddings.ids, embeddings.labels, points)
+        columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
         facts = {"space": space, "fingerprint": embeddings.fingerprint, "rounded": rounded}
-        gallery = cls(index, table, **facts)
+        gallery = cls(index, *columns, **facts)
         gallery._insert(others, points[others])
 
         def search_sample(candidates: int) -> _Ranked:
@@ -166,8 +160,7 @@ class GraphGallery(ArrayGallery):
         metric = index.metric
         (index.load if writable else index.view)(str(folder / _GRAPH))
         index.metric = metric  # The file holds none.
-        table = _Table(rows["key"].to_numpy(), ids, labels, points)
-        return cls(index, table, **facts, writable=writable)
+        return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a folder with the graph, the points and a table of images.
@@ -181,8 +174,8 @@ class GraphGallery(ArrayGallery):
         import pyarrow
         import pyarrow.parquet
 
-        path, table = pathlib.Path(path), self._table
-        columns = {"key": table.keys, "id": table.ids.tolist(), "label": table.labels.tolist()}
+        path = pathlib.Path(path)
+        columns = {"key": self._keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
         with writing(path):
             path.mkdir(exist_ok=True)
             with locked(path):
@@ -192,9 +185,10 @@ class GraphGallery(ArrayGallery):
                     self._index.save(str(folder / _GRAPH))
                 except RuntimeError as error:  # As usearch reports a full disk.
                     raise OSError(str(error)) from error
-                np.save(folder / _POINTS, table.points)
+                np.save(folder / _POINTS, self.vectors)
                 pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
                 sync_all(folder)
+                sums = {name: checksums(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)}
                 facts = {
                     "space": describe_space(self.space),
                     "fingerprint": self.fingerprint,
@@ -202,9 +196,7 @@ class GraphGallery(ArrayGallery):
                     "candidates": self.candidates,
                     "recall": self.recall,
                     "folder": folder.name,
-                    "checksums": {
-                        name: checksums(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)
-                    },
+                    "checksums": sums,
                 }
                 write_json(path / _FACTS, facts)
                 for other in path.iterdir():
@@ -225,11 +217,11 @@ class GraphGallery(ArrayGallery):
         known = np.isin(embeddings.ids, self.ids)
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
-        first = self._table.keys[-1] + 1 if len(self) else 0
+        first = self._keys[-1] + 1 if len(self) else 0
         keys = np.arange(first, first + len(embeddings))
         self._insert(keys, embeddings.vectors)
-        added = _Table(keys, embeddings.ids, embeddings.labels, embeddings.vectors)
-        self._set(_Table(*map(np.concatenate, zip(self._table, added, strict=True))))
+        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
+        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images; a `UserError` if one is not there, or the gallery is not writable."""
@@ -238,8 +230,8 @@ class GraphGallery(ArrayGallery):
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self._index.remove(self._table.keys[removed])
-        self._set(_Table(*(column[~removed] for column in self._table)))
+        self._index.remove(self._keys[removed])
+        self._set(*(column[~removed] for column in self._columns()))
 
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
@@ -264,12 +256,15 @@ class GraphGallery(ArrayGallery):
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
-        rows = np.searchsorted(self._table.keys, keys[queries, places])
+        rows = np.searchsorted(self._keys, keys[queries, places])
         return rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
-    def _set(self, table: _Table) -> None:
-        self._table = table
-        _, self.ids, self.labels, self.vectors = table
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        """Columns with one row per image, in the order of the ascending keys of the graph."""
+        return self._keys, self.ids, self.labels, self.vectors
+
+    def _set(self, *columns: np.ndarray) -> None:
+        self._keys, self.ids, self.labels, self.vectors = columns
         self.forget_images()
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
