@@ -8,7 +8,7 @@ import concurrent.futures
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -24,23 +24,6 @@ from hypjax.system import console, integrations
 from hypjax.system.machine import usable_cores
 
 BATCH_SIZE = 64
-
-
-class PixelOptions(NamedTuple):
-    """How pixels reach an ONNX model, where no file beside it says so.
-
-    Attributes:
-        mean: Mean of each channel, for pixels scaled to [0, 1].
-        std: Standard deviation of each channel.
-        resize: Shorter side before the square is cropped from the centre; None for its own side.
-    """
-
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    resize: int | None = None
-
-
-NO_OPTIONS = PixelOptions()
 
 
 class ExternalEncoder(Protocol):
@@ -151,10 +134,7 @@ class ExternalEmbedder(ImageEmbedder):
 
 
 def open_encoder(
-    spec: str,
-    options: PixelOptions = NO_OPTIONS,
-    space: Space | None = None,
-    batch_size: int | None = None,
+    spec: str, space: Space | None = None, batch_size: int | None = None, **pixels: Any
 ) -> ExternalEmbedder:
     """Opens an encoder of another library.
 
@@ -162,9 +142,9 @@ def open_encoder(
         spec: 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
             those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
             a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
-        options: How pixels reach an ONNX model.
         space: Space to map features into; `Sphere()` if it is None.
         batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+        pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
 
     Raises:
         UserError: The library is not installed, the encoder cannot be loaded, or how it is to be
@@ -173,8 +153,8 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
-    if library != "onnx" and options != NO_OPTIONS:
+    pixels = {option: value for option, value in pixels.items() if value is not None}
+    if library != "onnx" and pixels:
         raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
-    arguments = (name, options) if library == "onnx" else (name,)
-    encoder = integrations.find("encode", library)(*arguments)
+    encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

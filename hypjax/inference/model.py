@@ -164,7 +164,7 @@ class Model(ImageEmbedder):
             UserError: They do not, or the encoder is none of timm's.
         """
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
-            require_package(package, "an ONNX file", "hypjax[onnx]")
+            require_package(package, "converting to onnx", "hypjax[onnx]")
         write = integrations.find("convert", "onnx")
         return str(write(self, pathlib.Path(path).expanduser(), precision))
 

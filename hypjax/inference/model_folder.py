@@ -15,7 +15,6 @@ from hypjax.config import identity
 from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import LearnedParameters
 from hypjax.models import Embedder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
@@ -60,32 +59,28 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         yield staged
 
 
-def write_weights(
-    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: PyTree
+def write_model(
+    folder: pathlib.Path,
+    config: ConfigDict,
+    model: Embedder,
+    params: PyTree,
+    space: Space,
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Writes a model's parameters, and timm's config.json if timm has such a model."""
+    """Writes a model: weights, timm's config.json if timm has such a model, and hypjax.json, last.
+
+    That holds the configuration, the head's space, and the hashes of the other files in the folder.
+    """
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
         save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
     if not isinstance(model.encoder, OwnEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
-
-
-def write_contents(
-    folder: pathlib.Path,
-    config: ConfigDict,
-    space: Space,
-    provenance: Mapping[str, Any],
-    learned: LearnedParameters | None = None,
-) -> None:
-    """Writes the configuration, the space of the head, and the hashes of the other files, last.
-
-    `learned` are the parameters of the learned numbers, if there are any.
-    """
     fields = identity(config)  # How the run was executed is left out.
     parts = {"identity": fields, "provenance": provenance, "all": fields}
     parts[SPACE] = describe_space(space)
-    if learned is not None:
-        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in learned.items()}
+    if "space" in params:
+        logs = params["space"].items()
+        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
     hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
     write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

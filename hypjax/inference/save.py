@@ -16,7 +16,7 @@ from hypjax.config.choices import GIVEN
 from hypjax.config.own import choose_encoder, choose_space, own_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
+from hypjax.inference.model_folder import replacing_model, write_model
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.objectives.own import stand_in
 from hypjax.types import View
@@ -76,8 +76,7 @@ def save(
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing_model(folder) as staged:
-            write_weights(staged, config, model, params)
-            write_contents(staged, config, space, provenance={})
+            write_model(staged, config, model, params, space, provenance={})
 
 
 def _config(

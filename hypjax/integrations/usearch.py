@@ -11,6 +11,7 @@ upper half of a float32, where that is fine enough to find candidates. The candi
 the exact distances of the points.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int
 
-from hypjax.errors import UserError, require_package, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.euclidean import (
@@ -55,40 +56,34 @@ _Points = Float32[np.ndarray, "n d"]  # Of a space with a ball, or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class GraphGallery(ArrayGallery):
-    """A gallery in a graph, with the paths and classes of its images.
+    """A gallery in a graph, with the paths and classes of its images; see `ArrayGallery`.
 
     Attributes:
-        vectors: Points of the images, [n, d]; may be memory-mapped.
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
-        space: Space of the points: isometric to a ball, or the sphere.
-        fingerprint: Fingerprint of the model.
+        index: usearch's graph.
+        keys: Keys of the images in the graph, [n], ascending.
+        vectors: Points of a space that is isometric to a ball, or of the sphere, [n, d]; may be
+            memory-mapped.
+        rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
             estimated from a sample that was held out when the graph was built.
+        writable: Whether the graph is in memory, so that it can change.
     """
 
-    def __init__(
-        self,
-        index: Any,
-        keys: Int[np.ndarray, " n"],
-        ids: np.ndarray,
-        labels: np.ndarray,
-        points: _Points,
-        *,
-        space: Space,
-        fingerprint: str,
-        rounded: bool,
-        candidates: int = _CANDIDATES[0],
-        recall: float = 1.0,
-        writable: bool = True,
-    ) -> None:
-        self._index, self._rounded, self._writable = index, rounded, writable
-        self._set(keys, ids, labels, points)
-        self.space, self.fingerprint = space, fingerprint
-        self.candidates, self.recall = candidates, recall
+    index: Any
+    keys: Int[np.ndarray, " n"]
+    ids: np.ndarray
+    labels: np.ndarray
+    vectors: _Points
+    space: Space
+    fingerprint: str
+    rounded: bool
+    candidates: int = _CANDIDATES[0]
+    recall: float = 1.0
+    writable: bool = True
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -98,8 +93,7 @@ class GraphGallery(ArrayGallery):
         is inserted afterwards. If none does, a warning says how many are found.
 
         Raises:
-            UserError: usearch or numba is not installed, or the space is neither isometric to a
-                ball nor the sphere.
+            UserError: The space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
         _create(space, dim, rounded=False)  # Raises its errors before the search.
@@ -108,8 +102,7 @@ class GraphGallery(ArrayGallery):
         rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
         index = _create(space, dim, rounded=rounded)
         columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
-        facts = {"space": space, "fingerprint": embeddings.fingerprint, "rounded": rounded}
-        gallery = cls(index, *columns, **facts)
+        gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
         gallery._insert(others, points[others])
 
         def search_sample(candidates: int) -> _Ranked:
@@ -128,7 +121,7 @@ class GraphGallery(ArrayGallery):
         memory-mapped.
 
         Raises:
-            UserError: The gallery is missing or damaged, or usearch or numba is not installed.
+            UserError: The gallery is missing or damaged.
         """
         path = pathlib.Path(path)
         if not path.exists():
@@ -175,14 +168,14 @@ class GraphGallery(ArrayGallery):
         import pyarrow.parquet
 
         path = pathlib.Path(path)
-        columns = {"key": self._keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
+        columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
         with writing(path):
             path.mkdir(exist_ok=True)
             with locked(path):
                 folder = path / os.urandom(4).hex()
                 folder.mkdir()
                 try:
-                    self._index.save(str(folder / _GRAPH))
+                    self.index.save(str(folder / _GRAPH))
                 except RuntimeError as error:  # As usearch reports a full disk.
                     raise OSError(str(error)) from error
                 np.save(folder / _POINTS, self.vectors)
@@ -192,7 +185,7 @@ class GraphGallery(ArrayGallery):
                 facts = {
                     "space": describe_space(self.space),
                     "fingerprint": self.fingerprint,
-                    "rounded": self._rounded,
+                    "rounded": self.rounded,
                     "candidates": self.candidates,
                     "recall": self.recall,
                     "folder": folder.name,
@@ -217,7 +210,7 @@ class GraphGallery(ArrayGallery):
         known = np.isin(embeddings.ids, self.ids)
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
-        first = self._keys[-1] + 1 if len(self) else 0
+        first = self.keys[-1] + 1 if len(self) else 0
         keys = np.arange(first, first + len(embeddings))
         self._insert(keys, embeddings.vectors)
         added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
@@ -230,7 +223,7 @@ class GraphGallery(ArrayGallery):
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self._index.remove(self._keys[removed])
+        self.index.remove(self.keys[removed])
         self._set(*(column[~removed] for column in self._columns()))
 
     def search_rows(
@@ -250,21 +243,20 @@ class GraphGallery(ArrayGallery):
     def _ranked(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images: infinite, and −1, for no image."""
         listed = min(k + max(_SPARE, k // 3), len(self))
-        self._index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
-        found = self._index.search(_vectors(points, self.space), listed)
+        self.index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
+        found = self.index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without missing images.
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
-        rows = np.searchsorted(self._keys, keys[queries, places])
+        rows = np.searchsorted(self.keys, keys[queries, places])
         return rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
-        """Columns with one row per image, in the order of the ascending keys of the graph."""
-        return self._keys, self.ids, self.labels, self.vectors
+        return self.keys, self.ids, self.labels, self.vectors
 
     def _set(self, *columns: np.ndarray) -> None:
-        self._keys, self.ids, self.labels, self.vectors = columns
+        self.keys, self.ids, self.labels, self.vectors = columns
         self.forget_images()
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
@@ -274,10 +266,10 @@ class GraphGallery(ArrayGallery):
         shown = "points added" if sys.stderr.isatty() else False
         # Threads that add points at once may leave some without links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        self._index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
+        self.index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
 
     def _require_writable(self) -> None:
-        if not self._writable:
+        if not self.writable:
             raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
 
 
@@ -320,8 +312,6 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
     """An empty graph for a space that is isometric to a ball, or the sphere."""
-    for package in ("usearch", "numba"):
-        require_package(package, "a .usearch gallery", "hypjax[ann]")
     import usearch.index
 
     curvature(space)  # Raises an error for other spaces.
