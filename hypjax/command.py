@@ -35,10 +35,10 @@ class EncoderFlags(NamedTuple):
 
     def open(self, space: Any = None, batch_size: int | None = None) -> "ExternalEmbedder":
         """Opens the encoder, see `open_encoder`."""
-        from hypjax.inference.external_embedder import PixelOptions, open_encoder
+        from hypjax.inference.external_embedder import open_encoder
 
-        options = PixelOptions(self.mean.value, self.std.value, self.resize.value)
-        return open_encoder(self.encoder.value, options, space, batch_size)
+        pixels = {flag.name: flag.value for flag in (self.mean, self.std, self.resize)}
+        return open_encoder(self.encoder.value, space, batch_size, **pixels)
 
 
 class _Numbers(flags.ListParser):

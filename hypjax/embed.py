@@ -86,7 +86,7 @@ def main(overrides: list[str]) -> None:
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.image_set import open_images
-    from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.inference.model import load
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
@@ -96,7 +96,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
         return output, merge(output, images)
     keep_compiled_programs()
     if _WORKDIR.value:
-        embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+        embedder = load(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
     else:
         embedder = _ENCODER.open(batch_size=_BATCH_SIZE.value)
     if shard:
