@@ -22,7 +22,7 @@ _ALL, _JOB, _ANN = "all", "job", "ann"
 CHOICES = (*_TIMED, _ALL, "memory", "parity", "programs", "growth", _JOB, "exactness", _ANN)
 
 EXAMPLE = "python -m benchmarks loss --quick"
-FLAGS = command.Flags()
+FLAGS = command.Flags(overrides=True)
 FLAGS.boolean("quick", False, "Run once at a tenth of the size, to check that everything works.")
 FLAGS.integer("repeats", 3, "Number of timed repeats.", lower_bound=1)
 FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")

@@ -65,7 +65,14 @@ def _method(define: Callable[..., flags.FlagHolder[Any]]) -> Callable[..., flags
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command: each method defines a flag by its name, default and help."""
+    """The flags of one command: each method defines a flag by its name, default and help.
+
+    A command of which `overrides` is true takes --config.FIELD=VALUE.
+    """
+
+    def __init__(self, *, overrides: bool = False) -> None:
+        super().__init__()
+        self.__dict__["overrides"] = overrides  # As an attribute it would be a flag.
 
     string = _method(flags.DEFINE_string)
     strings = _method(flags.DEFINE_multi_string)  # A flag that may be repeated.
@@ -111,7 +118,7 @@ class Flags(flags.FlagValues):
 
 def run(
     main: Callable[..., None],
-    flag_values: flags.FlagValues,
+    flag_values: Flags,
     example: str,
     choices: Sequence[str] | None = (),
     *,
@@ -149,15 +156,16 @@ def run(
 
 
 def parse(
-    argv: Sequence[str], flag_values: flags.FlagValues, choices: Sequence[str] | None = ()
+    argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()
 ) -> list[Any]:
     """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
 
     `choices` are words of which one may be given without a flag; None allows any words.
 
     Returns:
-        The overrides of the configuration, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and,
-        if there are choices, the chosen word or None, or the list of any words.
+        If the command takes them, the overrides of the configuration, where `--config.FIELD=VALUE`
+        becomes 'FIELD=VALUE'; and, if there are choices, the chosen word or None, or the list of
+        any words.
     """
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
@@ -169,14 +177,16 @@ def parse(
         field = "." in getattr(error, "flagname", "")
         hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
-    words = rest[1:]
+    if not flag_values.overrides:
+        refuse_overrides(overrides)
+    first, words = [overrides] * flag_values.overrides, rest[1:]
     if choices is None:
-        return [overrides, words]
+        return [*first, words]
     if len(words) > bool(choices):
         raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
     if words and words[0] not in choices:
         raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
-    return [overrides, *(words or [None])] if choices else [overrides]
+    return [*first, *(words or [None])] if choices else first
 
 
 def require(*required: flags.FlagHolder[Any]) -> None:

@@ -16,7 +16,7 @@ from hypjax.errors import UserError
 CHOICES = None  # Any folders.
 
 EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
-FLAGS = command.Flags()
+FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
     None,

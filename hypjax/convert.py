@@ -39,10 +39,9 @@ _FEATURES = FLAGS.boolean(
 )
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Converts the run's best checkpoint or, without validation, its last."""
     command.require(_WORKDIR, _OUTPUT)
-    command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")

@@ -50,13 +50,12 @@ _SHARD = FLAGS.string(
 _MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no model.")
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Embeds the images and writes the embeddings."""
     command.require(_OUTPUT)
     command.require_one(_IMAGES, _DATASET)
     if not _MERGE.value:
         command.require_one(_WORKDIR, _ENCODER.encoder)
-    command.refuse_overrides(overrides)
     output = command.output_file(_OUTPUT, ".npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")

@@ -12,9 +12,8 @@ _OUTPUT = FLAGS.string("output", None, "Folder to write, with one sub-folder per
 _DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Writes the images."""
-    command.refuse_overrides(overrides)
     if not _OUTPUT.value:
         raise UserError("--output is missing; try --output=letters")
     from hypjax.data.preparation.export import export

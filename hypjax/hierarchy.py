@@ -24,9 +24,8 @@ _IMAGES = FLAGS.integer(
 _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Prints scores of the trees of runs, and writes trees and figures."""
-    command.refuse_overrides(overrides)
     command.require(_WORKDIRS)
     folder = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
     if folder:

@@ -5,7 +5,7 @@ import pathlib
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
-FLAGS = command.Flags()
+FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
     None,

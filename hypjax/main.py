@@ -7,7 +7,7 @@ from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
 EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
-FLAGS = command.Flags()
+FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
     None,

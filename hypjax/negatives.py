@@ -23,9 +23,8 @@ _OUTPUT = FLAGS.string(
 )
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
-    command.refuse_overrides(overrides)
     command.require(_WORKDIRS)
     output = command.figure(_OUTPUT)
     from hypjax.analysis import negatives

@@ -50,9 +50,8 @@ CHOICES = ("disk", "grid", "hits")
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
 
 
-def main(overrides: list[str], kind: str | None) -> None:
+def main(kind: str | None) -> None:
     """Draws the picture and says how faithful its layout is."""
-    command.refuse_overrides(overrides)
     kind = kind or "disk"
     command.require(_OUTPUT)
     output = command.figure(_OUTPUT, *([PAGE] if kind == "disk" else []))

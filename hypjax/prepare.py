@@ -29,9 +29,8 @@ _ALLOW_PARTIAL = FLAGS.boolean(
 _SKIP_CORRUPT = FLAGS.boolean("skip_corrupt", False, "Skip images that cannot be read.")
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Prepares the dataset and prints a summary."""
-    command.refuse_overrides(overrides)
     command.require(_DATASET)
     from hypjax.data.preparation import prepare
 

@@ -15,9 +15,8 @@ _QUERIES = FLAGS.integer(
 _HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bound=1)
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Embeds the test images of each run, and writes the page."""
-    command.refuse_overrides(overrides)
     command.require(_WORKDIRS)
     output = command.output_file(_OUTPUT, ".html")
     from hypjax.analysis.report import write_report

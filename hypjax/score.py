@@ -77,10 +77,9 @@ _METRICS = FLAGS.words(
 _OUTPUT = FLAGS.string("output", None, "File to write the scores to, such as scores.json.")
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Prints the scores and their intervals, and writes them."""
     _check_flags()
-    command.refuse_overrides(overrides)
     output = command.output_file(_OUTPUT, ".json") if _OUTPUT.value else None
     from hypjax.inference import scoring
     from hypjax.retrieval.embeddings import describe_space

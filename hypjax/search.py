@@ -60,10 +60,9 @@ _EMBEDDING = FLAGS.string(
 _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Searches the gallery and prints one table per query."""
     command.require(_GALLERY, _QUERY)
-    command.refuse_overrides(overrides)
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")

@@ -33,10 +33,9 @@ _NAME = FLAGS.strings(
 )
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted."""
     command.require(_WORKDIR, _GALLERY)
-    command.refuse_overrides(overrides)
     from hypjax.inference.model import load
     from hypjax.retrieval.gallery_files import open_gallery
 

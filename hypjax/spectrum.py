@@ -20,9 +20,8 @@ _IMAGES = FLAGS.integer(
 _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
-    command.refuse_overrides(overrides)
     command.require(_WORKDIRS)
     output = command.figure(_OUTPUT)
     from hypjax.analysis import spectrum

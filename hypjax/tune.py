@@ -15,7 +15,7 @@ EXAMPLE = (
     "python -m hypjax.tune --config=configs/glyphs.py"
     ' --variant="hyp train.batch_size=256" --seeds=0'
 )
-FLAGS = command.Flags()
+FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
     None,

@@ -67,6 +67,7 @@ MISTAKES = {
         ("main --confg=x", "config"),
         ("main --mode=eval", "evaluate"),
         ("search --k=0", "--k"),
+        ("spectrum --config.seed=1", "takes no configuration"),
     ],
     "missing": [
         ("main", "--config"),

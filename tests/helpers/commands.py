@@ -142,7 +142,8 @@ def _check_module(name: str, arguments: Sequence[str]) -> None:
             _check_field(flag.removeprefix("--config."))
         elif argument not in ("...", "…", "--help") and not _PLACEHOLDER.fullmatch(value):
             given.append(argument)
-    overrides, *_ = command.parse([name, *given], flag_values, getattr(module, "CHOICES", ()))
+    parsed = command.parse([name, *given], flag_values, getattr(module, "CHOICES", ()))
+    overrides = parsed[0] if flag_values.overrides else []
     if "config" in flag_values and (spec := flag_values["config"].value):
         load_config(spec, overrides) if overrides else read_config(spec)
     else:
