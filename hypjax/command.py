@@ -155,9 +155,7 @@ def run(
         app.run(lambda arguments: main(*arguments), flags_parser=parsed)
 
 
-def parse(
-    argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()
-) -> list[Any]:
+def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()) -> list[Any]:
     """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
 
     `choices` are words of which one may be given without a flag; None allows any words.
