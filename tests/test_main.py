@@ -47,15 +47,3 @@ def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsy
     fields = printed(*features, "--print", "--config.seed=3").splitlines()
     (line,) = (line for line in fields if "config.seed " in line)
     assert line.split()[1:] == ["3", "command", "line"]
-
-
-def test_imports_are_light():
-    """`import hypjax` is without JAX, and training without TensorFlow, PyTorch and Matplotlib."""
-    program = (
-        "import sys, hypjax; assert {'load', 'push', 'Model'} <= set(dir(hypjax))\n"
-        "assert not hasattr(hypjax, 'lode') and not {'jax', 'flax'} & set(sys.modules)\n"
-        "sys.modules['tensorflow'] = sys.modules['torch'] = None  # Importing them is an error.\n"
-        "import hypjax.train, hypjax.evaluate; hypjax.load\n"
-        "assert 'matplotlib' not in sys.modules"
-    )
-    assert python("-c", program).returncode == 0

@@ -2,12 +2,9 @@
 
 import json
 import pathlib
-import sys
-import types
 
 import papermill
 import pytest
-from IPython.core.inputtransformer2 import TransformerManager
 
 from hypjax.data.preparation.export import export
 from tests.helpers import small_runs
@@ -87,19 +84,3 @@ def test_notebooks_begin_alike_and_have_no_outputs():
     assert len(first) == 1
     for path in NOTEBOOKS:
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells(path, "code"))
-
-
-@pytest.mark.parametrize("source", ["https://github.com/someone/hypjax", ""])
-def test_the_first_cell_installs_a_fork_in_colab(source, monkeypatch):
-    asked, commands = [], []
-    monkeypatch.setenv("HYPJAX_SOURCE", source)
-    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("colab"))
-    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "https://typed")
-    shell = types.SimpleNamespace(
-        system=commands.append, run_line_magic=lambda name, line: commands.append(f"{name} {line}")
-    )
-    cell = "".join(cells(NOTEBOOKS[0], "code")[0]["source"])
-    names = {"get_ipython": lambda: shell}
-    exec(TransformerManager().transform_cell(cell), names)
-    assert names["source"] == (source or "https://typed") and len(asked) == (not source)
-    assert commands[0] == "git clone -q {source} hypjax" and commands[2].startswith("pip install")

@@ -1,17 +1,14 @@
 """The report of runs."""
 
 import functools
-import math
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
 from hypjax import train
-from hypjax.analysis.report import _chosen, _marked
 from hypjax.analysis.run_embeddings import open_runs
-from hypjax.analysis.run_hits import Search, search_test_images
+from hypjax.analysis.run_hits import search_test_images
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.runs.files import read_results
@@ -27,8 +24,6 @@ def runs(photos_folder, tmp_path_factory):
     train.train_and_evaluate(small_runs.load(photos_folder), root / "hyp")
     small_runs.copy_with(root / "hyp", root / "decay", {"optim.weight_decay": 0.5})
     small_runs.copy_with(root / "hyp", root / "other", {"data.split_seed": 1})
-    with (root / "decay/metrics.jsonl").open("a") as file:
-        file.write('{"step": 13, "lo')  # Cut off by a kill.
     return root
 
 
@@ -58,29 +53,6 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, monkeypatc
 def test_runs_of_other_test_images_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match="different test images"):
         write(*(f"--workdir={runs / x}" for x in ("hyp", "other")), f"--output={tmp_path}/a.html")
-
-
-def test_the_best_scores_of_runs_stand_out():
-    marked = _marked([0.5, 0.7, 0.7], list("abc"))
-    assert [*map(str, marked)] == ["a", "<strong>b</strong>", "<strong>c</strong>"]
-    assert _marked([0.5, 0.5, math.nan], list("abc")) == ["a", "b", ""]
-
-
-def failing(queries):
-    """What the report reads of a run whose failures are pairs of query and hit."""
-    searches = [
-        Search(int(q[1]), [int(h[1])], [0.0], [q[0] == h[0]], (q[0], h[0])) for q, h in queries
-    ]
-    failures = sum(not search.right[0] for search in searches)
-    return SimpleNamespace(searches=searches, failures=failures)
-
-
-def test_failures_of_runs_and_of_pairs_of_classes_take_turns():
-    first = failing([("ö0", "ŏ1"), ("ŏ1", "ö0"), ("ö2", "ŏ3"), ("o4", "ö0"), ("u5", "u6")])
-    assert _chosen([first], 9) == [0, 4, 1, 2, 5]
-    assert _chosen([first], 2) == [0, 5]
-    second = failing([("u5", "o4"), ("ŏ1", "ö0"), ("u7", "u5")])
-    assert _chosen([first, second], 9) == [0, 5, 4, 1, 2, 7]
 
 
 def test_searches_and_classes_are_those_of_the_results(runs):

@@ -84,13 +84,6 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
     Workdir(tmp_path, load_glyphs("run.workers=1"))
 
 
-def test_an_objective_that_does_not_suit_the_data_leaves_no_folder(load_glyphs, tmp_path):
-    config = load_glyphs("objective.memory=1e9", variant="irt-r")
-    with pytest.raises(UserError, match="memory is 1e.09, .* at most all .* training images"):
-        train.train_and_evaluate(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_folders_that_are_no_runs_are_refused(load_glyphs, tmp_path):
     """A file was cut off, or nothing says whether the results are of this configuration."""
     config = load_glyphs()

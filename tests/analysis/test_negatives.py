@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import anchor_table, choose, only_here, weigh
+from hypjax.analysis.negatives import choose, only_here, weigh
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
@@ -64,10 +64,12 @@ def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
 
 
 def test_a_gallery_is_searched_instead_of_the_test_images():
-    choice = choose(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
+    choice = choose(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 2)
     points = np.array([[0.1], [0.0], [0.3], [0.2]], np.float32)
-    found = weigh("a", np.array([[0.25]], np.float32), points, choice, BALL, 0.2)
-    assert found["hardest"][0]["items"] == [3, 0, 1]
+    at = [np.array([[x]], np.float32) for x in (0.25, 0.02)]
+    found = [weigh("a", anchor, points, choice, BALL, 0.2) for anchor in at]
+    assert [each["hardest"][0]["items"] for each in found] == [[3, 0], [1, 0]]
+    assert only_here(found, 0, 0) == [True, False] and only_here(found[:1], 0, 0) == [False] * 2
 
 
 def test_impossible_choices_are_refused():
@@ -75,23 +77,3 @@ def test_impossible_choices_are_refused():
         choose(TEST, [3, 10], 10, 1, 1)
     with pytest.raises(UserError, match="has only 7 negatives; set --k=7$"):
         choose(TEST, [], 10, 1, 8)
-
-
-def weighed(name, items):
-    """What `weigh` returns of one anchor, as far as `only_here` and `anchor_table` read it."""
-    hardest = {"index": 5, "name": "x.png", "label": "Ŏ", "items": items}
-    hardest |= {
-        "classes": ["Ö U+00D6", "b" * 99, "c"],
-        "distances": [1, 2, 3],
-        "weights": [3, 2, 1],
-    }
-    return {"run": name, "hardest": [hardest]}
-
-
-def test_negatives_of_one_run_only_are_marked():
-    runs = [weighed("a", [1, 2, 3]), weighed("b", [3, 4, 1])]
-    assert only_here(runs, 0, 0) == [False, True, False]
-    assert only_here(runs[:1], 0, 0) == [False] * 3
-    title, _, *lines = anchor_table(runs, 0).splitlines()
-    assert title == "anchor 5 (x.png), Ŏ" and f"a    {'b' * 23}…" in lines[1]
-    assert [line.endswith("*") for line in lines] == [False, True, False] * 2

@@ -110,17 +110,6 @@ def test_points_are_means_with_bars_from_the_lowest_to_the_highest(drawn):
     assert found == [[[0.2, 0.25], [0.2, 1.0]], [[0.8, 0.5], [0.8, 0.5]]]
 
 
-def test_runs_with_validation_classes_are_drawn_in_a_first_panel(drawn):
-    with_both = of_values(0.1, 0.2, objective__c=0.5, validation=0.75)
-    axes = drawn([*with_both, *of_values(0.1, 0.2)], TEMPERATURE)
-    assert list(axes) == ["validation", "test"]
-    lines = {title: [c[0] for c in axis.containers] for title, axis in axes.items()}
-    assert [line.get_ydata().tolist() for line in lines["validation"]] == [[], [0.75, 0.75]]
-    assert [line.get_ydata().tolist() for line in lines["test"]] == [[0.5, 0.5], [0.5, 0.5]]
-    assert len({line.get_color() for line in lines["test"]}) == 2
-    assert len({line.get_marker() for line in lines["test"]}) == 2
-
-
 @pytest.mark.parametrize(
     ("field", "values", "places", "ticks"),
     [
