@@ -20,10 +20,6 @@ def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsy
     first = python("-m", "hypjax.main", *features, "--workdir=run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "Traceback" not in first.stderr
-    phases = ("the run's folder is ", "evaluating before", "compiling the", "training until step")
-    lines = iter(first.stderr.splitlines())
-    for phase in (*phases, "step 12/12", "evaluating the trained model"):  # In this order.
-        assert any(line.startswith(phase) for line in lines), first.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     shown = [line.split() for line in first.stdout.splitlines()]
     final = [f"{value:.4f}" for value in results["final"]["head"].values()]

@@ -59,12 +59,11 @@ def test_folders_that_hold_no_classes(mistake, tmp_path):
 def test_images_that_cannot_be_read_are_named(mistake, open_folder):
     """Each with its reason."""
     write_pictures(open_folder, CLASSES)
-    for suffix in ("jpg", "png", "webp"):
-        broken = open_folder / f"a/3.{suffix}"
-        write_picture(broken, size=(64, 64))
-        broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
-        assert f"cannot read 1 of 17 images: {broken} (" in mistake(open_folder)
-        broken.unlink()
+    broken = open_folder / "a/3.jpg"
+    write_picture(broken, size=(64, 64))
+    broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
+    assert f"cannot read 1 of 17 images: {broken} (" in mistake(open_folder)
+    broken.unlink()
     (open_folder / "a/1.png").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
@@ -78,7 +77,6 @@ def test_images_that_cannot_be_read_are_named(mistake, open_folder):
         ("path;label\n", "no column path"),
         ("path,label\na/1.png,\n", "row 1 needs a path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
-        ("path,label,superlabel\na/1.png,a,x\na/2.png,a,y\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "the splits query, train"),
         ("path,label\na/9.png,a\nb/1.png,b\n", "a/9.png (No such file"),
     ],

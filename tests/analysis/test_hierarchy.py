@@ -15,7 +15,7 @@ from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import flatten, load_config
-from hypjax.data.groupings import base_letter, genus, groupings
+from hypjax.data.groupings import base_letter, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.training import setup, states
@@ -52,15 +52,8 @@ def test_whole_classes_are_chosen_while_they_fit():
     kept = labels[chosen.indices]
     assert 80 < len(kept) <= 100
     assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
-    words = f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
-    assert chosen.summary.startswith(words)
-    again, other = (images_of(labels, seed=seed) for seed in (0, 1))
-    assert again.indices.tolist() == chosen.indices.tolist() != other.indices.tolist()
     large = images_of(np.repeat([0, 1], 50), 20)
     assert len(large.indices) == 20 and large.dataset.num_classes == 2
-
-
-def test_images_without_classes_to_compare_are_refused():
     for labels, most in ((LABELS, 1), ([0] * 9, 9), ([0, 1, 2, 3], 9)):
         with pytest.raises(UserError, match="cannot be analysed by class"):
             images_of(labels, most, name="scenes")
@@ -74,18 +67,11 @@ def test_what_classes_are_grouped_by():
     of_images = {name: [each.names[i] for i in each.labels] for name, each in found.items()}
     assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
     assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
-    assert list(groupings("sop", dataset_without_images(LABELS))) == ["class"]
     paths = {"superlabels": np.array([0, 1, 2, 1]), "group_names": ["A/x", "A/y", "B/x"]}
     found = groupings("grocery", dataset_without_images([0, 1, 2, 1], **paths))
     assert list(found) == ["class", "coarse class", "department"]
-    assert found["coarse class"].names == ["x", "y", "x"]
     assert found["coarse class"].labels.tolist() == [0, 1, 2, 1]
-    assert found["department"].names == ["A", "B"]
     assert found["department"].labels.tolist() == [0, 0, 1, 0]
-    assert groupings("inshop", dataset_without_images([0, 1, 2, 1], **paths))[
-        "super-class"
-    ].names == ["A/x", "A/y", "B/x"]
-    assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
     letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
     assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
 
@@ -149,23 +135,9 @@ def runs(photos_folder, tmp_path_factory):
     return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
 
 
-@pytest.fixture
-def lines_of(monkeypatch, tmp_path, capsys):
-    """Runs a command in a temporary folder, and returns the lines that it prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(name, *arguments):
-        commands.call(name, *arguments)
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
-
 @pytest.mark.slow
-def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
-    lines = lines_of("spectrum", f"--workdir={runs.hier}", "--output=found.png")
-    assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"
-    assert [line.split()[:2] for line in lines[2:4]] == [["hier", "untrained"], ["hier", "trained"]]
+def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
+    commands.call("spectrum", f"--workdir={runs.hier}", f"--output={tmp_path}/found.png")
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
@@ -179,20 +151,17 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
     assert Image.open(tmp_path / "found.png").width >= 800
 
 
-def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
+def test_shows_the_hierarchies_of_runs(runs, tmp_path, capsys):
     workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
-    lines = lines_of("hierarchy", *workdirs, "--output=found", "--images=30")
+    folder = tmp_path / "found"
+    commands.call("hierarchy", *workdirs, f"--output={folder}", "--images=30")
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
     trees = [line.split()[:2] for line in lines[3:6]]
     assert trees == [["hier", "proxies"], ["hier", "average"], ["plain", "average"]]
-    folder = tmp_path / "found"
-    assert "first hits, and distances in the known hierarchy of class, super-class:" in lines
     files = {"tree.json", "affinity.png", "trees.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
-    assert {p.name for p in (folder / "hier").iterdir()} == files | {
-        "disk.png",
-        "leaves.png",
-    }
+    assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
     numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
     for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
         nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)

@@ -36,11 +36,10 @@ def test_numbers_are_those_of_loops(space):
     assert told["overlap"] == pytest.approx(sum(map(min, *shares)))
 
 
-@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 3.0)], ids=["sphere", "ball"])
 @pytest.mark.parametrize("scale", [1e-2, 3.0])
-def test_the_overlap_does_not_depend_on_how_far_apart_points_are(space, scale):
+def test_the_overlap_does_not_depend_on_how_far_apart_points_are(scale):
     """Classes that are apart, all near each other or all near the boundary."""
-    rng = np.random.default_rng(0)
+    rng, space = np.random.default_rng(0), PoincareBall(1.0, 3.0)
     centres = scale * np.eye(3)[LABELS % 3] + np.array([0.0, 0, 3])
     points = space.embed((centres + 1e-3 * scale * rng.normal(size=(9, 3))).astype("f"))
     found = find_spread(np.asarray(points), LABELS % 3, space)["similarity"]

@@ -5,7 +5,7 @@ import math
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis.extra import numpy as hnp
 from scipy.stats import spearmanr
 
@@ -25,22 +25,13 @@ from hypjax.analysis.trees import (
 @st.composite
 def trees(draw, most=9):
     """Random trees with any number of children, also one; inner nodes in any order."""
-    leaves = draw(st.integers(2, most))
-    parents, roots, inner = {}, list(range(leaves)), leaves
-    while len(roots) > 1 or draw(st.integers(0, 3)) == 0:
-        children = draw(st.sets(st.sampled_from(roots), min_size=1, max_size=4))
-        parents |= dict.fromkeys(children, inner)
-        roots = [node for node in roots if node not in children] + [inner]
-        inner += 1
-        if inner > leaves + 12:
-            parents |= dict.fromkeys(roots, inner)
-            roots, inner = [inner], inner + 1
-            break
-    order = draw(st.permutations(range(leaves, inner)))
-    renamed = dict(enumerate([*range(leaves), *order])) | {-1: -1}
-    found = np.full(inner, -1)
-    for node in range(inner):
-        found[renamed[node]] = renamed[parents.get(node, -1)]
+    count = draw(st.integers(3, 2 * most))
+    parents = [draw(st.integers(node + 1, count - 1)) for node in range(count - 1)]
+    order = sorted(draw(st.permutations(range(count))), key=lambda node: node in parents)
+    leaves = count - len(set(parents))
+    assume(2 <= leaves <= most)
+    found = np.full(count, -1)
+    found[np.argsort(order)[:-1]] = np.argsort(order)[parents]
     return Tree(found, leaves)
 
 
