@@ -80,7 +80,6 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
 
 
 def test_notebooks_begin_alike_and_have_no_outputs():
-    first = {"".join(cells(path, "code")[0]["source"]) for path in NOTEBOOKS}
-    assert len(first) == 1
+    assert len({"".join(cells(path, "code")[0]["source"]) for path in NOTEBOOKS}) == 1
     for path in NOTEBOOKS:
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells(path, "code"))

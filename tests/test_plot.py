@@ -49,15 +49,11 @@ def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_
     draw("grid", where, f"--output={tmp_path / 'grid.png'}", "--images=16")
     pixels = np.asarray(Image.open(tmp_path / "grid.png"))
     assert pixels.shape[:2] == (256, 256) and pixels.std() > 20
-    draw("disk", where, f"--output={tmp_path / 'disk.svg'}")
-    assert "class3" in (tmp_path / "disk.svg").read_text()
     assert "cannot be read" not in capsys.readouterr().err
     shutil.rmtree(tmp_path / "photos")
-    for kind, name in (("grid", "a.png"), ("disk", "b.png"), ("disk", "c.html")):
-        options = ["--thumbnails"] * (name == "b.png")
-        draw(kind, where, f"--output={tmp_path / name}", *options)
-        assert (tmp_path / name).stat().st_size > 3000
-        assert "images that cannot be read; were they moved?" in capsys.readouterr().err
+    draw("disk", where, f"--output={tmp_path / 'disk.svg'}", "--thumbnails")
+    assert "class3" in (tmp_path / "disk.svg").read_text()
+    assert "images that cannot be read; were they moved?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

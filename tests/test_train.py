@@ -11,7 +11,6 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
-from hypjax.monitoring import stopwatch
 from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir
 from tests.helpers.small_runs import SHORT_GLYPHS, interrupted_after, step_metrics
@@ -34,14 +33,8 @@ def test_a_run_leaves_results_times_and_a_model(run, load_glyphs, capsys):
             assert list(values) == ["recall@1", "recall@2", "recall@4", "recall@8"]
             assert all(0 < value < 1 for value in values.values())
     times = json.loads((tmp_path / "times.json").read_text())
-    seconds = times["seconds"]
-    total = seconds.pop("total")
-    assert tuple(seconds) == stopwatch.PARTS
-    assert sum(seconds.values()) == pytest.approx(total, abs=0.01)
-    assert all(seconds[part] > 0 for part in ("compile", "steps", "evaluation", "saving"))
-    assert times["steps"] == 6
-    assert times["host_memory_peak"] > 50e6
-
+    total = times["seconds"].pop("total")
+    assert sum(times["seconds"].values()) == pytest.approx(total, abs=0.01)
     best = {"final": results["final"], "best": results["best"]}
     assert evaluate(config, tmp_path) == best
     changed = load_glyphs("eval.ks=1,100", "eval.metrics=recall,precision,map@r", "seed=5")
@@ -68,13 +61,9 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path, capsys):
     assert step_metrics(tmp_path) == step_metrics(whole)
 
 
-def begin(config, path):
-    with Workdir(path, config).claimed({}):
-        pass
-
-
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
-    begin(load_glyphs(), tmp_path)
+    with Workdir(tmp_path, load_glyphs()).claimed({}):
+        pass
     with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
         train.train_and_evaluate(load_glyphs("seed=1"), tmp_path)
     with pytest.raises(UserError, match="load_head=True starts from this run's model"):
@@ -85,16 +74,10 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
 
 
 def test_folders_that_are_no_runs_are_refused(load_glyphs, tmp_path):
-    """A file was cut off, or nothing says whether the results are of this configuration."""
-    config = load_glyphs()
-    begin(config, tmp_path / "run")
-    for file in ("results.json", "config.json"):
-        (tmp_path / "run" / file).write_text('{"identity": {"se')
-        with pytest.raises(UserError, match=f"{file} is damaged "):
-            train.train_and_evaluate(config, tmp_path / "run")
-    (tmp_path / "saved/checkpoints/5").mkdir(parents=True)
+    """Nothing says of which configuration their checkpoints are."""
+    (tmp_path / "checkpoints/5").mkdir(parents=True)
     with pytest.raises(UserError, match="holds a run without its config.json"):
-        train.train_and_evaluate(config, tmp_path / "saved")
+        train.train_and_evaluate(load_glyphs(), tmp_path)
 
 
 @pytest.mark.slow

@@ -26,15 +26,15 @@ def of_values(*values, **fields):
     return [run(objective__temperature=value, **fields) for value in values]
 
 
-def labels(runs, field=TEMPERATURE):
-    return list(curves(runs, field))
+def labels(runs):
+    return list(curves(runs, TEMPERATURE))
 
 
 def test_there_is_a_line_for_each_combination_of_the_other_fields():
     runs = [
         *of_values(0.1, 0.2, objective__c=0.3, optim__learning_rate=1e-3),
         *of_values(0.2, 0.1, objective__c=0.1, optim__learning_rate=1e-3),
-        *of_values(0.1, objective__c=0.3, optim__learning_rate=2e-3),
+        *of_values(0.1, objective__c=0.3, optim__learning_rate=2e-3, seed=3, name="mine"),
     ]
     found = curves(runs, TEMPERATURE)
     assert {label: list(curve) for label, curve in found.items()} == {
@@ -56,12 +56,6 @@ def test_fields_that_a_run_does_not_use_neither_split_lines_nor_appear():
         "objective.space=poincare, objective.c=0.3",
         "objective.space=sphere",
     ]
-
-
-def test_names_seeds_and_circumstances_do_not_split_lines():
-    others = {"seed": 3, "name": "mine", "variant": "x", "run__microbatch": 4, "eval__ks": (1, 7)}
-    found = curves([*of_values(0.1, 0.2), *of_values(0.1, **others)], TEMPERATURE)
-    assert {value: len(runs) for value, runs in found[""].items()} == {0.1: 2, 0.2: 1}
 
 
 @pytest.mark.parametrize(

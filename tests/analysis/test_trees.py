@@ -163,13 +163,6 @@ def test_sectors_nest_and_are_disjoint(tree):
         np.testing.assert_allclose(of_children[-1, 1], angles[node, 1], atol=1e-12)
 
 
-def test_similar_siblings_are_neighbours():
-    tree = Tree(np.array([4, 4, 4, 4, -1]), 4)
-    angles = sectors(tree, np.array([[0.0], [5.0], [0.1], [5.1]]))[:4, 0]
-    order = np.argsort(angles).tolist()
-    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
-
-
 POINT = st.builds(
     lambda r, angle: r * np.exp(1j * angle), st.floats(0, 0.999), st.floats(-math.pi, math.pi)
 )
