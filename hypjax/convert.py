@@ -37,6 +37,9 @@ _FEATURES = FLAGS.boolean(
     False,
     "sentence-transformers: write features as they are, and their distance as a function.",
 )
+# Flags of one format.
+_ONLY = {"embedding": "onnx", "precision": "onnx"}
+_ONLY |= dict.fromkeys(("images", "features"), "sentence-transformers")
 
 
 def main() -> None:
@@ -45,12 +48,16 @@ def main() -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
-    for name, (_, flags) in _FORMATS.items():
-        for flag in flags:
-            if name != _FORMAT.value and FLAGS[flag].present:
-                raise UserError(f"--{flag} is for --format={name} alone; leave it out")
-    write, _ = _FORMATS[_FORMAT.value]
-    write(output)
+    for flag, name in _ONLY.items():
+        if name != _FORMAT.value and FLAGS[flag].present:
+            raise UserError(f"--{flag} is for --format={name} alone; leave it out")
+    if _FORMAT.value == "timm":
+        _write_timm(output)
+    elif _FORMAT.value == "onnx":
+        _write_onnx(output)
+    else:
+        write = integrations.find("convert", _FORMAT.value)
+        print(write(_WORKDIR.value, output, images=_IMAGES.value, features=_FEATURES.value))
 
 
 def _write_timm(output: pathlib.Path) -> None:
@@ -72,12 +79,6 @@ def _write_timm(output: pathlib.Path) -> None:
         print("  pool the tokens of model.forward_features(images), then apply the classifier")
 
 
-def _write_sentence_transformers(output: pathlib.Path) -> None:
-    """Writes a folder for sentence-transformers, and says what its vectors are."""
-    write = integrations.find("convert", "sentence-transformers")
-    print(write(_WORKDIR.value, output, images=_IMAGES.value, features=_FEATURES.value))
-
-
 def _write_onnx(output: pathlib.Path) -> None:
     """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
     command.output_file(_OUTPUT, ".onnx")
@@ -86,15 +87,6 @@ def _write_onnx(output: pathlib.Path) -> None:
     agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)
     print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}")
     print(agreement)
-
-
-# How formats are written, and the flags that only they have. A new one adds its line, and its name
-# to the flag.
-_FORMATS = {
-    "timm": (_write_timm, ()),
-    "onnx": (_write_onnx, ("embedding", "precision")),
-    "sentence-transformers": (_write_sentence_transformers, ("images", "features")),
-}
 
 
 if __name__ == "__main__":

@@ -83,8 +83,13 @@ def find_hierarchy(
     nodes = _nodes(clusters, lengths.tolist(), images, inner)
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
-        measured = known_hierarchy.measure(points, space, distances, images.groupings)
-        scores["known_hierarchy"] = measured
+        levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
+        scores["known_hierarchy"] = {
+            "levels": [*levels],
+            "wrong_first_hits": known_hierarchy.wrong_first_hits(points, space, images.groupings),
+            "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
+            "radii": known_hierarchy.radii(points, space, levels),
+        }
     side = _of_classes(clusters, heights, images)
     found = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)

@@ -60,28 +60,6 @@ def known_tree(levels: Sequence[Groups]) -> Tree:
     return Tree(np.concatenate([*parents, [-1]]), levels[0].max() + 1)
 
 
-def measure(
-    points: Points,
-    space: Space,
-    distances: Float[np.ndarray, "n n"],
-    groupings: Mapping[str, Grouping],
-) -> dict[str, Any]:
-    """Compares embeddings, and their distances in float64, with what classes are grouped by.
-
-    Returns:
-        What `wrong_first_hits`, `rank_correlations` and `radii` find, and the names of the levels
-        of the known hierarchy, to which the latter two refer.
-    """
-    levels = nested_levels(groupings)
-    labels = [level.labels for level in levels.values()]
-    return {
-        "levels": [*levels],
-        "wrong_first_hits": wrong_first_hits(points, space, groupings),
-        "rank_correlation": rank_correlations(distances, labels),
-        "radii": radii(points, space, {name: level.labels for name, level in levels.items()}),
-    }
-
-
 def wrong_first_hits(
     points: Points, space: Space, groupings: Mapping[str, Grouping]
 ) -> dict[str, Any]:

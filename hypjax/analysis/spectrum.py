@@ -68,7 +68,7 @@ def find_spread(
     counts = np.stack([np.histogram(pairs, edges)[0] for pairs in found])
     return {
         "cumulative_energy": energy.tolist(),
-        "components": {f"{share:.0%}": components(energy, share) for share in _SHARES},
+        "components": {f"{share:.0%}": int(np.sum(energy < share)) + 1 for share in _SHARES},
         "similarity": {
             "edges": edges.tolist(),
             "pairs_of_one_class": counts[0].tolist(),
@@ -78,11 +78,6 @@ def find_spread(
             "overlap": float(np.minimum(*(counts / counts.sum(axis=1, keepdims=True))).sum()),
         },
     }
-
-
-def components(energy: Float[np.ndarray, " dim"], share: float) -> int:
-    """Least number of principal components that hold a share of the variance."""
-    return int(np.searchsorted(energy, share * (1 - 1e-12)) + 1)
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
