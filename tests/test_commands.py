@@ -93,10 +93,9 @@ def test_mistakes_are_one_sentence(kind, tmp_path, monkeypatch):
 def test_flags_overrides_and_words_are_separated():
     module = importlib.import_module("benchmarks.__main__")
     flag_values = copy.deepcopy(module.FLAGS)
-    argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5", "--showprefixforinfo"]
+    argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5"]
     assert command.parse(argv, flag_values, module.CHOICES) == [["run.microbatch=5"], "job"]
     assert flag_values.quick and not module.FLAGS["quick"].present
-    assert command.parse(["benchmarks"], flag_values, module.CHOICES) == [[], None]
     with pytest.raises(UserError, match="^'jobs' is not one of loss, "):
         command.parse(["benchmarks", "jobs"], flag_values, module.CHOICES)
     with pytest.raises(UserError, match="^unexpected argument 'job'"):
