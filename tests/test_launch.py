@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from hypjax import main
 from hypjax.config import default_config, flatten
 
 # Each stub logs its command line.
@@ -54,19 +53,6 @@ def test_scripts_parse_and_set_fields_that_exist(repository):
     named = set(re.findall(r"--config\.([a-z_.]+)=", text))
     known = {*flatten(default_config()), *flatten(default_config("hier+proxy_anchor"))}
     assert "run.data_dir" in named and named - known == set()
-
-
-def test_the_pods_of_a_jobset_find_each_other(repository):
-    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    jobset = yaml.safe_load((repository / "launch/jobset.yaml").read_text())
-    [job] = jobset["spec"]["replicatedJobs"]
-    spec = job["template"]["spec"]
-    [container] = spec["template"]["spec"]["containers"]
-    flags = dict(flag[2:].split("=", 1) for flag in container["command"] if flag[:2] == "--")
-    name = jobset["metadata"]["name"]
-    assert flags["coordinator"].startswith(f"{name}-{job['name']}-0-0.{name}:")
-    assert spec["completions"] == spec["parallelism"] == int(flags["num_processes"])
-    assert all(flag in main.FLAGS for flag in flags if not flag.startswith("config."))
 
 
 def test_a_saved_command_is_repeated_and_a_saved_job_requeued(run):

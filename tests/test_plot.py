@@ -56,11 +56,7 @@ def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_
     assert "images that cannot be read; were they moved?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("module", "output", "options"),
-    [("bokeh", "disk.html", []), ("umap", "disk.png", ["--layout=umap"])],
-)
-def test_missing_packages_are_named_first(module, output, options, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf'needs {module}: pip install "hypjax\[viz\]"'):
-        draw("disk", "--workdir=none", f"--output={tmp_path / output}", *options)
+def test_missing_packages_are_named_first(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(UserError, match=r'needs bokeh: pip install "hypjax\[viz\]"'):
+        draw("disk", "--workdir=none", f"--output={tmp_path / 'disk.html'}")

@@ -124,7 +124,7 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         axes.set_title(panel.title, fontsize=12, parse_math=False)
         _scatter_groups(axes, panel, chosen, drawing.names)
         if drawing.proxies:
-            _draw_tree(axes, panel.places, *drawing.proxies)
+            _draw_tree(axes, panel.places, drawing.proxies)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
     _place_legend(figure, row[0], drawing.legend)
@@ -199,21 +199,16 @@ def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
         handle.set_sizes([36])
 
 
-def _draw_tree(
-    axes: Axes,
-    points: Places,
-    proxies: Places,
-    parents: Int[np.ndarray, " p"],
-    above: Int[np.ndarray, " n"] | None,
-) -> None:
+def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
     """Draws proxies as circles, and the edges of their tree as geodesics."""
-    child = np.flatnonzero(parents >= 0)
-    edges = geodesics(proxies[child], proxies[parents[child]])
+    places, child = proxies.places, np.flatnonzero(proxies.parents >= 0)
+    edges = geodesics(places[child], places[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
-    if above is not None:
-        draw_lines(axes, geodesics(points, proxies[above]), color="0.8", linewidths=0.3, zorder=1)
+    if proxies.above is not None:
+        edges = geodesics(points, places[proxies.above])
+        draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(proxies.real, proxies.imag, s=22, label="proxy", **style)
+    axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
@@ -297,10 +292,10 @@ class PlotData(NamedTuple):
 def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
     """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
-    chosen = _choose(len(gallery), most, seed)
+    title, chosen = _choose(path.name, len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
-    paths, title = gallery.ids[chosen].tolist(), _title(path.name, len(chosen), len(gallery))
+    paths = gallery.ids[chosen].tolist()
     captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
     images = ImageSet(
         *(title, gallery.vectors[chosen], {CLASS: grouping}, captions),
@@ -323,8 +318,8 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
         dataset = getattr(splits, name)
         if dataset is None:
             raise UserError(f"{config.data.name} has no {name} images; leave out --parts={name}")
-        images = dataset.take(_choose(len(dataset), most, seed))
-        title = _title(name, len(images), len(dataset))
+        title, chosen = _choose(name, len(dataset), most, seed)
+        images = dataset.take(chosen)
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
         grouped = groupings(config.data.name, images)
         sets.append(ImageSet(title, embed(images), grouped, captions, read_rgb(images)))
@@ -360,16 +355,13 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def _choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:
-    """Indices of all images or, of more than `most`, of random ones, in their order."""
+def _choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
+    """A title, and indices of all images or, of more than `most`, of random ones, in order."""
     if not count:
         raise UserError("there are no images to draw")
-    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
-
-
-def _title(name: str, chosen: int, count: int) -> str:
-    shown = f"{chosen:,} of {count:,}" if chosen < count else f"{count:,}"
-    return f"{name}: {shown} images"
+    shown = f"{most:,} of {count:,}" if most < count else f"{count:,}"
+    chosen = np.sort(np.random.default_rng(seed).permutation(count)[:most])
+    return f"{name}: {shown} images", chosen
 
 
 def place_in_disk(

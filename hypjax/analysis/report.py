@@ -273,10 +273,8 @@ def _disk(found: RunSearches) -> dict[str, str]:
     run, images = found.run, found.run.splits.test
     chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
     points, shown = found.points[chosen], images.take(chosen)
-    title, grouped = (
-        f"{run.name}: {len(chosen):,} test images",
-        groupings(run.config.data.name, shown),
-    )
+    title = f"{run.name}: {len(chosen):,} test images"
+    grouped = groupings(run.config.data.name, shown)
     data = PlotData([ImageSet(title, points, grouped, [], read_rgb(shown))], found.space)
     drawing, ranks = place_in_disk(data, "mds", None, 0)
     draw_disks(drawing, file := io.BytesIO())
