@@ -290,7 +290,7 @@ def _embedded(
     embed = jax.jit(space.embed)
     points = None
     for rows in inputs.blocks(len(features), _BLOCK):
-        block = inputs.float32(features[rows])
+        block = inputs.host_rows(features, rows)
         # Padded, so that one program is compiled.
         padded = inputs.pad_rows(block, min(_BLOCK, len(features)))
         found = np.asarray(embed(padded))[: len(block)]

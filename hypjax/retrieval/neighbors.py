@@ -26,6 +26,7 @@ from hypjax.retrieval.scores import (
     separations,
     unique_rows,
 )
+from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
@@ -59,10 +60,9 @@ def nearest_neighbors(
     incomplete are searched again with products in float64, and at last by subtraction alone. Their
     numbers are logged.
 
-    A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
-    chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this holds at most 512 MB of memory, of host and devices
-    together; the C library may keep some of what was freed.
+    The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
+    and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
+    memory, of host and devices together; the C library may keep some of what was freed.
 
     Args:
         queries: Points of the space, [n, d].
@@ -94,7 +94,7 @@ def nearest_neighbors(
 def search(
     queries: Float[ArrayLike, "n d"],
     own_ids: Int[np.ndarray, " n"] | None,
-    gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
+    gallery: Float[ArrayLike, "m d"] | StreamedGallery,
     *,
     k: int,
     space: Space,
@@ -109,9 +109,11 @@ def search(
     check_number(k, gallery, own_ids)
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
-    kept = isinstance(gallery, selection.KeptGallery)
+    if not isinstance(gallery, StreamedGallery):
+        gallery = StreamedGallery(gallery)
+    queries = np.asarray(queries)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
-    score = Score.around(space, gallery.sample if kept else selection.sample(gallery))
+    score = Score.around(space, gallery.sample)
     certify("neighbours", queries, score, task.by_products, task.by_subtraction)
     return task.distances, task.ids
 
@@ -157,20 +159,12 @@ def nearest_among(
             f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
             f"queries, got {candidates.dtype} of shape {candidates.shape}"
         )
-    found = np.empty((len(queries), k)), np.empty((len(queries), k), np.int32)
-    size = max(FETCH_BYTES // (4 * number * gallery.shape[1]), 1)
-    for part in inputs.blocks(len(queries), min(size, len(queries))):
-        ids = candidates[part]
-        points = inputs.host_rows(gallery, ids.reshape(-1))
-        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
-        rows = np.pad(rows, [(0, 0), (0, -number % inputs.LANES)])
-        with jax.enable_x64(True):
-            own = inputs.host_rows(queries, part)
-            apart = np.asarray(_separations_of_rows(space, own, points, rows))[:, :number]
-        order = _ascending(apart, ids)[:, :k]
-        for array, values in zip(found, (apart, ids), strict=True):
-            array[part] = np.take_along_axis(values, order, axis=1)
-    return _distances(space, found[0]), found[1]
+    found = _candidate_separations(
+        space, queries.astype(np.float32), StreamedGallery(gallery), candidates
+    )
+    order = _ascending(found, candidates)[:, :k]
+    found, ids = (np.take_along_axis(array, order, axis=1) for array in (found, candidates))
+    return _distances(space, found), ids.astype(np.int32)
 
 
 class _Block(NamedTuple):
@@ -188,19 +182,13 @@ class _Search:
         self,
         queries: Float[ArrayLike, "n d"],
         own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
+        gallery: StreamedGallery,
         k: int,
         space: Space,
         block_size: int,
     ) -> None:
-        self._queries, self._own_ids, self._points = queries, own_ids, gallery
+        self._queries, self._own_ids, self._gallery = queries, own_ids, gallery
         self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
-        if isinstance(gallery, selection.KeptGallery):
-            self._gallery, self._points = gallery, gallery.array
-        elif isinstance(gallery, jax.Array):
-            self._gallery = selection.DeviceGallery(gallery)
-        else:
-            self._gallery = selection.HostGallery(gallery)
         # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
         self._listed = k + (own_ids is not None)
         shape = (len(queries), k)
@@ -211,7 +199,7 @@ class _Search:
         """Sorts the items with the highest scores by their distances; see `scores.certify`."""
         again = score.precision is Precision.DOUBLE
         spare = self.ids.shape[1] + _MORE if again else _SPARE
-        candidates = min(self._listed + spare, self._gallery.size)
+        candidates = min(self._listed + spare, len(self._gallery))
         itemsize = np.dtype(score.precision.value).itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = min(self._block_size, len(rows), most)
@@ -239,11 +227,11 @@ class _Search:
         """Measures all distances of some queries."""
         for part in inputs.split(rows, inputs.PART_BYTES // (4 * self._dim)):
             queries = inputs.host_rows(self._queries, part)
-            listed = nearest_by_subtraction(self._space, queries, self._points, self._listed)
+            listed = nearest_by_subtraction(self._space, queries, self._gallery.array, self._listed)
             self._store(part, *listed)
 
     def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
-        points = inputs.float32(self._queries[rows])
+        points = inputs.host_rows(self._queries, rows)
         self._space.check(points, first=rows[0])
         everywhere = NamedSharding(self._gallery.mesh, P())
         points = jax.device_put(inputs.pad_rows(points, size), everywhere)
@@ -255,31 +243,15 @@ class _Search:
         They are certain if the k-th is surely nearer than any item that is no candidate: no such
         item scores higher than the last candidate, and −separation is at most the score.
         """
-        found = self._candidate_separations(block.points, best.ids)
         ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
+        found = _candidate_separations(self._space, block.points, self._gallery, ids)
         order = _ascending(found, ids)[:, : self._listed]
         found = np.take_along_axis(found, order, axis=1)
         # The certificate; where all items are candidates, none is needed.
-        certain = (-found[:, -1] > last) | (ids.shape[1] == self._gallery.size)
+        certain = (-found[:, -1] > last) | (ids.shape[1] == len(self._gallery))
         ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
         self._store(block.rows, _distances(self._space, found)[:number], ids[:number])
         self._certain[block.rows] = certain[:number]
-
-    def _candidate_separations(
-        self, queries: Float[Array, "b d"], ids: Int[np.ndarray | Array, "b c"]
-    ) -> Float[np.ndarray, "b c"]:
-        """Separations of queries and candidates, which are fetched in parts."""
-        found, candidates = np.empty(ids.shape), ids.shape[1]
-        items = max(FETCH_BYTES // (4 * self._dim), 1)
-        heights = inputs.blocks(len(ids), items // candidates)
-        for part in itertools.product(heights, inputs.blocks(candidates, items)):
-            points, rows = self._gallery.points(ids[part])
-            with jax.enable_x64(True):
-                pad = np.pad if isinstance(rows, np.ndarray) else jnp.pad
-                rows = pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
-                parted = _separations_of_rows(self._space, queries[part[0]], points, rows)
-            found[part] = np.asarray(parted)[:, : found[part].shape[1]]
-        return found
 
     def _store(
         self,
@@ -292,6 +264,25 @@ class _Search:
             kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
             distances, ids = (x[kept].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids
+
+
+def _candidate_separations(
+    space: Space,
+    queries: Float[np.ndarray | Array, "b d"],
+    gallery: StreamedGallery,
+    ids: Int[np.ndarray, "b c"],
+) -> Float[np.ndarray, "b c"]:
+    """Separations of queries and candidates, which are fetched in parts."""
+    found, candidates = np.empty(ids.shape), ids.shape[1]
+    items = max(FETCH_BYTES // (4 * queries.shape[1]), 1)
+    heights = inputs.blocks(len(ids), items // candidates)
+    for part in itertools.product(heights, inputs.blocks(candidates, items)):
+        points, rows = gallery.points(ids[part])
+        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+        with jax.enable_x64(True):
+            parted = _separations_of_rows(space, queries[part[0]], points, rows)
+        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
+    return found
 
 
 @jax.jit

@@ -380,8 +380,8 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
 
 
 def positive_ranks(
-    queries: Float[np.ndarray | Array, "n d"],
-    gallery: Float[np.ndarray | Array, "m d"],
+    queries: inputs.Points,
+    gallery: inputs.Points,
     relevance: Relevance,
     space: Space,
 ) -> Iterator[Int[np.ndarray, " positives"]]:
@@ -413,7 +413,7 @@ def positive_ranks(
 
 
 def _bounds_of_items(
-    score: Score, queries: Factors, gallery: Float[np.ndarray | Array, "m d"], ids: Rows
+    score: Score, queries: Factors, gallery: inputs.Points, ids: Rows
 ) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
     """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
     block = len(queries.slack[0])

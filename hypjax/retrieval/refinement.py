@@ -12,7 +12,7 @@ from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.neighbors import check_number, search
 from hypjax.retrieval.prefixes import Shortlist
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.retrieval.selection import KeptGallery
+from hypjax.retrieval.selection import StreamedGallery
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Refinement:
         self,
         queries: Float[ArrayLike, "n d"],
         own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | KeptGallery,
+        gallery: Float[ArrayLike, "m d"] | StreamedGallery,
         *,
         k: int,
         space: Space,
@@ -76,7 +76,7 @@ class Refinement:
 
         Re-ranking takes at least k results, and their distances are those by which it sorts them.
         """
-        array = gallery.array if isinstance(gallery, KeptGallery) else gallery
+        array = gallery.array if isinstance(gallery, StreamedGallery) else gallery
         queries = self.expanded(queries, own_ids, array, space)
         if self.shortlist is not None:
             check_number(k, gallery, own_ids)
