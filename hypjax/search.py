@@ -66,15 +66,12 @@ def main(overrides: list[str]) -> None:
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
-    if _PREFIX.value and _RERANK.value:
-        raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.external_embedder import PixelOptions, open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
     from hypjax.retrieval.gallery_files import open_gallery
-    from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -94,8 +91,8 @@ def main(overrides: list[str]) -> None:
     else:
         embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None
-    shortlist = Shortlist(_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else None
-    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, shortlist)
+    prefix = (_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else ()
+    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, *prefix)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)
     if output:
         from hypjax.analysis.hit_grid import draw

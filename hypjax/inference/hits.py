@@ -1,6 +1,5 @@
 """Searching a gallery with images as queries, and what that finds."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -104,7 +103,7 @@ def find_hits(
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
-    usual = dataclasses.replace(refinement, shortlist=None) == Refinement()
+    usual = not (refinement.expansion or refinement.reranking)
     match = embedder.match if usual else None
     return [
         Hits(

@@ -23,7 +23,7 @@ from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
-from hypjax.retrieval.prefixes import prefix_points
+from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import replacing
 

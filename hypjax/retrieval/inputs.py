@@ -1,12 +1,13 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
 import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
@@ -15,6 +16,7 @@ MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
 # Separations are computed for a multiple of this many items. A vector loop would leave the rest to
 # another one, which may round differently, and duplicates must be equally far.
 LANES = 16
+_BLOCK = 1 << 14  # Rows of a block.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Of some points.
@@ -57,6 +59,18 @@ def split(rows: Rows, size: int) -> list[Rows]:
 def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
     """Appends rows of zeros to an array, up to a number of rows."""
     return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+
+def by_blocks(
+    function: Callable[[np.ndarray], Array], points: Float[np.ndarray, "n d"]
+) -> Float[np.ndarray, "n k"]:
+    """A jitted function of points, in padded blocks of few sizes to compile for."""
+    size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
+    found = []
+    for rows in blocks(max(len(points), 1), size):
+        block = points[rows]
+        found.append(np.asarray(function(pad_rows(block, size)))[: len(block)])
+    return np.concatenate(found)
 
 
 def round_up(number: int, multiple: int) -> int:

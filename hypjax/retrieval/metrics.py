@@ -15,6 +15,7 @@ from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
+from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
@@ -85,22 +86,6 @@ def recall_at_k(
     return _means_at_k("recall", ks, (queries, query_labels, gallery, gallery_labels), space)
 
 
-def mean_reciprocal_rank(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
-    *,
-    space: Space,
-) -> float:
-    """Mean of 1 / (rank of the nearest match), with ranks from 1.
-
-    Arguments and errors are those of `recall_at_k`.
-    """
-    points = (queries, query_labels, gallery, gallery_labels)
-    return mean_score(query_scores(*points, metrics=["mrr"], space=space)["mrr"])
-
-
 def mean_average_precision_at_r(
     queries: Float[ArrayLike, "n d"],
     query_labels: Shaped[ArrayLike, " n"],
@@ -133,22 +118,6 @@ def r_precision(
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])
-
-
-def precision_at_k(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
-    *,
-    ks: Sequence[int],
-    space: Space,
-) -> dict[int, float]:
-    """Precision@K: share of matches among the K nearest items of a query.
-
-    Arguments and errors are those of `recall_at_k`; K may be at most the number of items.
-    """
-    return _means_at_k("precision", ks, (queries, query_labels, gallery, gallery_labels), space)
 
 
 def query_scores(
@@ -200,16 +169,46 @@ def query_scores(
         asked, matches = asked.part(rows), matches[rows]
         if not matches.any():  # Other processes have the queries that have one.
             return {name: np.full(len(matches), np.nan) for name in metrics}
-    reordered = None  # Whether the first results are matches, in their new order.
-    if refinement is not None and refinement.expansion:
-        points = refinement.expanded(asked.points, asked.ids, searched.points, space)
+    points, first = _refined(refinement, asked.points, asked.ids, searched.points, space)
+    if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    if refinement is not None and refinement.reranking is not None:
-        found = refinement.first_results(asked.points, asked.ids, searched.points, space)
-        reordered = searched.labels[found] == asked.labels[:, None]
+    hits = None if first is None else searched.labels[first] == asked.labels[:, None]
+    scores = _scores_by_labels(asked, searched, matches, selected, space, hits)
+    return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+
+
+def _refined(
+    refinement: Refinement | None,
+    queries: Float[np.ndarray, "n d"],
+    own_ids: Int[np.ndarray, " n"] | None,
+    gallery: Float[np.ndarray, "m d"],
+    space: Space,
+) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "n depth"] | None]:
+    """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
+    if refinement is None:
+        return queries, None
+    queries = refinement.expanded(queries, own_ids, gallery, space)
+    if refinement.reranking is None:
+        return queries, None
+    numbers = refinement.reranking
+    return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
+
+
+def _scores_by_labels(
+    asked: Labelled,
+    searched: Labelled,
+    matches: Int[np.ndarray, " n"],
+    metrics: Mapping[str, Metric],
+    space: Space,
+    reordered: Bool[np.ndarray, "n depth"] | None,
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores from as few ranks as the metrics need.
+
+    `reordered` tells which of the first results are matches, in the order of a re-ranking.
+    """
     scores = {}
-    first = {name: metric for name, metric in selected.items() if metric.depth is FIRST}
-    listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
+    first = {name: metric for name, metric in metrics.items() if metric.depth is FIRST}
+    listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
         listed, first = listed | first, {}  # The lists show whether there is a match.
@@ -221,10 +220,10 @@ def query_scores(
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
         scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reordered)
-    if full := {name: metric for name, metric in selected.items() if metric.depth is ALL}:
+    if full := {name: metric for name, metric in metrics.items() if metric.depth is ALL}:
         relevance = by_labels(asked, searched)
         scores |= _scores_of_all(asked.points, searched.points, relevance, full, space, reordered)
-    return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+    return scores
 
 
 def relevance_scores(
@@ -268,12 +267,10 @@ def relevance_scores(
         queries = queries[rows]
         relevance = Relevance(relevance.positives[rows], relevance.ignored[rows])
     reordered = None
-    if refinement is not None:
-        queries = refinement.expanded(queries, None, gallery, space)
-        if refinement.reranking is not None:
-            found = refinement.first_results(queries, None, gallery, space)
-            listed = zip(found, relevance.positives, relevance.ignored, strict=True)
-            reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, wanted, out in listed]
+    queries, first = _refined(refinement, queries, None, gallery, space)
+    if first is not None:
+        listed = zip(first, relevance.positives, relevance.ignored, strict=True)
+        reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, wanted, out in listed]
     return _scores_of_all(queries, gallery, relevance, selected, space, reordered)
 
 

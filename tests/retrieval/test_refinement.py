@@ -8,9 +8,9 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
-from hypjax.retrieval import expansion, nearest_neighbors, neighbors, query_scores
-from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
+from hypjax.retrieval import refinement as module
+from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.galleries import labelled, points
 from tests.retrieval.test_metrics import by_definition
@@ -37,7 +37,7 @@ def looped(space, queries, gallery, own_ids, k, alpha):
 @pytest.mark.parametrize("space", [SPHERE, PoincareBall(0.3, 2.0)], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
 def test_expansion_equals_a_loop(space, alpha, monkeypatch):
-    monkeypatch.setattr(expansion, "_BLOCK_BYTES", 6400)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 6400)
     queries, gallery = points(space, 0, 40), points(space, 1, 40)
     gallery[3] = queries[2]
     nowhere = np.full(40, -1)
