@@ -7,7 +7,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import embeddings as module
+from hypjax.retrieval import inputs
 from hypjax.retrieval.embeddings import Embeddings, read_features
 
 BALL = PoincareBall(0.1, 2.3)
@@ -47,15 +47,12 @@ def files(features, labels, tmp_path_factory):
 
 @pytest.mark.parametrize("space", [Sphere(), BALL])
 def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 8)  # Three blocks, the last one padded.
+    monkeypatch.setattr(inputs, "_BLOCK", 8)  # Three blocks, the last one padded.
     for path, other in files:
         found = Embeddings.load(path, space, labels=other)
         np.testing.assert_allclose(found.vectors, space.embed(features), atol=1e-7)
         np.testing.assert_array_equal(found.features(), features)
         assert found.labels.tolist() == [str(label) for label in labels]
-        kept = Embeddings.load(path, space, labels=other, keep_features=False)
-        np.testing.assert_array_equal(kept.vectors, found.vectors)
-        assert kept.given is None
         np.testing.assert_array_equal(read_features(path, other).features, features)
 
 
