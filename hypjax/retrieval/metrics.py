@@ -83,7 +83,9 @@ def recall_at_k(
         UserError: A point is not finite or not in the space, shapes do not match, or no query has
             a match.
     """
-    return _means_at_k("recall", ks, (queries, query_labels, gallery, gallery_labels), space)
+    points = (queries, query_labels, gallery, gallery_labels)
+    scores = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
+    return {k: mean_score(scores[f"recall@{k}"]) for k in ks}
 
 
 def mean_average_precision_at_r(
@@ -344,15 +346,6 @@ def _scores_of_all(
             for name, metric in metrics.items():
                 scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
     return scores
-
-
-def _means_at_k(
-    name: str, ks: Sequence[int], points: tuple[ArrayLike | None, ...], space: Space
-) -> dict[int, float]:
-    """Means over queries of a metric at each K."""
-    ks = [inputs.check_whole_number("a K in ks", k) for k in ks]
-    values = query_scores(*points, metrics=[f"{name}@{k}" for k in ks], space=space)
-    return {k: mean_score(values[f"{name}@{k}"]) for k in ks}
 
 
 def _report_trivial(metrics: Sequence[str], items: int) -> None:

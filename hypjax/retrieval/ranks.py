@@ -50,7 +50,6 @@ def match_ranks(
     gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
-    ks: Sequence[int] | None = None,
     own_ids: Int[np.ndarray, " n"] | None = None,
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of the same class.
@@ -66,8 +65,6 @@ def match_ranks(
             each query is excluded from its own results.
         gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         space: Space that measures the distances.
-        ks: Numbers of neighbours of interest. If given, a rank may differ from the true one, but is
-            below the same ones of these numbers. That takes less time.
         own_ids: Gallery index to exclude for each query, [n], if there is a gallery that holds the
             queries, perhaps as other points.
 
@@ -78,13 +75,17 @@ def match_ranks(
         UserError: A point is not finite or not in the space, or shapes do not match.
     """
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
-    return first_ranks(asked, searched, space, ks)
+    return first_ranks(asked, searched, space, None)
 
 
 def first_ranks(
     asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
-    """As `match_ranks`, for what `inputs.labelled` returns."""
+    """As `match_ranks`, for what `inputs.labelled` returns.
+
+    With numbers of neighbours `ks`, a rank may differ from the true one, but is below the same ones
+    of these numbers. That takes less time.
+    """
     found = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
@@ -198,34 +199,20 @@ class _Pairs(NamedTuple):
     ) -> Int[np.ndarray, "chunks p 2"]:
         """Numbers of items that surely, and may, come before each query's nearest match."""
         counts = np.zeros((*self.queries.rows.shape, 2), np.int32)
-        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
-            if not (self.symmetric and column < row):
-                self._count(row, column, matches, counts)
-        return counts
-
-    def _count(
-        self,
-        row: int,
-        column: int,
-        matches: Float[np.ndarray, "2 chunks p"],
-        counts: Int[np.ndarray, "chunks p 2"],
-    ) -> None:
         _, program = programs(self.mesh, self.exclude_self, self.symmetric)
-        rows, columns = self._points(row, column)
-        bounds, transposed = matches[:, row], matches[:, column] if self.symmetric else None
-        matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
-        if self.symmetric and row == column:
-            others = others[others[:, 0] < others[:, 1]]
-        shared = self._distribute(matching, others)
-        found = program(self.space, rows, columns, bounds, transposed, *shared)
-        counts[row] += np.asarray(found[0])
-        if self.symmetric:
-            counts[column] += np.asarray(found[1])
-        if self.symmetric and row != column and len(matching):
-            # Classes that go on in the next chunk: their tiles do not stand for their transposes.
-            shared = self._distribute(matching[:, ::-1], others[:0])
-            found = program(self.space, columns, rows, transposed, bounds, *shared)
-            counts[column] += np.asarray(found[0])
+        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
+            matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
+            if self.symmetric:  # Tiles with matches do not stand for their transposes.
+                others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
+            if not len(matching) + len(others):
+                continue
+            shared = self._distribute(matching, others)
+            bounds = matches[:, row], matches[:, column] if self.symmetric else None
+            found = program(self.space, *self._points(row, column), *bounds, *shared)
+            counts[row] += np.asarray(found[0])
+            if self.symmetric:
+                counts[column] += np.asarray(found[1])
+        return counts
 
     def _points(self, row: int, column: int) -> tuple[tiles.Points, tiles.Points]:
         rows = self.queries.chunk(row)

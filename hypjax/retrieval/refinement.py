@@ -91,7 +91,7 @@ class Refinement:
 
 def expand_queries(
     queries: Float[ArrayLike, "n d"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery: Float[ArrayLike, "m d"],
     *,
     k: int,
     alpha: float = 0.0,
@@ -107,8 +107,7 @@ def expand_queries(
 
     Args:
         queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each is its own item.
+        gallery: Points of the space to search, [m, d].
         k: Number of gallery items in each mean.
         alpha: Exponent of the similarities.
         space: Space that measures distances and takes means.
@@ -122,8 +121,6 @@ def expand_queries(
         UserError: A point is not finite or not in the space, shapes do not match, alpha is
             negative, or k is not between 1 and the number of items.
     """
-    if gallery is None:
-        gallery, own_ids = queries, np.arange(len(queries))
     queries, gallery = inputs.check_points(queries, gallery)
     if not alpha >= 0:
         raise UserError(f"alpha is {alpha}; it must be at least 0")

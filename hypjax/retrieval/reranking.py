@@ -50,7 +50,7 @@ class Reranking:
 
 def rerank(
     queries: Float[ArrayLike, "n d"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery: Float[ArrayLike, "m d"],
     *,
     space: Space,
     own_ids: Int[np.ndarray, " n"] | None = None,
@@ -80,8 +80,7 @@ def rerank(
 
     Args:
         queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each is its own item.
+        gallery: Points of the space to search, [m, d].
         space: Space that measures the distances.
         own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
             one of its results, but it takes part in the neighbourhoods.
@@ -97,8 +96,6 @@ def rerank(
         UserError: A point is not finite or not in the space, or shapes do not match.
     """
     numbers = numbers or Reranking()
-    if gallery is None:
-        gallery, own_ids = queries, np.arange(len(queries))
     queries, gallery = inputs.check_points(queries, gallery)
     depth = min(numbers.depth, len(gallery) - (own_ids is not None))
     distances, ids = search(queries, own_ids, gallery, k=depth, space=space)
