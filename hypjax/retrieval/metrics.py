@@ -1,7 +1,7 @@
 """Retrieval metrics: a score for each query, and means over queries."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -14,7 +14,7 @@ from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
 from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.relevance import Relevance, by_labels
+from hypjax.retrieval.relevance import Lists, Relevance, by_labels
 from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Metric
 
@@ -223,8 +223,8 @@ def _scores_by_labels(
     if listed:
         scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reordered)
     if full := {name: metric for name, metric in metrics.items() if metric.depth is ALL}:
-        relevance = by_labels(asked, searched)
-        scores |= _scores_of_all(asked.points, searched.points, relevance, full, space, reordered)
+        lists = by_labels(asked, searched)
+        scores |= _scores_of_all(asked.points, searched.points, lists, full, space, reordered)
     return scores
 
 
@@ -261,19 +261,18 @@ def relevance_scores(
     """
     inputs.check_space(space)
     queries, gallery = inputs.check_points(queries, gallery)
-    relevance = relevance.checked(len(queries), len(gallery))
+    lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
-    _report_excluded(np.array([len(items) for items in relevance.positives]))
+    _report_excluded(np.array([len(positives) for positives, _ in lists]))
     if rows is not None:
         inputs.check_in(space, queries)
-        queries = queries[rows]
-        relevance = Relevance(relevance.positives[rows], relevance.ignored[rows])
+        queries, lists = queries[rows], lists[rows]
     reordered = None
     queries, first = _refined(refinement, queries, None, gallery, space)
     if first is not None:
-        listed = zip(first, relevance.positives, relevance.ignored, strict=True)
-        reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, wanted, out in listed]
-    return _scores_of_all(queries, gallery, relevance, selected, space, reordered)
+        found = zip(first, lists, strict=True)
+        reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, (wanted, out) in found]
+    return _scores_of_all(queries, gallery, lists, selected, space, reordered)
 
 
 def average_precision(
@@ -331,14 +330,14 @@ def _ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
 def _scores_of_all(
     queries: Float[ArrayLike, "n d"],
     gallery: Float[ArrayLike, "m d"],
-    relevance: Relevance,
+    lists: Iterable[Lists],
     metrics: Mapping[str, Metric],
     space: Space,
     reordered: Sequence[Bool[np.ndarray, " k"]] | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores from the ranks of all positives, the first of them from `reordered` if it is given."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    for i, ranks in enumerate(positive_ranks(queries, gallery, relevance, space)):
+    for i, ranks in enumerate(positive_ranks(queries, gallery, lists, space)):
         if reordered is not None:
             hits = np.flatnonzero(reordered[i])
             ranks = np.concatenate([hits, ranks[len(hits) :]])

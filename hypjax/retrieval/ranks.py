@@ -1,8 +1,9 @@
 """Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs, tiles
 from hypjax.retrieval.inputs import Labelled, Rows
-from hypjax.retrieval.relevance import Relevance
+from hypjax.retrieval.relevance import Lists
 from hypjax.retrieval.scores import (
     Factors,
     Precision,
@@ -369,10 +370,10 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
 def positive_ranks(
     queries: inputs.Points,
     gallery: inputs.Points,
-    relevance: Relevance,
+    lists: Iterable[Lists],
     space: Space,
 ) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, in ascending order.
+    """Yields the ranks of each query's positives, in ascending order, from their lists.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
@@ -381,22 +382,21 @@ def positive_ranks(
     """
     score = Score.around(space, sample(gallery))
     inputs.check_in(space, gallery)
-    size = min(_BLOCK_SIZE, len(queries))
+    size, lists = min(_BLOCK_SIZE, len(queries)), iter(lists)
     with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(queries), size):
             block = inputs.host_rows(queries, np.s_[first : first + size])
             space.check(block, first=first)
             factors = score.factors(inputs.pad_rows(block, size))
-            rows = range(first, first + len(block))
-            lists = [_Positives(*(items[i] for items in relevance)) for i in rows]
+            positives = [_Positives(*pair) for pair in itertools.islice(lists, len(block))]
             # Pass the positives, then the whole gallery.
-            wanted = np.unique(np.concatenate([each.ids for each in lists]))
+            wanted = np.unique(np.concatenate([each.ids for each in positives]))
             for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
-                list(pool.map(functools.partial(_Positives.bound, items=items), lists, bounds))
+                list(pool.map(functools.partial(_Positives.bound, items=items), positives, bounds))
             for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
-                list(pool.map(functools.partial(_Positives.count, items=items), lists, bounds))
+                list(pool.map(functools.partial(_Positives.count, items=items), positives, bounds))
             ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
-            yield from pool.map(ranks, lists, block)
+            yield from pool.map(ranks, positives, block)
 
 
 def _bounds_of_items(
