@@ -93,10 +93,6 @@ class PoincareBall(CurvedSpace):
     clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
     riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
 
-    def __repr__(self) -> str:
-        riemannian = ", riemannian=True" if self.riemannian else ""
-        return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
-
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"
 

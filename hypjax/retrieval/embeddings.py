@@ -65,7 +65,6 @@ class Embeddings(ArrayGallery):
         *,
         space: Space | None = None,
         ids: Sequence[str] | None = None,
-        points: bool = False,
     ) -> "Embeddings":
         """Embeddings of any model.
 
@@ -74,28 +73,21 @@ class Embeddings(ArrayGallery):
             labels: Names or numbers of their classes, [n]; None if they are unknown.
             space: The space; `Sphere()`, which compares by cosine, if it is None.
             ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
-            points: Whether the features are points of the space already.
 
         Raises:
             UserError: An array has another shape or type, or a row is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
-        return cls._of_table(feature_table(arrays, "the arrays"), space, points=points)
+        return cls._of_table(feature_table(arrays, "the arrays"), space)
 
     @classmethod
-    def _of_table(
-        cls, table: FeatureTable, space: Space | None, *, points: bool = False, **origin: Any
-    ) -> "Embeddings":
+    def _of_table(cls, table: FeatureTable, space: Space | None, **origin: Any) -> "Embeddings":
         space = Sphere() if space is None else space
         inputs.check_space(space)
-        if points:
-            vectors = np.asarray(table.features, np.float32)
-        else:
-            embed = jax.jit(lambda features: space.embed(features.astype(jnp.float32)))
-            vectors = inputs.by_blocks(embed, table.features)
-        given = None if points else table.features
-        groups = {"splits": table.splits, "superlabels": table.superlabels}
-        found = cls(vectors, table.ids, table.labels, space, given=given, **groups, **origin)
+        embed = jax.jit(lambda features: space.embed(features.astype(jnp.float32)))
+        vectors = inputs.by_blocks(embed, table.features)
+        columns = table._asdict()
+        found = cls(vectors, space=space, given=columns.pop("features"), **columns, **origin)
         found.check()
         return found
 

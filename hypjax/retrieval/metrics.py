@@ -159,13 +159,11 @@ def query_scores(
     inputs.check_space(space)
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    among_themselves = asked is searched
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    matches -= among_themselves
+    matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    _report_trivial(metrics, items=len(searched.labels) - among_themselves)
     if rows is not None:
         inputs.check_in(space, asked.points)  # All, so that all processes raise one error.
         asked, matches = asked.part(rows), matches[rows]
@@ -347,17 +345,6 @@ def _scores_of_all(
     return scores
 
 
-def _report_trivial(metrics: Sequence[str], items: int) -> None:
-    """Warns of recalls that are 1 by definition, because K reaches the number of items."""
-    names = [name for name in metrics if name.startswith("recall@")]
-    trivial = [name for name in names if int(name.partition("@")[2]) >= items]
-    if trivial:
-        warnings.warn(
-            f"{', '.join(trivial)} cannot be below 1: a query has only {items} items to find",
-            stacklevel=3,
-        )
-
-
 def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
     """Warns of queries without a match."""
     excluded = int(np.sum(matches == 0))
@@ -371,25 +358,6 @@ def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:
     """Mean of scores [n] over the queries that have a match; NaN marks the others."""
     return float(np.nanmean(scores))
-
-
-def scores_by_class(
-    scores: Float[np.ndarray, " n"], labels: Shaped[ArrayLike, " n"]
-) -> dict[int, float]:
-    """Mean score of each class, without queries that have no match.
-
-    Args:
-        scores: Scores of the queries, [n]; NaN for queries without a match.
-        labels: Class numbers or names of the queries, [n].
-
-    Returns:
-        {class: mean score}, without classes that have no match.
-    """
-    labels = np.asarray(labels)
-    kept = ~np.isnan(scores)
-    classes, indices = np.unique(labels[kept], return_inverse=True)
-    means = np.bincount(indices, scores[kept]) / np.bincount(indices)
-    return dict(zip(classes.tolist(), means.tolist(), strict=True))
 
 
 def bootstrap_interval(

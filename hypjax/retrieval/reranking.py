@@ -1,6 +1,9 @@
 """k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
 
-Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*.
+Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*. Distances
+are used as they are, as the paper prints it; the authors' code squares them and divides them by the
+largest one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here,
+as in that code, it is: besides its k1 nearest others, and as the first of the k2.
 """
 
 import dataclasses
@@ -72,11 +75,6 @@ def rerank(
     - Eq. 11: the mean of the encodings V of the k2 nearest items;
     - Eq. 10: the Jaccard distance of these means;
     - Eq. 12: (1 − λ) times that, plus λ times the original distance.
-
-    The distances d are used as they are, as the paper prints it; the authors' code squares them and
-    divides them by the largest one of each item. The paper leaves open whether an item is in its
-    own neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the
-    first of the k2.
 
     Args:
         queries: Points of the space, [n, d].

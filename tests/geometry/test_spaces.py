@@ -212,14 +212,6 @@ def test_one_program_checks_several_numbers_of_points():
         PoincareBall(0.1).check(points[:6])
 
 
-def test_spaces_have_short_names_and_balls_are_expressions():
-    fused = Fused(((Sphere(), 1.0), (PoincareBall(0.1), 2.0)))
-    assert str(fused) == "1.0 × the sphere + 2.0 × the ball of c = 0.1"
-    assert str(Lorentz(0.1)) == "the hyperboloid of c = 0.1"
-    for space in (PoincareBall(0.1), PoincareBall(0.2, None, riemannian=True), Lorentz(0.3)):
-        assert eval(repr(space)) == space
-
-
 @pytest.mark.parametrize(
     "space",
     [Sphere(), WIDE, Lorentz(1e-4, None), Fused(((Sphere(), 1.0), (WIDE, 1.0)))],

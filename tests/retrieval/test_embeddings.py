@@ -1,5 +1,7 @@
 """Embeddings of any origin: from arrays, and from files of several kinds."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -58,10 +60,7 @@ def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkey
 
 def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
     points = np.asarray(BALL.embed(features))
-    found = Embeddings.from_arrays(
-        points, space=BALL, ids=[f"{i}.png" for i in range(21)], points=True
-    )
-    np.testing.assert_array_equal(found.vectors, points)
+    found = Embeddings(points, np.array([f"{i}.png" for i in range(21)]), np.full(21, ""), BALL)
     found.save(tmp_path / "p.npz")
     again = Embeddings.load(tmp_path / "p.npz")
     assert again.space == BALL and again.ids[3] == "3.png" and set(again.labels) == {""}
@@ -72,7 +71,7 @@ def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, t
         atol=1e-6,
     )
     with pytest.raises(UserError, match="embedding 0 .*points are what space.embed"):
-        Embeddings.from_arrays(features * 100, space=BALL, points=True)
+        dataclasses.replace(found, vectors=features * 100).save(tmp_path / "p.npz")
 
 
 def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):

@@ -138,15 +138,6 @@ def test_items_are_the_gallery_and_the_queries_outside_it():
     np.testing.assert_array_equal(ids[10:], sorted_within(first[5:7], final[5:7]))
 
 
-def test_results_do_not_depend_on_which_items_are_searched_for():
-    x, _ = labelled(SPHERE, 120, 8, noise=0.6)
-    whole = rerank(x, x, own_ids=np.arange(120), space=SPHERE, numbers=Reranking(depth=10))
-    own_ids = np.array([7, 30])
-    one = rerank(x[own_ids], x, own_ids=own_ids, space=SPHERE, numbers=Reranking(depth=10))
-    for got, expected in zip(one, whole, strict=True):
-        np.testing.assert_array_equal(got, expected[own_ids])
-
-
 def test_two_items_are_enough():
     x, _ = labelled(SPHERE, 2, 8, noise=0.6, seed=6)
     distances, ids = rerank(x, x, own_ids=np.arange(2), space=SPHERE)
