@@ -69,7 +69,6 @@ def main(overrides: list[str]) -> None:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
-    from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import find_hits
     from hypjax.inference.model import load
     from hypjax.retrieval.embeddings import Embeddings
@@ -93,8 +92,7 @@ def main(overrides: list[str]) -> None:
         if _WORKDIR.value:
             embedder = load(_WORKDIR.value, _EMBEDDING.value)
         else:
-            spec, options = _ENCODER.encoder.value, _ENCODER.numbers()
-            embedder = open_encoder(spec, gallery.space, **options)
+            embedder = _ENCODER.open(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match
     reranking = Reranking() if _RERANK.value else None
     prefix = (_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else ()
