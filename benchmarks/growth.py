@@ -1,7 +1,7 @@
 """Growth of time and memory: of the loss with batch size and dimension, of recall with gallery."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,9 @@ from benchmarks.loss import BALL, gradient
 from hypjax.retrieval import recall_at_k
 
 COLUMNS = {
-    "task": "{name}",
-    "grows with": "{of}",
-    "seconds": "{seconds:.3g}",
-    "memory": "{memory_mib:.1f} MiB",
-    "exponent of time": "{time_exponent:.2f}",
-    "of memory": "{memory_exponent:.2f}",
+    **measure.COLUMNS,
+    "exponent of time": "{seconds_exponent:.2f}",
+    "of memory": "{memory_mib_exponent:.2f}",
 }
 _BATCH, _DIM, _QUERIES = 900, 128, 2000
 _ITEMS_PER_CLASS = 10
@@ -40,30 +37,22 @@ def _recall(items: int) -> measure.Task:
     return measure.Task(f"recall of {_QUERIES} queries, {items} items", run)
 
 
-# What grows, the task of a size, and the sizes.
-_CURVES = (
-    ("images", functools.partial(_loss, dim=_DIM), (100, 200, 400, 800, 1600, 3200)),
-    ("coordinates", functools.partial(_loss, _BATCH), (16, 32, 64, 128, 256, 512, 1024)),
-    ("items", _recall, (10_000, 30_000, 100_000, 300_000, 1_000_000)),
+_CURVES = (  # The task of a size, and the sizes: images, coordinates, and items of a gallery.
+    (functools.partial(_loss, dim=_DIM), (100, 200, 400, 800, 1600, 3200)),
+    (functools.partial(_loss, _BATCH), (16, 32, 64, 128, 256, 512, 1024)),
+    (_recall, (10_000, 30_000, 100_000, 300_000, 1_000_000)),
 )
 
 
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
-    """Seconds and memory of each task at its sizes, the first two if quick, and their exponents."""
-    for of, make, sizes in _CURVES:
+    """Times each task at its sizes, the first two if quick; b of a·sizeᵇ, fitted in logarithms."""
+    for make, sizes in _CURVES:
         sizes = sizes[:2] if options.quick else sizes
         # One by one, so that no more than one task's arrays are held.
         found = list(measure.measure(map(make, sizes), options))
-        exponents = {
-            "time_exponent": _exponent(sizes, [row["seconds"] for row in found]),
-            "memory_exponent": _exponent(sizes, [row["memory_mib"] for row in found]),
-        }
-        yield from ({"of": of, **row, **exponents} for row in found)
-
-
-def _exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
-    """Fits b of a·sizeᵇ by least squares in logarithms; None if a value is missing or 0."""
-    larger = max(2, -(-len(sizes) // 2))  # Where fixed costs matter least.
-    if not all(values[-larger:]):
-        return None
-    return float(np.polyfit(np.log(sizes[-larger:]), np.log(values[-larger:]), 1)[0])
+        larger, exponents = max(2, -(-len(sizes) // 2)), {}  # Where fixed costs matter least.
+        for field in ("seconds", "memory_mib"):
+            values = [row[field] for row in found[-larger:]]
+            slope = all(values) and np.polyfit(np.log(sizes[-larger:]), np.log(values), 1)[0]
+            exponents[f"{field}_exponent"] = float(slope) if slope else None
+        yield from (row | exponents for row in found)

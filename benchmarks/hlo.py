@@ -46,6 +46,7 @@ class Kernel(NamedTuple):
 class Program(NamedTuple):
     """A compiled program: bytes on each device, and what it computes and exchanges."""
 
+    run: jax.stages.Compiled  # Unless its devices are absent.
     arguments: int
     temporary: int
     text: str  # Its HLO.
@@ -92,6 +93,7 @@ def describe(program: jax.stages.Compiled) -> Program:
             dtypes = "+".join(sorted({dtype for dtype, _ in _ARRAY.findall(own.result)}))
             exchanges[channel[1]] = f"{kind[1]} {dtypes}"  # Each channel may occur several times.
     return Program(
+        run=program,
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         text=text,

@@ -11,12 +11,17 @@ from ml_collections import ConfigDict
 
 from benchmarks import measure, peers
 from benchmarks.measure import COLUMNS as COLUMNS
-from benchmarks.programs import TINY, config_of, learner_and_spec
+from benchmarks.programs import (
+    TINY,
+    compiled_embedding,
+    compiled_step,
+    config_of,
+    learner_and_spec,
+)
 from hypjax import parallel
-from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models.layers import compute_dtype
 from hypjax.training.states import random_state
-from hypjax.training.step import jit_train_step, make_train_step, shard_batch
+from hypjax.training.step import shard_batch
 from hypjax.types import Batch
 
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "train.batch_size=120")
@@ -45,7 +50,7 @@ def _tasks(cases: dict[str, tuple[int, Sequence[str]]]) -> Iterator[measure.Task
         config = config_of(f"model.precision={compute_dtype('auto').name}", *fields)
         trainer, images = Trainer(config), count * config.train.batch_size
         for act, words in (("train", "training steps"), ("embed", "embeddings")):
-            memory = trainer.programs[act].memory_analysis()
+            program = trainer.programs[act]
             for peer, peer_name in _peers(config):
                 yield measure.Task(
                     f"{count} {words}, {name}",
@@ -53,7 +58,7 @@ def _tasks(cases: dict[str, tuple[int, Sequence[str]]]) -> Iterator[measure.Task
                     peer and functools.partial(getattr(peer, act), count),
                     peer_name,
                     items=images,
-                    memory=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+                    memory=program.arguments + program.temporary,
                 )
 
 
@@ -77,30 +82,26 @@ class Trainer:
     """hypjax's train step and embedding, on a batch of noise on the device."""
 
     def __init__(self, config: ConfigDict) -> None:
-        learner, spec = learner_and_spec(config, parallel.create_mesh((1, 1)))
-        mesh = learner.mesh
-        self._state = random_state(learner, spec)
+        mesh = parallel.create_mesh((1, 1))
+        self._state = random_state(*learner_and_spec(config, mesh))
         size, side = config.train.batch_size, config.data.image_size
         rng, ids = np.random.default_rng(0), np.arange(size, dtype=np.int32)
         pixels = rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)
         labels = ids // config.train.samples_per_class
         self._batch = shard_batch(mesh, Batch(pixels, labels, ids, rng.random(size) < 0.5))
-        step = jit_train_step(make_train_step(learner), mesh, self._state)
-        spaces = functools.partial(scored_spaces, config)
-        function = embed_function(learner.model, learner.pixel_scaling, spaces)
-        embed, params = parallel.map_images(function, mesh), self._state.params["model"]
+        config.run.eval_batch_size = size
         self.programs = {
-            "train": step.lower(self._state, self._batch).compile(),
-            "embed": jax.jit(embed).lower(params, self._batch.images).compile(),
+            "train": compiled_step(config, mesh),
+            "embed": compiled_embedding(config, mesh),
         }
 
     def train(self, count: int) -> None:
         """Runs the given number of steps."""
         for _ in range(count):
-            self._state, metrics = self.programs["train"](self._state, self._batch)
+            self._state, metrics = self.programs["train"].run(self._state, self._batch)
         jax.block_until_ready((self._state, metrics))
 
     def embed(self, count: int) -> None:
         """Embeds the batch the given number of times, as evaluation does."""
         params, images = self._state.params["model"], self._batch.images
-        jax.block_until_ready([self.programs["embed"](params, images) for _ in range(count)])
+        jax.block_until_ready([self.programs["embed"].run(params, images) for _ in range(count)])
