@@ -8,8 +8,9 @@ jax[cuda12]. Nothing is run.
 import functools
 import os
 import pathlib
+import types
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,21 +36,9 @@ from hypjax.training.learner import Learner, build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch, View
 
-_TRAINING = {"cub200": (5864, 100), "sop": (59_551, 11_318)}  # Images and classes.
-
-
-class Searched(NamedTuple):
-    """The sizes of a search: a block of queries, and the points on each device."""
-
-    queries: int
-    items: int
-    dim: int
-    k: int
-
-
-SEARCHED = Searched(queries=512, items=65_536, dim=128, k=12)
-
-
+_SOP = 59_551, 11_318  # Images and classes of the training split.
+# A block of queries, and the points on each device.
+SEARCHED = types.SimpleNamespace(queries=512, items=65_536, dim=128, k=12)
 COLUMNS = {
     "program": "{program}",
     "images or queries": "{items}",
@@ -63,6 +52,9 @@ COLUMNS = {
     "roofline time": "{roof_ms:.3g} ms",
     "at most": "{rate:,.0f}/s",
 }
+# A tiny encoder, for `config_of`.
+TINY = ("model.architecture=vit", "model.patch_size=16", "model.width=128", "model.depth=2")
+TINY += ("model.num_heads=2", "data.image_size=64", "data.resize=64")
 _LARGE = ("data.image_size=384", "data.resize=384", "model.weights=None")
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "model.weights=None")
 # Recipe and fields of train steps; "embedding" is that of a batch in evaluation.
@@ -138,11 +130,6 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
             yield f"search-{name}", SEARCHED.queries, program
 
 
-# A tiny encoder, for `config_of`.
-TINY = ("model.architecture=vit", "model.patch_size=16", "model.width=128", "model.depth=2")
-TINY += ("model.num_heads=2", "data.image_size=64", "data.resize=64")
-
-
 def devices_of(target: str | None) -> Sequence[jax.Device]:
     """Returns the devices to compile for: those of a target, or of this machine for None.
 
@@ -179,7 +166,7 @@ def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:
     """What a run of this configuration trains, with the sizes of its training split if known."""
     learner, size = build_learner(config, mesh), config.train.batch_size
     samples = config.train.samples_per_class
-    images, classes = _TRAINING.get(config.data.name, (size, size // samples))
+    images, classes = _SOP if config.data.name == "sop" else (size, size // samples)
     dims = learner.model.encoder.dim, learner.model.head_dim
     return learner, Spec(classes, samples, *dims, images, size)
 
