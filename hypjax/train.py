@@ -24,7 +24,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
-from hypjax.runs.workdir import SharedRun
+from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
@@ -127,7 +127,7 @@ def train_and_evaluate(
         )
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
-    run = SharedRun(workdir, config)
+    run = Workdir(workdir, config)
     if run.results is not None:
         run.require(given_provenance(config))
         return _printed_again(run, config, profile)
@@ -201,7 +201,7 @@ def _jitted_steps(
 
 
 def _printed_again(
-    run: SharedRun, config: ConfigDict, profile: tuple[int, int] | None
+    run: Workdir, config: ConfigDict, profile: tuple[int, int] | None
 ) -> dict[str, Any]:
     """Prints the results of a finished run, and returns them."""
     results = run.results

@@ -24,8 +24,10 @@ from hypjax.inference.features import (
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Hier, create_objective, scored_space
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
+from hypjax.runs.workdir import has_checkpoint, require_provenance, saved_config
 from hypjax.system import console
 from hypjax.training import setup, states
 from hypjax.training.step import create_state, evaluated_model
@@ -51,7 +53,7 @@ def open_runs(names: Mapping[str, str]) -> list[TrainedRun]:
     for workdir, name in names.items():
         with reading(workdir) as folder:
             config = saved_config(folder)
-            if Workdir(folder, config, compared=()).results is None:
+            if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         runs.append(TrainedRun(name, workdir, config, open_splits(config)))
         if not _same_test_images(runs[0].splits, runs[-1].splits):
@@ -124,7 +126,7 @@ def _choose(
 def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
     """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
     with reading(run.workdir) as folder:
-        Workdir(folder, run.config, compared=()).require({"images": run.splits.fingerprint})
+        require_provenance(folder, {"images": run.splits.fingerprint})
         return restore_best(folder)[1:]
 
 
@@ -147,15 +149,14 @@ def scored_head(run: TrainedRun) -> ScoredHead:
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     with reading(run.workdir, training=True) as folder:
-        workdir = Workdir(folder, config, compared=())
-        workdir.require({"images": run.splits.fingerprint})
-        if not workdir.has_checkpoint:
+        require_provenance(folder, {"images": run.splits.fingerprint})
+        if not has_checkpoint(folder):
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         built = setup.build(config)
         like = jax.eval_shape(
             lambda: states.trees(built.learner, create_state(built.learner, built.spec))
         )
-        with contextlib.closing(workdir.checkpoints(read_only=True)) as checkpoints:
+        with contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints:
             found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
     params, (of_objective, *_) = found.trees
     space = scored_space(config, params)

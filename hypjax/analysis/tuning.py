@@ -17,8 +17,9 @@ from ml_collections import ConfigDict
 from hypjax.config import default_workdir, load_config, read_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
+from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.tables import selecting
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import require_identity
 
 _RESAMPLES = 4_000
 
@@ -54,8 +55,8 @@ class Candidate(NamedTuple):
 
     def results(self, seed: str) -> dict[str, Any] | None:
         """What results.json holds; None if the run is unfinished."""
-        # Refuses a folder that holds a run with another configuration.
-        return Workdir(self.folder(seed), self.load(seed)).results
+        require_identity(folder := self.folder(seed), self.load(seed))
+        return read_results(folder / RESULTS)
 
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:

@@ -91,7 +91,7 @@ class Loop:
                 score = None
                 if validating:
                     measured = self._validated(step, state, measured)
-                    score, best = measured.selecting(self.selecting), self.checkpoints.best_score
+                    score, best = measured.selecting(self.selecting), self.checkpoints.best[1]
                     saving |= best is None or score > best
                 # A signal reaches processes at different steps; all must stop after the same one.
                 status = agreed(interrupted.status)

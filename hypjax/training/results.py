@@ -55,7 +55,7 @@ def collect_results(
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
-        if checkpoints.best_step == int(state.step):
+        if checkpoints.best[0] == int(state.step):
             results["best"], held_out["best"] = results["final"], held_out["final"]
         elif (best := checkpoints.restore_best(model=model)) is not None:
             model = best.trees[0]
@@ -63,7 +63,7 @@ def collect_results(
             results["best"] = evaluator.test_scores(model, splits, fitted)
             held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
         if "best" in results:
-            results["best_step"] = checkpoints.best_step
+            results["best_step"] = checkpoints.best[0]
             if learned:
                 learned["best"] = named_values(model["space"])
         results["validation"] = held_out
