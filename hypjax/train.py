@@ -17,7 +17,8 @@ from hypjax.data import given
 from hypjax.data.device_crops import Store
 from hypjax.errors import UserError, devices_explained
 from hypjax.inference.weights import warn_of_known_classes
-from hypjax.monitoring.monitor import Trace
+from hypjax.monitoring.health import FiniteWatch
+from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
@@ -29,7 +30,7 @@ from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
 from hypjax.training.learner import Learner
-from hypjax.training.loop import Loop, create_monitor
+from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import (
     build,
@@ -152,7 +153,8 @@ def train_and_evaluate(
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
         source = open_input(setup, steps, config.run.workers, state.params["model"])
-        monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
+        watch = FiniteWatch(run.path, checkpoints, splits.train.name, config.train)
+        monitor = Monitor(config, steps, run.path, watch, trace, stopwatch)
         train_step, probe_step = _jitted_steps(learner, state, source.store)
         loop = Loop(setup, train_step, probe_step, checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.parallel import processes
@@ -99,11 +100,11 @@ class FiniteWatch:
         folder: pathlib.Path,
         checkpoints: Checkpoints,
         name: Callable[[int], str],
-        most_skipped: int = 0,  # 0 stops at the first step that is not finite.
+        train: ConfigDict,
     ) -> None:
         """Starts to watch the run in a folder; `name` tells the name of a training image."""
-        self._folder, self._most_skipped = folder, most_skipped
-        self._checkpoints, self._name = checkpoints, name
+        self._most_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
+        self._folder, self._checkpoints, self._name = folder, checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
@@ -120,30 +121,27 @@ class FiniteWatch:
             return
         values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
         what = next(name for name, value in values.items() if not math.isfinite(value))
-        found = f"the {what.replace('_', ' ')} of step {step} is {values[what]}"
         images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
         texts = {n: str(v) for n, v in values.items()}  # JSON has neither nan nor inf.
         if processes.is_first():
-            with console.tolerating(str(self._folder / _FILE)):
+            with console.tolerating(_FILE):
                 write_json(self._folder / _FILE, {"step": step, **texts, "images": images})
+        named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
+        found = (
+            f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
+            f"{len(images) - _NAMED} others, listed in {_FILE})"
+        )
         skipped = int(jax.device_get(metrics["skipped"]))
         if skipped <= self._most_skipped:
-            console.warn(
-                f"{found}; its update is skipped, {skipped} of {self._most_skipped} so far "
-                f"(its images are listed in {_FILE})"
-            )
+            so_far = f"{skipped} of {self._most_skipped} so far"
+            console.warn(f"{found}; its update is skipped, {so_far}")
             return
-        named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
-        found += f" (images {named} and {len(images) - _NAMED} others, listed in {_FILE})"
         self._checkpoints.wait()
         steps = self._checkpoints.steps
         good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
-        if not self._most_skipped:
-            raise UserError(
-                f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
-                f"in a new run"
-            )
+        if self._most_skipped:  # Resuming would repeat this.
+            found += f", after {self._most_skipped} skipped updates (train.max_nonfinite)"
         raise UserError(
-            f"{found}, after {self._most_skipped} skipped updates (train.max_nonfinite); "
-            f"{good}. Lower optim.learning_rate in a new run: resuming would repeat this"
+            f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new "
+            "run"
         )

@@ -223,7 +223,7 @@ class Feed:
         with self._monitor.timing("mining"):
             model = trained_model(self._source.setup.learner, state)
             table, metrics = self._miner.mine(model, epoch)
-        self._monitor.mined(step + 1, metrics)  # A run resumed here writes it again.
+        self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.
         return state._replace(tuples=parallel.place(table, state.tuples.sharding))
 
     def close(self) -> None:

@@ -12,10 +12,11 @@ from hypjax.geometry.learned import named_values
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
-from hypjax.monitoring.stopwatch import TIMES, Stopwatch
+from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.files import TIMES
 from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
