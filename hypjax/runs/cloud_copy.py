@@ -11,7 +11,6 @@ import pathlib
 import re
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Self
@@ -55,27 +54,29 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
     return found
 
 
-def _by_step(sizes: Mapping[str, int]) -> dict[int, dict[str, int]]:
-    """The names and sizes of each checkpoint's files; names differ if it was saved again."""
-    found: dict[int, dict[str, int]] = {}
-    for name, size in sizes.items():
-        if step := _STEP.match(name):
-            found.setdefault(int(step[1]), {})[name] = size
-    return found
+def _step(name: str) -> str | None:
+    """The step of the checkpoint that a file belongs to, if any."""
+    step = _STEP.match(name)
+    return step and step[1]
+
+
+def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[str]:
+    """Steps of whose checkpoints a file is missing elsewhere, or of another size.
+
+    They are copied whole: a checkpoint that was saved again may have files of equal sizes.
+    """
+    return {_step(name) for name, size in names.items() if others.get(name) != size} - {None}
 
 
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
-    """Makes the files in a folder those of the cloud; equal checkpoints are kept."""
+    """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
     here = _sizes(folder)
-    mine, theirs = _by_step(here), _by_step(stored)
-    # Readers leave out files of a checkpoint, so that more may be here than they ask for.
-    known = {s for s in mine if s in theirs and theirs[s].items() <= mine[s].items()}
-    for step in mine.keys() - known:
-        shutil.rmtree(folder / CHECKPOINTS / str(step))
+    for step in {*map(_step, here)} - {*map(_step, stored), None}:
+        shutil.rmtree(folder / CHECKPOINTS / step)
     for name in here.keys() - stored.keys():
-        if not _STEP.match(name):
-            (folder / name).unlink()
-    cloud.get(stored.keys() - {name for step in known for name in theirs[step]}, folder)
+        (folder / name).unlink(missing_ok=True)
+    steps = {*_changed(stored, here), None}
+    cloud.get({name for name in stored if _step(name) in steps}, folder)
 
 
 class CloudCopy:
@@ -85,7 +86,6 @@ class CloudCopy:
         """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
         self.location = redacted(url.rstrip("/"))
         self.folder = _local_folder(url)
-        self._uploaded = 0.0  # Time of the last upload.
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
@@ -93,13 +93,13 @@ class CloudCopy:
             self._cloud, mark = CloudFolder(url), self.folder / _WRITER
             self._id = mark.read_text() if mark.exists() else ""
             if self._id and self._cloud.read(_WRITER) == self._id:
-                self._upload()
+                self._upload(everything=True)
                 return
             mark.unlink(missing_ok=True)
             self._id, stored = uuid.uuid4().hex, self._cloud.sizes()
             names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
             if RESULTS in stored:  # A finished run is only printed.
-                names = [name for name in names if not _STEP.match(name)]
+                names = [name for name in names if not _step(name)]
             _replace(self.folder, self._cloud, {name: stored[name] for name in names})
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class CloudCopy:
         with self._errors_explained():
             (self.folder / _WRITER).write_text(self._id)
             self._cloud.put([_WRITER], self.folder)
-            self._upload()
+            self._upload(everything=True)
         self._thread.start()
         return self
 
@@ -117,7 +117,7 @@ class CloudCopy:
         self._thread.join()
         try:
             with self._errors_explained():
-                self._upload()
+                self._upload(everything=True)
         except UserError as error:
             if kind is None:
                 raise
@@ -142,8 +142,8 @@ class CloudCopy:
                     console.warn(f"cannot write to {self.location} now ({reason(error)})")
                 warned = True
 
-    def _upload(self) -> None:
-        """Uploads new files, and removes checkpoints that were removed here.
+    def _upload(self, everything: bool = False) -> None:
+        """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
 
         Metrics precede the checkpoints that follow them. Old checkpoints are removed after new ones
         have been uploaded. The results, which mark a run as finished, come last.
@@ -153,22 +153,17 @@ class CloudCopy:
                 f"{self.location} was removed, or taken over by another machine; the results of "
                 f"this run are in {self.folder}"
             )
-        began, here, stored = time.time(), _sizes(self.folder), self._cloud.sizes()
-        mine, theirs = _by_step(here), _by_step(stored)
-        changed = {
+        here, stored = _sizes(self.folder), self._cloud.sizes()
+        steps = _changed(here, stored)
+        others = {
             name
             for name, size in here.items()
-            if not _STEP.match(name)
-            and (size != stored.get(name) or os.stat(self.folder / name).st_mtime >= self._uploaded)
+            if not _step(name) and (everything or size != stored.get(name))
         }
-        self._cloud.put(changed - {RESULTS}, self.folder)
-        for step, files in mine.items():
-            if files != theirs.get(step):
-                self._cloud.put(files, self.folder)
-        for step in theirs.keys() - mine.keys():
-            self._cloud.remove(theirs[step])
-        self._cloud.put(changed & {RESULTS}, self.folder)
-        self._uploaded = began - 1  # Some file systems store full seconds.
+        self._cloud.put(others - {RESULTS}, self.folder)
+        self._cloud.put({name for name in here if _step(name) in steps}, self.folder)
+        self._cloud.remove(name for name in stored if _step(name) and name not in here)
+        self._cloud.put(others & {RESULTS}, self.folder)
 
 
 @contextlib.contextmanager
