@@ -129,9 +129,11 @@ def train_and_evaluate(
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = Workdir(workdir, config)
-    if run.results is not None:
+    if (results := run.results) is not None:
         run.require(given_provenance(config))
-        return _printed_again(run, config, profile)
+        print(f"{run.location} holds this run's results already:")
+        print_results(results, config)
+        return results
     require_wandb(config)
     setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
@@ -200,18 +202,6 @@ def _jitted_steps(
         return functools.partial(step, store=store)
 
     return jitted(False), jitted(True) if learner.probe_steps else None
-
-
-def _printed_again(
-    run: Workdir, config: ConfigDict, profile: tuple[int, int] | None
-) -> dict[str, Any]:
-    """Prints the results of a finished run, and returns them."""
-    results = run.results
-    print(f"{run.location} holds this run's results already:")
-    print_results(results, config)
-    if profile is not None:
-        console.warn("nothing is left to trace")
-    return results
 
 
 class _Callable(types.ModuleType):

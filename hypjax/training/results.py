@@ -80,15 +80,13 @@ def _keep_matches(
     """Measures the distance of a model's matches, and writes it in the first process."""
     found = setup.evaluator.matches(params, setup.splits, projections)
     whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
-    spaces = scored_spaces(setup.config, whole)
-
-    def fingerprint(part: str) -> str:
-        own = model_fingerprint(setup.config, part, spaces[part], whole)
-        return projections[part].fingerprint(own) if part in projections else own
-
-    processes.from_first(
-        lambda: write_matches(folder, {fingerprint(part): match for part, match in found.items()})
-    )
+    named = {}
+    for part, space in scored_spaces(setup.config, whole).items():
+        if part in found:
+            own = model_fingerprint(setup.config, part, space, whole)
+            own = projections[part].fingerprint(own) if part in projections else own
+            named[own] = found[part]
+    processes.from_first(lambda: write_matches(folder, named))
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
