@@ -158,9 +158,9 @@ def scored_head(run: TrainedRun) -> ScoredHead:
         )
         with contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints:
             found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    params, (of_objective, *_) = found.trees
+    params, training = found.trees
     space = scored_space(config, params)
-    proxies = np.asarray(jax.jit(space.embed)(of_objective["hierarchy"]))
+    proxies = np.asarray(jax.jit(space.embed)(training["objective"]["hierarchy"]))
     space.check(proxies)
     model = create_embedder(config, evaluating=True)
     embed = head_points(config, model, params, space, kept_encodings(run, model))

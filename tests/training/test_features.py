@@ -181,7 +181,7 @@ def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(name, file, t
     assert_same_run(tmp_path / "again", tmp_path / "whole", least=10)
     saved = saved_arrays(tmp_path / "whole")
     own = "hierarchy" if hier else "proxies"
-    proxies = saved[f"['training'][0]['{own}']"]
+    proxies = saved[f"['training']['objective']['{own}']"]
     built = build(config)
     first = random_state(built.learner, built.spec).params["objective"][own]
     PoincareBall(0.1).check(proxies)
