@@ -24,6 +24,8 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     if folder.exists():
         return root
     with explained(f"cannot copy {url} to {root}"), claimed(root / name, f"copying {name}"):
+        if folder.exists():  # Another process has copied it meanwhile.
+            return root
         prepared = CloudFolder(source)
         files = prepared.sizes()
         if "dataset_info.json" not in files:

@@ -61,21 +61,17 @@ class HealthWatch:
 
     def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
         """Returns what is wrong, if anything, and how that shows."""
-        if "logit_min" in values:
-            span = values["logit_max"] - values["logit_min"]
-            if span < self._range:
-                evidence = (
-                    f"the logits span {span:.2g}, and to tell the classes of a batch apart they "
-                    f"must span {self._range:.2g}"
-                )
-                if share := values.get("clipped_share"):
-                    evidence += f", {share:.0%} of the features are clipped"
-                return "the embeddings have collapsed, or the temperature is too high", evidence
+        span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
+        if span < self._range:
+            return "the embeddings have collapsed, or the temperature is too high", (
+                f"the logits span {span:.2g}, and to tell the classes of a batch apart they must "
+                f"span {self._range:.2g}; {values.get('clipped_share', 0.0):.0%} of the features "
+                "are clipped"
+            )
         recall = values.get("batch_recall@1", math.inf)
         if recall < self._least_recall:
-            return (
-                "nothing is being learned",
-                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance",
+            return "nothing is being learned", (
+                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
             )
         return None, ""
 

@@ -102,18 +102,16 @@ class Checkpoints:
                 if (score := self._read(step, {})[_RECORD]["score"]) is not None:
                     self._scores[step] = score
 
-    def _agreed(self, make: Callable[[], Any]) -> Any:
-        return make() if self._read_only else processes.from_first(make)
-
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return self._agreed(self._steps)
+        return self._steps() if self._read_only else processes.from_first(self._steps)
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
         """Step and score of the best checkpoint, the earliest one of equal score, if any."""
-        return tuple(self._agreed(lambda: next(iter(self._ranked().items()), (None, None))))
+        best = processes.from_first(lambda: next(iter(self._ranked().items()), (None, None)))
+        return tuple(best)
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())

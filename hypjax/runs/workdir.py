@@ -17,7 +17,6 @@ from hypjax.config import (
     validate,
 )
 from hypjax.errors import UserError, reason, writing
-from hypjax.geometry import SPACES
 from hypjax.objectives import create_objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.objectives.own import BUILT_IN, is_known, stand_in
@@ -79,13 +78,13 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
     with config.ignore_type():
         config.update_from_flattened_dict(fields)
     if objective not in BUILT_IN:  # Its code may have changed, or be unknown.
-        for name in _space_names(space):
-            if name not in SPACES:
-                raise UserError(
-                    f"the run is scored in the space {name}, which is not known in this process; "
-                    "register it by hypjax.register_space"
-                )
-        config[SAVED_SPACE] = space_of(space)
+        try:
+            config[SAVED_SPACE] = space_of(space)
+        except KeyError as error:
+            raise UserError(
+                f"the run is scored in the space {error.args[0]}, which is not known in this "
+                "process; register it by hypjax.register_space"
+            ) from error
     return config
 
 
@@ -94,13 +93,6 @@ def saved_architecture(workdir: pathlib.Path) -> object:
     return (files.read_object(_config_path(workdir)) or {"all": {}})["all"].get(
         "model.architecture"
     )
-
-
-def _space_names(description: Mapping[str, Any]) -> list[str]:
-    """Names of the spaces in a value of `describe_space`."""
-    if description["name"] != "fused":
-        return [description["name"]]
-    return [name for part, _ in description["parts"] for name in _space_names(part)]
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:

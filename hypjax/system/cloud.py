@@ -95,7 +95,5 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
-    except ImportError as error:
-        raise UserError(f"{problem} without its driver ({error})") from error
     except Exception as error:
         raise UserError(f"{problem} ({reason(error)}){advice}") from error

@@ -74,17 +74,12 @@ def initialized(
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
     state = with_pretrained(setup.learner, state, pretrained)
     if setup.config.model.head_init == "pca":
-        state = with_pretrained(setup.learner, state, {"head": _pca_head(setup, state)})
+        model, rotating = state.params["model"], rotates_only(setup.config, setup.splits)
+        features, dim = training_features(setup, model), setup.learner.model.head_dim
+        head = functools.partial(pca_head, features, dim, rotating=rotating)
+        head = processes.arrays_from_first(head, model["head"])
+        state = with_pretrained(setup.learner, state, {"head": head})
     return state
-
-
-def _pca_head(setup: Setup, state: TrainState) -> PyTree:
-    """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
-    model, dim = state.params["model"], setup.learner.model.head_dim
-    features = training_features(setup, model)
-    rotating = rotates_only(setup.config, setup.splits)
-    found = functools.partial(pca_head, features, dim, rotating=rotating)
-    return processes.arrays_from_first(found, model["head"])
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
