@@ -155,7 +155,7 @@ def train_and_evaluate(
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
         source = open_input(setup, steps, config.run.workers, state.params["model"])
-        watch = FiniteWatch(run.path, checkpoints, splits.train.name, config.train)
+        watch = FiniteWatch(checkpoints, splits.train.name, config.train)
         monitor = Monitor(config, steps, run.path, watch, trace, stopwatch)
         train_step, probe_step = _jitted_steps(learner, state, source.store)
         loop = Loop(setup, train_step, probe_step, checkpoints, monitor)

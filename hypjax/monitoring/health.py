@@ -1,7 +1,6 @@
 """Recognises steps that are not finite, and training that learns nothing."""
 
 import math
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,9 @@ from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
-from hypjax.system.files import write_json
 
-_FILE = "nonfinite.json"
 _NAMED = 3  # Images that a message names.
 _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
@@ -92,15 +88,11 @@ class FiniteWatch:
     """Checks each step while the next one is running, so that no step has to wait."""
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        checkpoints: Checkpoints,
-        name: Callable[[int], str],
-        train: ConfigDict,
+        self, checkpoints: Checkpoints, name: Callable[[int], str], train: ConfigDict
     ) -> None:
-        """Starts to watch the run in a folder; `name` tells the name of a training image."""
+        """Starts to watch a run; `name` tells the name of a training image."""
         self._most_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
-        self._folder, self._checkpoints, self._name = folder, checkpoints, name
+        self._checkpoints, self._name = checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
@@ -117,15 +109,10 @@ class FiniteWatch:
             return
         values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
         what = next(name for name, value in values.items() if not math.isfinite(value))
-        images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
-        texts = {n: str(v) for n, v in values.items()}  # JSON has neither nan nor inf.
-        if processes.is_first():
-            with console.tolerating(_FILE):
-                write_json(self._folder / _FILE, {"step": step, **texts, "images": images})
-        named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
+        named = ", ".join(self._name(int(i)) for i in ids[:_NAMED])
         found = (
             f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
-            f"{len(images) - _NAMED} others, listed in {_FILE})"
+            f"{len(ids) - _NAMED} others)"
         )
         skipped = int(jax.device_get(metrics["skipped"]))
         if skipped <= self._most_skipped:

@@ -1,6 +1,5 @@
 """Steps that are not finite, and runs that end without an error and learn nothing."""
 
-import json
 import math
 
 import numpy as np
@@ -90,13 +89,8 @@ def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_f
         train.train_and_evaluate(small_runs.load(photos_folder, *EXPLODES), tmp_path)
     message = str(caught.value)
     assert "of step 2 is nan (images " in message or "of step 2 is inf (images " in message
-    assert "and 5 others, listed in nonfinite.json" in message
+    assert "and 5 others)" in message and photos_folder.name in message
     assert "the last good checkpoint is of step 1. Lower optim.learning_rate" in message
-    told = json.loads((tmp_path / "nonfinite.json").read_text())
-    assert told["step"] == 2 and len(told["images"]) == 8
-    first = told["images"][0]
-    assert f"images {first['id']} ({first['name']}), " in message
-    assert photos_folder.name in first["name"]
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["0", "1"]
 
 
