@@ -73,10 +73,9 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
-    if num_processes is None or process_id is None:
-        raise UserError(f"--coordinator={coordinator} needs --num_processes and --process_id too")
-    if process_id >= num_processes:
-        raise UserError(f"--process_id is {process_id}; it must be below {num_processes}")
+    if None in (num_processes, process_id) or process_id >= num_processes:
+        needed = "--num_processes, and a --process_id below it"
+        raise UserError(f"--coordinator={coordinator} needs {needed}")
 
 
 def _give_up(coordinator: str) -> NoReturn:
