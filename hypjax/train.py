@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.data import given
-from hypjax.data.device_crops import Store
-from hypjax.errors import UserError, devices_explained
+from hypjax.errors import UserError
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
@@ -29,17 +28,11 @@ from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
-from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import (
-    build,
-    given_provenance,
-    provenance,
-    shared_fields,
-)
+from hypjax.training.setup import build, given_provenance, provenance, shared_fields
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
-from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
+from hypjax.training.step import jit_train_step, make_train_step
 
 
 def train(
@@ -85,8 +78,7 @@ def train(
     if encoder is not None:
         choose_encoder(config, encoder)
     keep_compiled_programs()
-    with devices_explained():
-        return train_and_evaluate(config, workdir)
+    return train_and_evaluate(config, workdir)
 
 
 def train_and_evaluate(
@@ -157,7 +149,13 @@ def train_and_evaluate(
         source = open_input(setup, steps, config.run.workers, state.params["model"])
         watch = FiniteWatch(checkpoints, splits.train.name, config.train)
         monitor = Monitor(config, steps, run.path, watch, trace, stopwatch)
-        train_step, probe_step = _jitted_steps(learner, state, source.store)
+        train_step, probe_step = (
+            functools.partial(
+                jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state),
+                store=source.store,
+            )
+            for probing in (False, True)
+        )
         loop = Loop(setup, train_step, probe_step, checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
@@ -185,23 +183,11 @@ def train_and_evaluate(
         if config.run.report:
             from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
 
-            reported = write_own_report(run.path, str(run.location), setup)
+            reported = write_own_report(run.path, str(run.location), splits)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if config.run.report and reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
-
-
-def _jitted_steps(
-    learner: Learner, state: TrainState, store: Store | None
-) -> tuple[TrainStep, TrainStep | None]:
-    """The train step, and the one of the first `probe_steps`, if there are any."""
-
-    def jitted(probing: bool) -> TrainStep:
-        step = jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state)
-        return functools.partial(step, store=store)
-
-    return jitted(False), jitted(True) if learner.probe_steps else None
 
 
 class _Callable(types.ModuleType):
