@@ -33,13 +33,12 @@ def test_what_the_comments_of_scripts_show_exists():
     ("shown", "problem"),
     [
         ("python -m hypjax.main --confg=configs/glyphs.py", "flag 'confg'"),
-        ("python -m hypjax.train", "there is no command hypjax.train"),
         (
             "pip install x && python -m hypjax.main --config=configs/cub.py \\\n"
             "    --config.train.batch_siz=2  # too few",
             "unknown field config.train.batch_siz",
         ),
-        ("A=1 launch/until_done.sh launch/gpus.sh --conf=configs/cub.py", "flag 'conf'"),
+        ("launch/cpus.sh --config=configs/cub.py", "there is no launch/cpus.sh"),
         ("`run.cached`", "unknown field config.run.cached"),
         ("`--exports=faiss`", "no command has the flag --exports"),
     ],
