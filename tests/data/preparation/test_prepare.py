@@ -264,7 +264,7 @@ def test_a_partial_copy_is_rejected_or_described(tmp_path, capsys, monkeypatch):
             prepared(tmp_path)
     folders = [f"--manual_dir={tmp_path / 'files'}", f"--data_dir={tmp_path / 'data'}"]
     the_command.FLAGS(["prepare", "--dataset=cub200", *folders, "--allow_partial"])
-    the_command.main([])
+    the_command.main()
     shown = capsys.readouterr().out.splitlines()
     assert [line.split() for line in shown[1:3]] == [
         [split, "3", "images,", "1", "classes"] for split in ("train", "test")
