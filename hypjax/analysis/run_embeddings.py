@@ -23,7 +23,7 @@ from hypjax.inference.features import (
 )
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Hier, create_objective, scored_space
+from hypjax.objectives import scored_space
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
@@ -138,8 +138,8 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
-    config, objective = run.config, create_objective(run.config)
-    if not isinstance(objective, Hier):
+    config = run.config
+    if not config.objective.name.startswith("hier+"):
         model, params = restore_trained(run)
         space = scored_space(config, params)
         embed = head_points(config, model, params, space, kept_encodings(run, model))

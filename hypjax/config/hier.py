@@ -43,8 +43,8 @@ _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    trained = variant.space in (*HIER, "pa") or variant.encoder == "resnet50"
-    return trained and not (variant.frozen or variant.last)
+    trained = variant.loss in (*HIER, "pa") or variant.encoder == "resnet50"
+    return trained and variant.suffix not in ("frozen", "last")
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
@@ -53,8 +53,8 @@ def use(config: ConfigDict, variant: Variant) -> None:
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.
-    choose_objective(config, _OBJECTIVES[variant.space])
-    config.objective.space = "sphere" if variant.space == "pa" else "poincare"
+    choose_objective(config, _OBJECTIVES[variant.loss])
+    config.objective.space = "sphere" if variant.loss == "pa" else "poincare"
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = 1e4
     optim, train = config.optim, config.train
@@ -77,7 +77,7 @@ def use(config: ConfigDict, variant: Variant) -> None:
         factor, epochs = schedule.resnet_decay
         optim.schedule, optim.decay_factor = "step", factor
         optim.decay_every = epochs * schedule.epoch
-        if variant.space == "hyp":  # 22 classes, of which its released command takes 8 images each.
+        if variant.loss == "hyp":  # 22 classes, of which its released command takes 8 images each.
             train.batch_size, train.samples_per_class = 176, 8
 
 

@@ -38,7 +38,7 @@ SCHEDULES = {
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe, and not only with its loss."""
-    return variant.space.startswith("irt-") and variant.encoder in ENCODERS
+    return variant.loss.startswith("irt-") and variant.encoder in ENCODERS
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
@@ -50,12 +50,12 @@ def use(config: ConfigDict, variant: Variant) -> None:
     model.architecture, model.weights = encoder, f"{encoder}.fb_in1k"
     model.pooling = model.eval_pooling = "cls"
     model.head, model.drop_path = "none", 0.1
-    choose_loss(config, koleo_weight=KOLEO_WEIGHTS.get(variant.space, 0.0))
+    choose_loss(config, koleo_weight=KOLEO_WEIGHTS.get(variant.loss, 0.0))
     config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
     optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
     optim.clip_norm, optim.frozen = None, ()
     train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
-    train.total_steps = 0 if variant.space == "irt-o" else schedule.steps
+    train.total_steps = 0 if variant.loss == "irt-o" else schedule.steps
     config.run.checkpoint_every = 500
 
 

@@ -52,21 +52,21 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.weights = encoder.weights
     config.model.pooling = encoder.pooling
     config.model.eval_pooling = encoder.eval_pooling
-    if variant.space == "mix":
+    if variant.loss == "mix":
         choose_mix(config)
-    elif variant.space in HIER:
-        choose_objective(config, HIER[variant.space])
+    elif variant.loss in HIER:
+        choose_objective(config, HIER[variant.loss])
         config.objective.space = "poincare"
         if "proxy_rate" in config.objective:
             config.objective.proxy_rate = 1e4
-    elif variant.space in KOLEO_WEIGHTS:
-        irt.choose_loss(config, koleo_weight=KOLEO_WEIGHTS[variant.space])
-    elif variant.space in LOSSES:
+    elif variant.loss in KOLEO_WEIGHTS:
+        irt.choose_loss(config, koleo_weight=KOLEO_WEIGHTS[variant.loss])
+    elif variant.loss in LOSSES:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
         # factor. For other losses of proxies, and this batch and schedule, it is our choice.
-        choose_loss(config, variant.space, proxy_rate=1e4)
-    elif variant.space in SPACES:
-        config.objective.space = SPACES[variant.space]
+        choose_loss(config, variant.loss, proxy_rate=1e4)
+    elif variant.loss in SPACES:
+        config.objective.space = SPACES[variant.loss]
         # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D =
         # 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax.
         # (The paper's "τ = 0.1" contradicts its Eq. 4.)
@@ -90,9 +90,9 @@ def specialise(config: ConfigDict, variant: Variant) -> None:
 
 def freeze(config: ConfigDict, variant: Variant) -> None:
     """Trains the head alone, or with the encoder's last blocks, if the variant ends so."""
-    if variant.frozen:
+    if variant.suffix == "frozen":
         train_head(config)
-    if variant.last:
+    if variant.suffix == "last":
         train_last_blocks(config, variant.encoder)
 
 

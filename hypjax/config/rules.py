@@ -30,9 +30,8 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import create_objective, create_space
+from hypjax.objectives.create import BUILT_IN, create_objective, create_space, is_known
 from hypjax.objectives.matryoshka import trained_prefixes
-from hypjax.objectives.own import BUILT_IN, is_known
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
 _FITTED_SIZES = ("model.head_dim", "model.width")

@@ -1,27 +1,33 @@
-"""The registry of objectives, and the choice that a configuration makes."""
+"""The registry of objectives, to which users add theirs, and the choice of a configuration."""
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import PyTree
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
-from hypjax.fields import Field
+from hypjax.errors import UserError, require_free
+from hypjax.fields import Field, Rule
 from hypjax.geometry import SPACES, Fused, Space
 from hypjax.geometry.learned import has_curvature, learned_numbers, space_at, values
 from hypjax.objectives import matryoshka, pair_losses, pairwise, proxy_losses
-from hypjax.objectives.base import Objective
+from hypjax.objectives.base import GROUPED, Metrics, Objective, loss_function, requested
+from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
+from hypjax.types import Batch, Outputs
 
 
 class Entry(NamedTuple):
     """An objective that configurations can name."""
 
-    create: Callable[[ConfigDict, Space], Objective]  # From a run's configuration and its space.
+    # From a run's configuration and its space; None for a user's, whose code this process lacks.
+    create: Callable[[ConfigDict, Space], Objective] | None
     fields: Mapping[str, Field]  # Which it adds to `config.objective`.
     by_class: bool  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs batches of tuples.
@@ -80,6 +86,11 @@ OBJECTIVES = {
     },
 }
 
+BUILT_IN = frozenset(OBJECTIVES)
+_ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
+# What a function may take by name.
+OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
+
 
 def create_space(fields: ConfigDict) -> Space:
     """Builds the space that `config.objective` names, with those of its fields that it has.
@@ -113,8 +124,14 @@ def create_objective(config: ConfigDict) -> Objective:
 
     Its learned numbers are those before training; with a trained model, use `objective_at`.
     """
-    space = create_space(config.objective)
-    return OBJECTIVES[config.objective.name].create(config, space)
+    name = config.objective.name
+    if OBJECTIVES[name].create is None:
+        raise UserError(
+            f"the objective {name} is not known in this process, which can embed and search with "
+            "the model, but not train it; pass it to hypjax.train, or register it by "
+            "hypjax.register_objective"
+        )
+    return OBJECTIVES[name].create(config, create_space(config.objective))
 
 
 def objective_at(config: ConfigDict, params: PyTree) -> Objective:
@@ -168,3 +185,118 @@ def softmax_temperature(config: ConfigDict) -> float:
             f"{', '.join(_DIVISORS)} have one"
         )
     return float(_DIVISORS[name](config.objective))
+
+
+def register_objective(
+    name: str,
+    objective: Objective | Callable[..., Any],
+    *,
+    fields: Mapping[str, Field] | None = None,
+    by_class: bool = False,
+) -> None:
+    """Makes a loss of one's own a value of `objective.name`, in this process.
+
+    Args:
+        name: The name, which is not one of hypjax's own. A later registration replaces it.
+        objective: One of
+
+            - a function, which takes by name what it needs of `embeddings`, points [images, d] of
+              the configuration's space, `labels`, `space`, `features`, what the head returned
+              before the space, `ids`, numbers of the images in the training set, `key`, a random
+              key, and `samples_per_class`, None if batches hold any classes; it returns a scalar,
+              or (scalar, {name: scalar}). Further arguments whose defaults are numbers, truth
+              values or strings become fields of `config.objective`;
+            - an `Objective`;
+            - with `fields`, a function of a run's configuration and space that returns one.
+        fields: Fields that it adds to `config.objective`.
+        by_class: Whether it needs several images of each class in a batch.
+
+    Raises:
+        UserError: The name is taken, or the function requires something else.
+    """
+    require_free("an objective", name, BUILT_IN)
+    if fields is not None:
+        entry = Entry(objective, fields, by_class, code=objective)
+    elif isinstance(objective, Objective):
+        loss_function(objective)  # Raises if it requires something unknown.
+        entry = Entry(lambda config, space: objective, {}, by_class, code=objective)
+    elif callable(objective):
+        entry = _entry_of(name, objective, by_class)._replace(code=objective)
+    else:
+        raise UserError(
+            f"{type(objective).__name__} is no objective; give an Objective or a function of "
+            "embeddings and labels"
+        )
+    OBJECTIVES[name] = entry
+
+
+def _entry_of(name: str, function: Callable[..., Any], by_class: bool) -> Entry:
+    """The entry of a function of embeddings."""
+    title = f"the loss {name.removeprefix('own:')}"
+    names = requested(title, function, OFFERED)
+    settings = {
+        each.name: Field(each.default, _ANY)
+        for each in inspect.signature(function).parameters.values()
+        if each.name not in OFFERED and type(each.default) in (bool, int, float, str)
+    }
+
+    def create(config: ConfigDict, space: Space) -> FunctionObjective:
+        fields = {field: config.objective[field] for field in settings}
+        adjacent = config.train.sampling in GROUPED
+        return FunctionObjective(
+            *(space, functools.partial(function, **fields), title, names),
+            samples_per_class=config.train.samples_per_class if adjacent else None,
+        )
+
+    return Entry(create, settings, by_class)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionObjective(Objective):
+    """A function of the embeddings of a batch, without parameters or state.
+
+    Attributes:
+        space: Space in which the head's output is embedded, trained and scored.
+        function: The loss, with its settings.
+        title: What messages call it.
+        names: Those of `OFFERED` that it takes.
+        samples_per_class: Images of each class in a batch; None if batches hold any classes.
+    """
+
+    space: Space
+    function: Callable[..., Any]
+    title: str
+    names: tuple[str, ...]
+    samples_per_class: int | None
+
+    def loss(
+        self, outputs: Outputs, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Loss of a batch, and the curves of all losses beside the function's own."""
+        features, labels = outputs.projected, batch.labels
+        points = self.space.embed(features)
+        offered = {"embeddings": points, "labels": labels, "space": self.space, "key": key}
+        offered |= {"features": features, "ids": batch.ids}
+        offered |= {"samples_per_class": self.samples_per_class}
+        found = self.function(**{name: offered[name] for name in self.names})
+        loss, own = found if isinstance(found, tuple) else (found, {})
+        if not isinstance(own, Mapping) or any(map(jnp.ndim, (loss, *own.values()))):
+            raise UserError(
+                f"{self.title} returns {jax.tree.map(jnp.shape, found)}; it must return a scalar, "
+                "or a scalar and scalars by name"
+            )
+        own = {name: jnp.asarray(value, jnp.float32) for name, value in own.items()}
+        told = batch_metrics(features, points, labels, self.space, self.samples_per_class)
+        return jnp.asarray(loss, jnp.float32), told | own
+
+
+def stand_in(name: str, fields: Mapping[str, Any]) -> None:
+    """Registers an objective of a saved run whose code is unknown, with fields of any values."""
+    OBJECTIVES[name] = Entry(
+        None, {own: Field(value, _ANY) for own, value in fields.items()}, by_class=False
+    )
+
+
+def is_known(name: object) -> bool:
+    """Whether a name is that of an objective with its code."""
+    return name in list(OBJECTIVES) and OBJECTIVES[name].create is not None

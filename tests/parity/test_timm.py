@@ -286,47 +286,6 @@ def test_torch_files_of_other_things_are_refused(change, words, tmp_path):
         load_timm(str(path), VisionTransformer(image_size=32, width=48, **SMALL))
 
 
-def test_original_jax_checkpoints_are_read_as_in_timm(tmp_path):
-    rng = np.random.default_rng(0)
-    width, heads, depth = 48, 4, 2
-    arrays = {
-        "cls": (1, 1, width),
-        "embedding/kernel": (8, 8, 3, width),
-        "embedding/bias": (width,),
-        "Transformer/posembed_input/pos_embedding": (1, 17, width),
-        "Transformer/encoder_norm/scale": (width,),
-        "Transformer/encoder_norm/bias": (width,),
-        "head/kernel": (width, 10),
-        "head/bias": (10,),
-    }
-    for i in range(depth):
-        block = f"Transformer/encoderblock_{i}"
-        attention = f"{block}/MultiHeadDotProductAttention_1"
-        for part in ("query", "key", "value"):
-            arrays[f"{attention}/{part}/kernel"] = (width, heads, width // heads)
-            arrays[f"{attention}/{part}/bias"] = (heads, width // heads)
-        arrays[f"{attention}/out/kernel"] = (heads, width // heads, width)
-        arrays[f"{attention}/out/bias"] = (width,)
-        for norm in (0, 2):
-            arrays[f"{block}/LayerNorm_{norm}/scale"] = (width,)
-            arrays[f"{block}/LayerNorm_{norm}/bias"] = (width,)
-        for layer, shape in ((0, (width, 4 * width)), (1, (4 * width, width))):
-            arrays[f"{block}/MlpBlock_3/Dense_{layer}/kernel"] = shape
-            arrays[f"{block}/MlpBlock_3/Dense_{layer}/bias"] = shape[1:]
-    path = str(tmp_path / "original.npz")
-    np.savez(path, **{n: rng.normal(size=s).astype(np.float32) for n, s in arrays.items()})
-    peer = timm.models.VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=width, depth=depth, num_heads=heads, num_classes=10
-    )
-    peer.load_pretrained(path)
-    encoder = VisionTransformer(
-        image_size=32, patch_size=8, width=width, depth=depth, num_heads=heads
-    )
-    expected = flatten_dict(convert_timm(state_of(peer), encoder))
-    for name, value in flatten_dict(load_timm(path, encoder)).items():
-        np.testing.assert_array_equal(value, expected[name])
-
-
 def test_stochastic_depth_drops_as_often_and_scales_as_timm():
     """10,000 draws of each branch of each block, from a model with timm's drop_path_rate."""
     rate, draws = 0.3, 10_000
