@@ -340,15 +340,6 @@ def test_an_encoder_of_hypjaxs_needs_no_name_of_its_own_and_weights_are_named_by
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
 
 
-def test_a_module_is_scaled_only_if_its_parameters_fit_all_sizes(shown):
-    config = small_runs.load("unused", "eval.scales=1,0.5")
-    own.choose_encoder(config, shown["Net"]())
-    assert create_embedder(config).encoder.dim == 64
-    own.choose_encoder(config, Net())
-    with pytest.raises(UserError, match=r"cannot embed images of 8 pixels with .*eval.scales to 1"):
-        create_embedder(config)
-
-
 def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
     found = set()
     for act in (nn.relu, nn.gelu, nn.relu):

@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import choose_objective
 from hypjax.config.variants import HIER, Variant
-
-_OBJECTIVES = {**HIER, "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
 
 
 class Schedule(NamedTuple):
@@ -48,15 +45,11 @@ def follows(variant: Variant) -> bool:
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
-    """Changes the recipe of Hyp-ViT to that of HIER."""
+    """Changes the recipe of Hyp-ViT, with the same loss, to that of HIER."""
     schedule = SCHEDULES[config.data.name]
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.
-    choose_objective(config, _OBJECTIVES[variant.loss])
-    config.objective.space = "sphere" if variant.loss == "pa" else "poincare"
-    if "proxy_rate" in config.objective:
-        config.objective.proxy_rate = 1e4
     optim, train = config.optim, config.train
     optim.learning_rate = _RATES.get(variant.encoder, schedule.resnet_rate)
     optim.eps = 1e-4  # As the authors trained, in half precision.
@@ -81,17 +74,6 @@ def use(config: ConfigDict, variant: Variant) -> None:
             train.batch_size, train.samples_per_class = 176, 8
 
 
-def choose_loss(config: ConfigDict) -> None:
-    """Chooses HIER on top of Proxy-Anchor for an encoder that is trained from scratch.
-
-    The rates of the paper are for fine-tuning at a far smaller learning rate, and its numbers of
-    proxies and triplets would take longer to compute than such an encoder.
-    """
-    choose_objective(config, "hier+proxy_anchor")
-    config.objective.proxy_rate = config.objective.hier_rate = 1.0
-    shrink(config)
-
-
 def shrink(config: ConfigDict) -> None:
-    """Takes fewer proxies and triplets, for what costs less than the paper's would."""
+    """Takes fewer proxies and triplets: the paper's would take longer than a small encoder."""
     config.objective.hier_proxies, config.objective.hier_triplets = 128, 10

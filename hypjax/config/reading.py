@@ -19,18 +19,6 @@ from hypjax.objectives import OBJECTIVES
 _CONFIGS = pathlib.Path("configs")
 PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
 
-# Usual names of fields, for suggestions.
-_ALIASES = {
-    "bs": "train.batch_size",
-    "epochs": "train.total_steps",
-    "lr": "optim.learning_rate",
-    "num_steps": "train.total_steps",
-    "steps": "train.total_steps",
-    "tau": "objective.temperature",
-    "warmup": "optim.warmup_steps",
-    "wd": "optim.weight_decay",
-}
-
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Loads a configuration file, sets fields and validates the result.
@@ -77,12 +65,8 @@ def _find(path: pathlib.Path) -> pathlib.Path:
 
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
-        others = {str(other) for folder in (path.parent, _CONFIGS) for other in folder.glob("*.py")}
-        for other in PACKAGED.glob("*.py"):
-            others.add(str(_CONFIGS / other.name) if path.suffix else other.stem)
-        raise UserError(
-            f"no configuration file {path}" + (nearest(str(path), others) if others else "")
-        )
+        names = {file.stem for folder in (_CONFIGS, PACKAGED) for file in folder.glob("*.py")}
+        raise UserError(f"no configuration file {path}; hypjax has {', '.join(sorted(names))}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None:
         raise UserError(f"{path} is not a Python file; try --config=configs/glyphs.py")
@@ -113,14 +97,12 @@ def _set(config: ConfigDict, override: str) -> None:
     if members:
         raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
     if field not in known:
-        group, _, own = field.rpartition(".")
-        if group == "objective":
+        if field.startswith("objective."):
             names = ", ".join(config.objective)
             raise UserError(
                 f"unknown field config.{field}; those of {config.objective.name} are {names}"
             )
-        meant = _ALIASES.get(own, field)
-        raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
+        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])

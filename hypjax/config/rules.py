@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
@@ -14,23 +15,22 @@ from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import (
-    ABOVE_0,
-    Rule,
-    at_least,
-    is_ascending,
-    one_of,
-    range_within,
-    within,
-)
+from hypjax.fields import ABOVE_0, Rule, at_least, is_ascending, one_of, range_within, within
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.learned import first_parameters, has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import BUILT_IN, create_objective, create_space, is_known
+from hypjax.objectives.create import (
+    BUILT_IN,
+    SAVED_SPACE,
+    create_objective,
+    is_known,
+    objective_at,
+    scored_space,
+)
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
@@ -356,31 +356,17 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
     if fields.get("memory") and (fields.learn_c or moving):
         words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", words
-    custom = fields.name not in BUILT_IN and is_known(fields.name)
-    if custom and (fields.learn_c or fields.learn):
-        yield from _of_custom_objective(config)
-
-
-def _of_custom_objective(config: ConfigDict) -> Relations:
-    """What a user's objective cannot learn: its scores are those of the saved space.
-
-    A learned c takes the place of that of the saved space; other scalars must not be part of it.
-    """
-    fields = config.objective
-    name, scalars = fields.name.removeprefix(OWN), learned_numbers(fields)
-    words = f"() if the curvature of {name} is learned"
-    yield "curvatures" in scalars, "objective.curvatures", words
-    other = config.copy_and_resolve_references()
-    with other.unlocked():
-        other.objective.update({field: 2 * number for field, number in scalars.items()})
-    space = create_space(other.objective)
-    objective = OBJECTIVES[fields.name].create(other, space)
-    if fields.learn_c:
-        words = f"False for {name}, which has a space of its own"
-        yield not objective.space == space == objective.score_space, "objective.learn_c", words
-    else:
-        moved = objective.score_space != create_objective(config).score_space
-        yield moved, "objective.learn", f"() for {name}, whose scores depend on them"
+    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
+        # A user's objective is scored in the space that is saved, of which only c is replaced.
+        saved = config.copy_and_resolve_references()
+        with saved.unlocked(), saved.ignore_type():
+            saved[SAVED_SPACE] = create_objective(config).score_space
+        doubled = {name: np.multiply(2, x) for name, x in learned_numbers(fields).items()}
+        params = {"space": first_parameters(doubled)}
+        moved = objective_at(config, params).score_space != scored_space(saved, params)
+        name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
+        words = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
+        yield moved, f"objective.{name}", words
 
 
 def _of_prefixes(config: ConfigDict) -> Relations:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypjax.errors import UserError
 from hypjax.system import machine
 
-SPACES = {"hyp": "poincare", "sph": "sphere"}
+SPACES = {"hyp": "poincare", "sph": "sphere"}  # The loss of Hyp-ViT.
 # HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
 HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 # λ of IRT's losses, the weight of the differential entropy.
@@ -29,6 +29,11 @@ LOSSES = {
 }
 _PUBLISHED = (*SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
+OBJECTIVES = {
+    **dict.fromkeys(SPACES, "pairwise_cross_entropy"),
+    **{"mix": "hypmix", **HIER, **LOSSES},
+    **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
+}
 
 
 @dataclasses.dataclass(frozen=True)

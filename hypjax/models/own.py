@@ -119,22 +119,6 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
     return OwnEncoder(module, found.shape[1], view.side, view.channels)
 
 
-def require_side(encoder: OwnEncoder, side: int) -> None:
-    """Raises a `UserError` unless the module embeds images of another side, in pixels."""
-    known, other = (
-        jax.ShapeDtypeStruct((1, each, each, encoder.channels), jnp.float32)
-        for each in (encoder.image_size, side)
-    )
-    params = jax.eval_shape(encoder.init, jax.random.key(0), known)
-    try:
-        jax.eval_shape(encoder.apply, params, other)
-    except Exception as error:  # Of the user's code.
-        raise UserError(
-            f"the encoder cannot embed images of {side} pixels with its parameters for "
-            f"{encoder.image_size}; set config.eval.scales to 1"
-        ) from error
-
-
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     """The fields of `config.model` that describe one of hypjax's encoders; None for any other."""
     if not isinstance(encoder, Encoder):

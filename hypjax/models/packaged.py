@@ -8,7 +8,6 @@ import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
 
 from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
@@ -61,45 +60,24 @@ def read_packaged(name: str) -> dict[str, np.ndarray] | None:
     return dict(zip(ours, theirs, strict=True))
 
 
-class _Tensor(NamedTuple):
-    """What torch writes about a tensor; its numbers come later in the file."""
-
-    storage: tuple[str, str]  # The name of its type and its key.
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    requires_grad: bool
-    hooks: dict
-
-    def array(self, storages: dict[str, np.ndarray]) -> Shaped[np.ndarray, "..."]:
-        flat = storages[self.storage[1]][self.offset :]
-        strides = [flat.itemsize * stride for stride in self.strides]
-        return np.array(np.lib.stride_tricks.as_strided(flat, self.shape, strides), order="C")
+# Each tensor becomes its storage, its offset in it, its shape and its strides, in elements.
+_KNOWN = {
+    "collections.OrderedDict": collections.OrderedDict,
+    "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
+    "torch.FloatStorage": np.dtype("<f4"),
+    "torch.LongStorage": np.dtype("<i8"),
+}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what a dict of tensors consists of. All that it may call stands here."""
-
-    _KNOWN = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
-        ("torch", "FloatStorage"): np.dtype("<f4"),
-        ("torch", "LongStorage"): np.dtype("<i8"),
-    }
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.types: dict[str, np.dtype] = {}  # Of storages, by key.
+    """Reads what a dict of tensors consists of, and calls nothing but `_KNOWN`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._KNOWN:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a dict of tensors")
-        return self._KNOWN[module, name]
+        return _KNOWN[f"{module}.{name}"]
 
-    def persistent_load(self, pid: tuple) -> tuple[str, str]:
-        kind, dtype, key, *_ = pid
-        self.types[key] = dtype
-        return kind, key
+    def persistent_load(self, pid: tuple) -> tuple[np.dtype, str]:
+        _, dtype, key, *_ = pid
+        return dtype, key
 
 
 def _read_torch(data: bytes) -> dict[str, np.ndarray]:
@@ -109,13 +87,14 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     number of elements of each storage and these elements follow.
     """
     file = io.BytesIO(data)
-    for _ in ("mark", "version", "machine"):
-        _Unpickler(file).load()
-    reader = _Unpickler(file)
-    tensors = reader.load()
+    _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
+    types = {key: dtype for (dtype, key), *_ in tensors.values()}
     storages = {}
-    for key in _Unpickler(file).load():
+    for key in keys:
         number = int.from_bytes(file.read(8), "little")
-        dtype = reader.types[key]
-        storages[key] = np.frombuffer(file.read(number * dtype.itemsize), dtype)
-    return {name: tensor.array(storages) for name, tensor in tensors.items()}
+        storages[key] = file.read(number * types[key].itemsize)
+    arrays = {}
+    for name, ((dtype, key), offset, shape, strides) in tensors.items():
+        start, strides = dtype.itemsize * offset, [dtype.itemsize * each for each in strides]
+        arrays[name] = np.ndarray(shape, dtype, storages[key], start, strides).copy()
+    return arrays

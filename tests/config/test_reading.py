@@ -57,7 +57,6 @@ HIER = "objective.name=hier+proxy_anchor"
 INVALID = {
     "names": [
         ("train.total_stepz=7", "did you mean train.total_steps?"),
-        ("train.bs=64", "did you mean train.batch_size?"),
         ("train=7", "group of fields"),
         ("seed", "needs a value"),
     ],
@@ -213,11 +212,9 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
     own = tmp_path / "configs" / "glyphs.py"
     own.write_text("from hypjax.config import default_config as get_config")
     assert load_config("glyphs").variant == ""
-    for spec, nearest in (("glyph", "glyphs"), ("configs/glyph.py", "configs/glyphs.py")):
-        with pytest.raises(UserError, match=f"{spec}; did you mean {nearest}?"):
+    for spec in ("glyph", "other/glyphs.py"):
+        with pytest.raises(UserError, match=f"no configuration file {spec}; hypjax has .*glyphs"):
             load_config(spec)
-    with pytest.raises(UserError, match="no configuration file other/glyphs.py"):
-        load_config("other/glyphs.py")
 
 
 @pytest.fixture
