@@ -1,14 +1,13 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from hypjax.config import choices
 from hypjax.config.choices import OWN
@@ -37,12 +36,6 @@ from hypjax.objectives.matryoshka import trained_prefixes
 _FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
 FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
-# Fields that may be None.
-OPTIONAL = FITTED | {
-    *("data.path", "data.labels", "data.stored_side", "model.weights", "objective.clip_radius"),
-    *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
-    *("run.cache_dir", "run.data_dir", "run.wandb_project"),
-}
 # Types of the items of lists that are empty by default; others hold strings.
 _ITEMS = {"eval.prefixes": int, "objective.curvatures": float}
 _SCALARS = {
@@ -70,26 +63,31 @@ def _is_group(value: Any) -> bool:
 
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
-    config = default_config(objective)
-    return {field: _type(field, value, config) for field, value in flatten(config).items()}
+    rules, groups = {}, [("", default_config(objective))]
+    for prefix, group in groups:
+        for name, default in group.items(preserve_field_references=True):
+            if isinstance(default, ConfigDict):
+                groups.append((f"{prefix}{name}.", default))
+            elif name != SAVED_SPACE:
+                rules[prefix + name] = _type(prefix + name, default)
+    return rules
 
 
-def _type(field: str, default: Any, config: ConfigDict) -> Rule:
+def _type(field: str, default: Any) -> Rule:
     if field == "optim.groups":
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(_is_group, value)),
             "a list of (parameters, factor of the rate, decay or None, first step)",
         )
+    if isinstance(default, FieldReference):
+        return _or_none(_SCALARS[default.get_type()])
     if isinstance(default, tuple):
         scalar = _SCALARS[type(default[0]) if default else _ITEMS.get(field, str)]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list whose items are each {scalar.words}",
         )
-    *groups, name = field.split(".")
-    group = functools.reduce(getattr, groups, config)
-    scalar = _SCALARS[group.get_type(name) if default is None else type(default)]
-    return _or_none(scalar) if field in OPTIONAL else scalar
+    return _SCALARS[type(default)]
 
 
 def _or_none(rule: Rule) -> Rule:

