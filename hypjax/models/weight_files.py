@@ -72,10 +72,6 @@ def _download(name: str) -> pathlib.Path:
     from huggingface_hub import constants, errors
 
     repository = name.removeprefix("hf-hub:")
-    if "/" in name and not name.startswith(("timm/", "hf-hub:")):
-        raise UserError(
-            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
-        )
     if "/" not in repository:
         architecture = repository.split(".")[0]
         if architecture not in ARCHITECTURES:
@@ -84,8 +80,10 @@ def _download(name: str) -> pathlib.Path:
                 f"{supported(architecture)}; set --config.model.weights to one of these or a file"
             )
         repository = hub_repository(repository)
-    if not hub.is_name(repository):
-        raise UserError("neither a file nor a name on the hub")
+    if not (hub.is_name(repository) and (repository != name or name.startswith("timm/"))):
+        raise UserError(
+            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
+        )
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
     except hub.UnreachableError as error:

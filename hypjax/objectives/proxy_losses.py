@@ -61,8 +61,8 @@ def proxy_anchor(
         ValueError: There is not one label for each image, or a label that is not traced has no
             proxy.
     """
-    distances, own = _compare(space, embeddings, labels, proxies)
-    s = similarity(distances)
+    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    s = similarity(distances[..., 0])
     pull = log1p_sum_exp(-alpha * (s - margin), own, axis=0)
     push = log1p_sum_exp(alpha * (s + margin), ~own, axis=0)
     return mean_where(pull, jnp.any(own, axis=0)) + jnp.mean(push)
@@ -88,8 +88,8 @@ def proxy_nca(
     Settings:
         temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
     """
-    distances, own = _compare(space, embeddings, labels, proxies)
-    return _cross_entropy(-distances / temperature, own)
+    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    return _cross_entropy(-distances[..., 0] / temperature, own)
 
 
 def normalized_softmax(
@@ -187,7 +187,8 @@ def arcface(
     """
     if not isinstance(space, Sphere):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
-    distances, own = _compare_nearest(space, embeddings, labels, proxies)
+    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances = jnp.min(distances, axis=-1)
     target = _cosine_beyond(distances, margin) - cosine_margin
     return _cross_entropy(scale * jnp.where(own, target, similarity(distances)), own)
 
@@ -215,30 +216,8 @@ def cosface(
         scale: λ > 0, the paper's s.
         margin: m.
     """
-    distances, own = _compare_nearest(space, embeddings, labels, proxies)
-    return _cross_entropy(scale * (similarity(distances) - margin * own), own)
-
-
-def _compare(
-    space: Space,
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    proxies: Float[ArrayLike, "classes dim"],
-) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
-    """Distances to one proxy for each class, and which is the image's own."""
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
-    return distances[..., 0], own
-
-
-def _compare_nearest(
-    space: Space,
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    proxies: Float[ArrayLike, "classes centres dim"],
-) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
-    """Distances to the nearest centre of each class, and which class is the image's own."""
     distances, own = compare_proxies(space, embeddings, labels, proxies)
-    return jnp.min(distances, axis=-1), own
+    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * own), own)
 
 
 def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:

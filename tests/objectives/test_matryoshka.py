@@ -85,12 +85,6 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
     np.testing.assert_allclose(metrics["embedding_norm"], norm, rtol=1e-5)
 
 
-def test_each_loss_has_one_of_prefixes():
-    losses = {name for name in objectives.OBJECTIVES if "+" not in name}
-    named = {name for name in objectives.OBJECTIVES if name.startswith("matryoshka+")}
-    assert named == {f"matryoshka+{name}" for name in losses}
-
-
 @pytest.mark.parametrize(
     "fields",
     [

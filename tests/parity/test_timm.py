@@ -227,18 +227,10 @@ class Payload:
         return (open, ("/dev/null",))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda state: {"a": Payload()}, "damaged, or holds more"),
-        (lambda state: {**state, "norm.bias": state["norm.bias"].to(torch.int8)}, "norm.bias"),
-    ],
-    ids=["code", "integers"],
-)
-def test_torch_files_of_other_things_are_refused(change, words, tmp_path):
+def test_torch_files_that_hold_code_are_refused(tmp_path):
     path = tmp_path / "weights.pth"
-    torch.save(change(small_peer().state_dict()), path)
-    with pytest.raises(UserError, match=words):
+    torch.save({"a": Payload()}, path)
+    with pytest.raises(UserError, match="damaged, or holds more"):
         load_timm(str(path), VisionTransformer(image_size=32, width=48, **SMALL))
 
 
