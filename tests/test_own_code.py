@@ -229,6 +229,13 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind)
     expected = BALL.embed(output if kind == "module" else output.projected)
     np.testing.assert_allclose(model.embed(list(pixels)), expected, atol=1e-6)
 
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.safetensors").write_text("a model of another program")
+    with pytest.raises(UserError, match="holds model.safetensors, which is no part"):
+        hypjax.save(params, BALL, foreign, **arguments)
+    assert [path.name for path in foreign.iterdir()] == ["model.safetensors"]
+
     del params["encoder" if kind == "head" else next(iter(params))]
     with pytest.raises(UserError, match=r"has the shape None, but the model's \("):
         hypjax.save(params, BALL, tmp_path / "model", **arguments)
