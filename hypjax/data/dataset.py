@@ -11,7 +11,6 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.given import Pixels
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
@@ -31,7 +30,7 @@ class Decoding:
 class Dataset:
     """Images of one split in a fixed order."""
 
-    records: Sequence[Mapping[str, Any]]  # All of the split; `image` holds the encoded bytes.
+    records: Sequence[Mapping[str, Any]]  # All of the split; `image` holds a file's bytes.
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
@@ -41,8 +40,7 @@ class Dataset:
     group_names: Sequence[str] | None = None  # By number.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Pixels of all records, if they are cached, or in memory.
-    decoded: DecodedImages | Pixels | None = None
+    decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
     source: str | None = None  # Hash that differs if any record differs, if that is known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None

@@ -9,11 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import Image
 
 from hypjax.config.choices import GIVEN
-from hypjax.data import pixels
 from hypjax.data.photos import Photo, StoredImage, check_split
 from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
@@ -65,27 +62,6 @@ def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
             "a path and its label, a dataset of Hugging Face, or a dictionary of these by split"
         ) from error
     return [image for image, _ in pairs], [label for _, label in pairs]
-
-
-class Pixels(Sequence):
-    """The decoded images of a dataset, converted when they are accessed."""
-
-    def __init__(self, photos: Sequence[Photo], channels: int) -> None:
-        self._photos, self._channels = photos, channels
-
-    def __len__(self) -> int:
-        return len(self._photos)
-
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        image = self._photos[i].image.read()
-        if isinstance(image, bytes):
-            return pixels.array(pixels.decode(image, self._channels, upright=True))
-        if not isinstance(image, Image.Image):
-            values = np.asarray(image)
-            image = pixels.from_pixels(values, f"image {i} of the dataset")
-            if values.shape[2:] == (self._channels,):
-                return values
-        return pixels.array(pixels.converted(image, self._channels))
 
 
 _given: list[Photo] = []  # The dataset of this process, if there is one.

@@ -2,8 +2,8 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
-import io
 import os
 import pathlib
 import zlib
@@ -17,7 +17,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
-from hypjax.data.given import Pixels, given
+from hypjax.data.given import given
 from hypjax.data.parts import (
     HeldOutClasses,
     Splits,
@@ -35,7 +35,6 @@ from hypjax.data.photos import (
     read_table,
     stored_photos,
 )
-from hypjax.data.shards import find_dataset
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -46,12 +45,10 @@ _FEW = 5  # Of fewer training classes, little holds for others.
 _SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 _MAX_NAMED = 5  # Files that a message names.
 _Parts = tuple[Dataset, Dataset | None, Dataset, Dataset | None]  # The first fields of `Splits`.
-# Modes that PNG files hold as they are.
-_PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 
 
 class Files(Sequence):
-    """Image files as records, read on access; images in memory as files would hold them."""
+    """Image files as records, read on access; images in memory are records as they are."""
 
     def __init__(
         self, contents: Sequence[pathlib.Path | Image.Image | bytes | StoredImage]
@@ -63,21 +60,9 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         content = self._contents[i]
-        if isinstance(content, Image.Image):
-            content = _file(content)
-        return {"image": content if isinstance(content, bytes) else _read(content)}
-
-
-def _read(content: str | pathlib.Path | StoredImage) -> bytes:
-    return content.read() if isinstance(content, StoredImage) else pixels.read_bytes(content)
-
-
-def _file(image: Image.Image) -> bytes:
-    """Returns a file that is decoded to the image."""
-    file, exif = io.BytesIO(), image.getexif()
-    image = image if image.mode in _PNG_MODES else image.convert("RGB")
-    image.save(file, "png", compress_level=1, exif=exif)
-    return file.getvalue()
+        if isinstance(content, str):
+            content = pixels.read_bytes(content)
+        return {"image": content.read() if isinstance(content, StoredImage) else content}
 
 
 def files_of(photos: Sequence[Photo]) -> Dataset:
@@ -102,13 +87,40 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     once to check that it is readable, unless that was done before and no file has changed. Raises
     UserError if one is not, or there are too few classes or images to train or to search.
     """
-    photos, root = _labelled_photos(where)
+    path = pathlib.Path(where).expanduser()
+    if photos := stored_photos(where):
+        if nameless := next((photo.path for photo in photos if not photo.label), None):
+            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
+    elif path.is_dir():
+        photos = list_classes(path)
+    elif path.suffix.lower() in TABLES:
+        photos = read_table(path)
+    else:
+        raise UserError(
+            f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
+            "nor a dataset in Parquet, Arrow or tar files"
+        )
+    root = path if path.is_dir() else path.parent
+    names = [os.path.relpath(photo.path, root) for photo in photos]
+    return _open(where, photos, names, decoding, held_out)
+
+
+def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images that this process was given, as `open_photos` opens those of a folder."""
+    photos = given()
+    return _open("the dataset", photos, [photo.path for photo in photos], decoding, held_out)
+
+
+def _open(
+    where: str,
+    photos: Sequence[Photo],
+    names: Sequence[str],
+    decoding: Decoding,
+    held_out: HeldOutClasses,
+) -> Splits:
     measured = _measure(photos)
-    facts = (
-        (os.path.relpath(photo.path, root), *photo[1:4], *row)
-        for photo, row in zip(photos, measured.tolist(), strict=True)
-    )
-    fingerprint = hash_facts(facts)
+    rows = zip(names, photos, measured.tolist(), strict=True)
+    fingerprint = hash_facts((name, *photo[1:4], *row) for name, photo, row in rows)
     everything = dataclasses.replace(
         as_dataset(photos),
         sizes=measured[:, :2].astype(np.int32),
@@ -119,56 +131,6 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     splits = split_photos(where, photos, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
-
-
-def _labelled_photos(where: str) -> tuple[list[Photo], str | pathlib.Path]:
-    """Lists images to train on, and returns what their paths begin with, too."""
-    if dataset := find_dataset(where):
-        photos = stored_photos(dataset)
-        if nameless := next((photo.path for photo in photos if not photo.label), None):
-            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
-        return photos, dataset.location
-    path = pathlib.Path(where).expanduser()
-    if path.is_dir():
-        return list_classes(path), path
-    if path.suffix.lower() in TABLES:
-        return read_table(path), path.parent
-    raise UserError(
-        f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, nor "
-        "a dataset in Parquet, Arrow or tar files"
-    )
-
-
-def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images that this process was given, as `open_photos` opens those of a folder.
-
-    Every image is looked at once for its size and its checksum. With the host cache, they are kept
-    there; otherwise they remain where they are.
-    """
-    decoded = Pixels(given(), decoding.channels)
-    photos = [photo._replace(image=None) for photo in given()]
-    measured = np.array([_measure_pixels(decoded, i) for i in range(len(photos))], np.int64)
-    facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
-    fingerprint = hash_facts(facts)
-    everything = dataclasses.replace(
-        as_dataset(photos), sizes=measured[:, :2].astype(np.int32), source=fingerprint
-    )
-    kept = with_host_cache(everything, fingerprint, decoding).decoded
-    if kept is not None:
-        kept.fill(decoded.__getitem__)
-    everything = dataclasses.replace(everything, decoded=kept or decoded)
-    return split_photos("the dataset", photos, everything, fingerprint, held_out)
-
-
-def _measure_pixels(decoded: Pixels, i: int) -> tuple[int, int, int]:
-    """Returns height, width and checksum of an image in memory."""
-    try:
-        values = decoded[i]
-    except UserError:
-        raise
-    except Exception as error:  # Of Pillow, or of the dataset's code.
-        raise UserError(f"cannot read image {i} of the dataset ({pixels.reason(error)})") from error
-    return *values.shape[:2], zlib.crc32(np.ascontiguousarray(values))
 
 
 def split_photos(
@@ -276,15 +238,22 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
 
     Raises UserError if any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
-    if os.path.exists(cached):  # False, too, where the folder may not be read.
+    facts = [file_facts(photo) for photo in photos]
+    cached = cache_folder() / "photos" / f"{hash_facts(facts)}.npy"
+    in_files = None not in facts[0]
+    if in_files and os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
     console.say(f"checking {len(photos)} images")
+    records = Files([photo.content for photo in photos])
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(_measure_file, photos)
+        outcomes = pool.map(functools.partial(_measure_file, records), range(len(photos)))
         bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
         outcomes = list(bar)
-    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    broken = [
+        f"{photo.path} ({outcome})"
+        for photo, outcome in zip(photos, outcomes, strict=True)
+        if isinstance(outcome, str)
+    ]
     if broken:
         more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
         raise UserError(
@@ -292,29 +261,31 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
     measured = np.array(outcomes, np.int64)
-    with console.tolerating(f"the sizes of the images ({cached})"):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as temporary, temporary.open("wb") as file:
-            np.save(file, measured)
+    if in_files:
+        with console.tolerating(f"the sizes of the images ({cached})"):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as temporary, temporary.open("wb") as file:
+                np.save(file, measured)
     return measured
 
 
-def _measure_file(photo: Photo) -> tuple[int, int, int] | str:
+def _measure_file(records: Files, i: int) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = _read(photo.content)
+        content = records[i]["image"]
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return f"{photo.path} ({pixels.reason(error)})"
-    return image.height, image.width, zlib.crc32(content)
+        return pixels.reason(error)
+    checked = content if isinstance(content, bytes) else np.ascontiguousarray(image)
+    return image.height, image.width, zlib.crc32(checked)
 
 
 def file_facts(photo: Photo) -> tuple[Any, ...]:
-    """Returns what changes with the file and is known without reading it."""
+    """Returns what changes with the file and is known without reading it; None if nothing is."""
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     if isinstance(photo.image, StoredImage):
-        return (str(photo.path), photo.image.images.fingerprint)
+        return (str(photo.path), getattr(photo.image.images, "fingerprint", None))
     try:
         stat = photo.path.stat()
     except OSError:

@@ -2,13 +2,10 @@
 
 import io
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from hypjax.config import default_config
@@ -158,26 +155,6 @@ def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
         open_at(tmp_path, test_classes=2)
     with pytest.raises(OSError, match="not a regular file"):
         pixels.read_image(str(tmp_path / "a" / "3.jpg"), 3)
-
-
-def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
-    """Their pixels would fill the memory if each core decoded one."""
-    monkeypatch.setattr(pixels, "_IN_FLIGHT", pixels._InFlight(most=150))
-    content, active, seen = encoded(Image.new("RGB", (10, 10))), [], []
-    load = Image.Image.load
-
-    def slow(self):
-        active.append(self)
-        seen.append(len(active))
-        time.sleep(0.02)
-        active.pop()
-        return load(self)
-
-    monkeypatch.setattr(PngImageFile, "load", slow)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: pixels.decode(content, 3), range(8)))
-    assert max(seen) == 1
-    assert pixels.decode(encoded(Image.new("RGB", (100, 10))), 3).size == (100, 10)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("jpeg", (200, 150)), ("png", (800, 600))])

@@ -197,7 +197,7 @@ def test_a_changed_file_is_read_again(birds):
         ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
         ({}, "", "has no label"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
-        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
+        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel"),
         ({"label": list("abcd"), "split": ["s"] * 4}, "", "has the split 's'"),
     ],
 )
