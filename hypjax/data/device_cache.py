@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, Shaped, UInt8
+from jaxtyping import Array, Bool, Int, UInt8
 from PIL import Image
 
 from hypjax import parallel
@@ -22,7 +22,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
 from hypjax.data.host_cache import in_bytes
-from hypjax.data.plans import Plan
+from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
@@ -109,9 +109,9 @@ class CacheLayout:
     def crops(self, plan: Plan, rows: range) -> Crops:
         """Returns the crops of some rows of a batch, padded beyond its end."""
         return Crops(
-            row=_padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
-            transposed=_padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=_padded_rows(plan.boxes, rows, _PADDING_BOX),
+            row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
+            transposed=padded_rows(self.transposed[plan.ids], rows, False),
+            boxes=padded_rows(plan.boxes, rows, _PADDING_BOX),
         )
 
 
@@ -197,16 +197,5 @@ def crop_batches(
             images=layout.crops(planned, rows),
             labels=planned.labels,
             ids=planned.ids,
-            flips=_padded_rows(planned.flips, rows, False),
+            flips=padded_rows(planned.flips, rows, False),
         )
-
-
-def _padded_rows(
-    values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
-) -> Shaped[np.ndarray, "rows ..."]:
-    """Returns the given rows of an array, with padding for those beyond its end."""
-    padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
-    padded[:] = padding
-    present = values[rows.start : rows.stop]
-    padded[: len(present)] = present
-    return padded

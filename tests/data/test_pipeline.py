@@ -92,7 +92,7 @@ def test_a_dead_worker_is_one_sentence():
 
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
-from hypjax.data.workers import _start_worker
+from hypjax.data.pipeline import _start_worker
 
 def kill_parent_and_sleep():
     _start_worker(0, 1)
