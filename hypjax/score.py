@@ -174,18 +174,18 @@ def _embedded(splits: Splits | None) -> Embeddings:
     """What --encoder makes of the images: all of them in a file, or those that are scored."""
     import pathlib
 
-    from hypjax.data.image_set import ImageSet, open_images
+    from hypjax.data.image_set import images_of_splits, open_images
     from hypjax.inference.external_embedder import PixelOptions, open_encoder
     from hypjax.retrieval.embeddings import Embeddings
 
     spec, options = _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers())
     if not _EMBEDDINGS.value:
-        images = ImageSet.of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
+        images = images_of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
         return open_encoder(spec, options, _space(), _BATCH_SIZE.value).embed_images(images)
     file = pathlib.Path(_EMBEDDINGS.value).expanduser()
     if file.suffix != ".npz":
         raise UserError(f"--embeddings is {file}; its name must end in .npz")
-    images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
+    images = images_of_splits(splits) if splits else open_images(_IMAGES.value)
     open_encoder(spec, options, batch_size=_BATCH_SIZE.value).embed_to(file, images)
     return Embeddings.load(file, _space(), keep_features=False)
 

@@ -1,13 +1,15 @@
-"""Datasets in memory: records read by position, with the labels and sizes that plans need."""
+"""Datasets: one table of images, whatever they were read from, and their pixels."""
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
@@ -26,18 +28,28 @@ class Decoding:
     cache_dir: pathlib.Path | None  # Folder of the host cache, if it is used.
 
 
+# Columns of a `Dataset`.
+_COLUMNS = (
+    *("positions", "labels", "sizes", "names", "class_names", "superlabels", "splits", "facts"),
+    "boxes",
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images of one split in a fixed order."""
+    """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    records: Sequence[Mapping[str, Any]]  # All of the split; `image` holds a file's bytes.
+    records: Sequence[Mapping[str, Any]]  # Of these images, perhaps of others; `image` is a file.
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
-    names: Sequence[str] | None = None  # Of the records, for messages.
+    names: Shaped[np.ndarray, " images"] | None = None  # Strings: paths, or names for messages.
     superlabels: Int[np.ndarray, " images"] | None = None  # Group of each image's class.
-    class_names: Sequence[str] | None = None  # Of each record.
+    class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
     group_names: Sequence[str] | None = None  # By number.
+    splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
+    # Strings that differ if an image's pixels, class, group or split do.
+    facts: Shaped[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
@@ -78,16 +90,23 @@ class Dataset:
         """Returns the given embeddings of some images, float32."""
         return np.asarray(self.vectors[self.positions[rows]], np.float32)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what is known of the images, of their classes and of their order."""
+        return hash_facts(self.facts)
+
+    @property
+    def groups(self) -> Shaped[np.ndarray, " images"] | None:
+        """Name of the group of each image's class, if there are groups."""
+        return None if self.superlabels is None else np.asarray(self.group_names)[self.superlabels]
+
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
-        record = int(self.positions[i])
-        return f"record {record}" if self.names is None else str(self.names[record])
+        return f"record {self.positions[i]}" if self.names is None else str(self.names[i])
 
     def class_name(self, i: int) -> str:
         """Returns the name of the i-th image's class."""
-        if self.class_names is None:
-            return f"class {self.labels[i]}"
-        return str(self.class_names[int(self.positions[i])])
+        return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
 
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the whole i-th image; if it cannot be read, a UserError names it."""
@@ -198,14 +217,13 @@ class Dataset:
 
     def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
         """Returns the images at the given indices."""
-        return dataclasses.replace(
-            self,
-            positions=self.positions[chosen],
-            labels=self.labels[chosen],
-            sizes=self.sizes[chosen],
-            superlabels=None if self.superlabels is None else self.superlabels[chosen],
-            boxes=None if self.boxes is None else self.boxes[chosen],
-        )
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns = {name: np.asarray(x)[chosen] for name, x in columns.items() if x is not None}
+        return dataclasses.replace(self, **columns)
+
+    def __getitem__(self, rows: slice) -> "Dataset":
+        """Returns some of the images."""
+        return self.take(np.arange(len(self))[rows])
 
     def renumbered(self) -> "Dataset":
         """Returns the same images with classes renumbered from 0 without gaps."""
@@ -229,18 +247,23 @@ class _Chained(Sequence):
         return self._first[i] if i < len(self._first) else self._second[i - len(self._first)]
 
 
+def _concatenated(first: Dataset, second: Dataset) -> dict[str, np.ndarray | None]:
+    """The columns of two datasets, one below the other; None for those that one of them lacks."""
+    pairs = {name: (getattr(first, name), getattr(second, name)) for name in _COLUMNS}
+    return {
+        name: None if a is None or b is None else np.concatenate([a, b])
+        for name, (a, b) in pairs.items()
+    }
+
+
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    positions = np.concatenate([images.positions for images in datasets])
-    positions, first = np.unique(positions, return_index=True)
-    return dataclasses.replace(
-        datasets[0],
-        positions=positions,
-        labels=np.zeros_like(positions),
-        sizes=np.concatenate([images.sizes for images in datasets])[first],
-        superlabels=None,
-        boxes=None,
-    )
+    plain = [
+        dataclasses.replace(images, labels=np.zeros_like(images.labels), superlabels=None)
+        for images in datasets
+    ]
+    whole = functools.reduce(lambda a, b: dataclasses.replace(a, **_concatenated(a, b)), plain)
+    return whole.take(np.unique(whole.positions, return_index=True)[1])
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
@@ -249,23 +272,20 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
     Labels of the second are shifted, so that none of its classes is one of the first. Groups of
     classes are kept if both have the same ones.
     """
-    boxes = superlabels = None
+    second = dataclasses.replace(
+        second,
+        positions=len(first.records) + second.positions,
+        labels=first.labels.max() + 1 + second.labels,
+    )
     if first.boxes is not None or second.boxes is not None:
-        boxes = np.concatenate([_boxes(first), _boxes(second)])
-    grouped = first.superlabels is not None and second.superlabels is not None
-    if grouped and np.array_equal(first.group_names, second.group_names):
-        superlabels = np.concatenate([first.superlabels, second.superlabels])
+        first, second = (dataclasses.replace(part, boxes=_boxes(part)) for part in (first, second))
+    if not np.array_equal(first.group_names, second.group_names):
+        first = dataclasses.replace(first, superlabels=None, group_names=None)
     return Dataset(
-        records=_Chained(first.records, second.records),
-        positions=np.concatenate([first.positions, len(first.records) + second.positions]),
-        labels=np.concatenate([first.labels, first.labels.max() + 1 + second.labels]),
-        sizes=np.concatenate([first.sizes, second.sizes]),
-        names=_Chained(first.names, second.names),
-        superlabels=superlabels,
-        class_names=_Chained(first.class_names, second.class_names),
-        group_names=None if superlabels is None else first.group_names,
+        _Chained(first.records, second.records),
+        **_concatenated(first, second),
+        group_names=first.group_names,
         fast=first.fast,
-        boxes=boxes,
     )
 
 
@@ -275,6 +295,14 @@ def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
         return dataset.boxes
     height, width = dataset.sizes.T
     return np.stack([np.zeros_like(width), np.zeros_like(width), width, height], axis=1)
+
+
+def hash_facts(facts: Iterable[Any]) -> str:
+    """Hashes values, whose `repr` says all about them, to 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for fact in facts:
+        digest.update(repr(fact).encode())
+    return digest.hexdigest()[:32]
 
 
 def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:

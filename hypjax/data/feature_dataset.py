@@ -5,8 +5,9 @@ import zlib
 import numpy as np
 from ml_collections import ConfigDict
 
+from hypjax.data.dataset import hash_facts
 from hypjax.data.parts import HeldOutClasses, Splits
-from hypjax.data.photo_dataset import as_dataset, hash_facts, split_photos
+from hypjax.data.photo_dataset import as_dataset, split_photos
 from hypjax.data.photos import check_split, photos_of_features
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
@@ -35,7 +36,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
     for photo in photos:
         check_split(path, photo.split)
     facts = ((*photo[1:4], zlib.crc32(np.ascontiguousarray(photo.vector))) for photo in photos)
-    return split_photos(path, photos, as_dataset(photos), hash_facts(facts), held_out)
+    return split_photos(path, as_dataset(photos), hash_facts(facts), held_out)
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:

@@ -3,11 +3,10 @@
 import concurrent.futures
 import dataclasses
 import functools
-import hashlib
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from jaxtyping import Int
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, with_host_cache
 from hypjax.data.given import given
 from hypjax.data.parts import (
     HeldOutClasses,
@@ -63,21 +62,6 @@ class Files(Sequence):
         if isinstance(content, str):
             content = pixels.read_bytes(content)
         return {"image": content.read() if isinstance(content, StoredImage) else content}
-
-
-def files_of(photos: Sequence[Photo]) -> Dataset:
-    """Returns a dataset of unchecked images in the given order, without classes or sizes."""
-    if len({photo.vector is None for photo in photos}) > 1:
-        raise UserError("images and features cannot be embedded together; give one of them")
-    return Dataset(
-        records=Files([photo.content for photo in photos]),
-        positions=np.arange(len(photos)),
-        labels=np.zeros(len(photos), np.int32),
-        sizes=np.zeros((len(photos), 2), np.int32),
-        names=[str(photo.path) for photo in photos],
-        upright=True,
-        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
-    )
 
 
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
@@ -128,14 +112,13 @@ def _open(
         source=fingerprint,
     )
     everything = with_host_cache(everything, fingerprint, decoding)
-    splits = split_photos(where, photos, everything, fingerprint, held_out)
+    splits = split_photos(where, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
 
 
 def split_photos(
     path: str,
-    photos: Sequence[Photo],
     everything: Dataset,
     fingerprint: str,
     held_out: HeldOutClasses,
@@ -144,8 +127,8 @@ def split_photos(
 
     The path is for messages. Raises UserError if there are too few classes to train or to search.
     """
-    if photos[0].split is not None:
-        parts = _given_splits(path, photos, everything, held_out)
+    if everything.splits is not None:
+        parts = _given_splits(path, everything, held_out)
     elif held_out.images:
         train, test = hold_out_images(everything, held_out.seed)
         parts = train, None, test, None
@@ -157,18 +140,31 @@ def split_photos(
 
 
 def as_dataset(photos: Sequence[Photo]) -> Dataset:
-    """Returns images with their classes, and groups of classes if there are any, without sizes."""
-    superlabels = group_names = None
+    """Returns unchecked images in the given order, without sizes.
+
+    Their columns are names, classes, and groups of classes and splits if there are any.
+    """
+    if len({photo.vector is None for photo in photos}) > 1:
+        raise UserError("images and features cannot be embedded together; give one of them")
+    superlabels = group_names = splits = None
     if any(photo.superlabel is not None for photo in photos):
         named = [photo.superlabel or "" for photo in photos]
         group_names, superlabels = np.unique(named, return_inverse=True)
+    if any(photo.split is not None for photo in photos):
+        splits = np.array([photo.split or "" for photo in photos])
     labels = [photo.label for photo in photos]
-    return dataclasses.replace(
-        files_of(photos),
+    return Dataset(
+        records=Files([photo.content for photo in photos]),
+        positions=np.arange(len(photos)),
         labels=np.unique(labels, return_inverse=True)[1],
+        sizes=np.zeros((len(photos), 2), np.int32),
+        names=np.array([str(photo.path) for photo in photos], object),
         superlabels=superlabels,
-        class_names=labels,
+        class_names=np.array(labels, object),
         group_names=group_names,
+        splits=splits,
+        upright=True,
+        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
     )
 
 
@@ -191,17 +187,14 @@ def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> 
     return train, validation, test, None
 
 
-def _given_splits(
-    path: str, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
-) -> _Parts:
+def _given_splits(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
     """Splits the images as they are labelled."""
     if held_out.images:
         raise UserError(f"{path} has splits already; leave out --config.data.split=images")
-    split_names = np.array([photo.split for photo in photos])
     parts = {
-        name: everything.take(np.flatnonzero(split_names == name))
+        name: everything.take(np.flatnonzero(everything.splits == name))
         for name in SPLITS
-        if name in split_names
+        if name in everything.splits
     }
     tests = parts.keys() - {"train", "validation"}
     if "train" not in parts or tests not in ({"test"}, {"query", "gallery"}):
@@ -212,13 +205,13 @@ def _given_splits(
     train, validation = parts["train"].renumbered(), parts.get("validation")
     if validation is None:
         train, validation = hold_out_validation(train, held_out)
-    _check_overlap(path, photos)
+    _check_overlap(path, parts)
     return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
 
 
-def _check_overlap(path: str, photos: Sequence[Photo]) -> None:
+def _check_overlap(path: str, parts: Mapping[str, Dataset]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
+    classes = {name: set(parts[name].class_names) if name in parts else set() for name in SPLITS}
     test = classes["test"] | classes["query"] | classes["gallery"]
     if shared := classes["validation"] & test:
         raise UserError(
@@ -291,11 +284,3 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
     except OSError:
         return (str(photo.path.absolute()), None)
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
-
-
-def hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
-    """Hashes tuples of simple values to 32 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for fact in facts:
-        digest.update(repr(fact).encode())
-    return digest.hexdigest()[:32]

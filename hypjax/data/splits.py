@@ -4,7 +4,6 @@ Modules that import TFDS are imported where they are used: users' own images nee
 """
 
 import dataclasses
-import hashlib
 import itertools
 import pathlib
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import DISTRACTORS, GIVEN
 from hypjax.config.rules import refuse
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, joined, with_host_cache
 from hypjax.data.feature_dataset import open_features
 from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
 from hypjax.data.photo_dataset import open_given, open_photos
@@ -150,21 +149,15 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
         names = records["query"].names, records["gallery"].names
         boxes, judgements = read_judgements(builder, *names)
     # What determines results: the name and version, and of the images labels, sizes and checksums.
-    digest = hashlib.sha256(builder.info.full_name.encode())
-    for part in records.values():
-        for array in (part.labels, part.sizes, part.checksums):
-            digest.update(array.tobytes())
-    relations: list[Shaped[np.ndarray, ...]] = [] if pairs is None else [pairs]
-    relations += [] if boxes is None else [boxes, *itertools.chain(*judgements)]
-    for array in relations:
-        digest.update(repr(array.shape).encode() + array.tobytes())
-    fingerprint = digest.hexdigest()[:32]
+    facts = [(part.labels, part.sizes, part.checksums) for part in records.values()]
+    relations = [pairs, boxes, *itertools.chain(*(judgements or ()))]
+    fingerprint = _hash(builder.info.full_name, *itertools.chain(*facts), *relations)
     named = [part.superlabels for part in records.values() if part.superlabels is not None]
     groups = np.unique(np.concatenate(named)) if named else None
     parts = {}
     for split, part in records.items():
         searched = boxes if split == "query" else None
-        source = _hash_images(part.sizes, part.checksums, searched)
+        source = _hash(part.sizes, part.checksums, searched)
         dataset = Dataset(
             records=part.images,
             positions=np.arange(len(part.labels)),
@@ -184,9 +177,6 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
     return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))
 
 
-def _hash_images(*facts: Shaped[np.ndarray, "..."] | None) -> str:
-    """Hash of facts on images alone, so that datasets with the same images share their caches."""
-    digest = hashlib.sha256()
-    for array in facts:
-        digest.update(b"none" if array is None else array.tobytes())
-    return digest.hexdigest()[:32]
+def _hash(*facts: str | Shaped[np.ndarray, "..."] | None) -> str:
+    """Hash of facts; of facts on images alone, so that datasets with equal images share caches."""
+    return hash_facts((x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in facts)

@@ -11,7 +11,7 @@ import tqdm
 from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import Photo
 from hypjax.errors import Interrupted, UserError, writing
 from hypjax.geometry import Space
@@ -58,19 +58,19 @@ class ImageEmbedder(abc.ABC):
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
         """Embeds a user's images in one go, for example a search's queries; see `batches`."""
-        images = ImageSet.of_photos(photos)
-        return self._embeddings(images, *_concatenated(self.batches(images.dataset, few=True)))
+        images = images_of_photos(photos)
+        return self._embeddings(images, *_concatenated(self.batches(images, few=True)))
 
-    def embed_images(self, images: ImageSet) -> Embeddings:
+    def embed_images(self, images: Dataset) -> Embeddings:
         """Embeds images as `embed_to` does, in memory."""
         done = []
         with tqdm.tqdm(total=len(images), unit="image", disable=None) as bar:
-            for batch in self.batches(images.dataset):
+            for batch in self.batches(images):
                 done.append(batch)
                 bar.update(len(batch[0]))
         return self._embeddings(images, *_concatenated(done))
 
-    def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
+    def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
 
         What is done is saved after each batch in a folder beside the file.
@@ -112,7 +112,7 @@ class ImageEmbedder(abc.ABC):
             )
         return embeddings
 
-    def _finish(self, unfinished: ArrayCache, images: ImageSet) -> None:
+    def _finish(self, unfinished: ArrayCache, images: Dataset) -> None:
         """Embeds the images that are not done yet; raises an interrupt once a batch is saved."""
         total = len(unfinished)
         if not len(images):
@@ -121,7 +121,7 @@ class ImageEmbedder(abc.ABC):
             tqdm.tqdm(total=total, unit="image", disable=None, initial=unfinished.done) as bar,
             exits.deferred(_INTERRUPTED) as interrupted,
         ):
-            for rows, broken in self.batches(images.dataset):
+            for rows, broken in self.batches(images):
                 with writing(unfinished.folder):
                     unfinished.append(rows, broken)
                 bar.update(len(rows))
@@ -133,25 +133,20 @@ class ImageEmbedder(abc.ABC):
                     )
 
     def _embeddings(
-        self, images: ImageSet, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
+        self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
         kept = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, labels, superlabels, splits = (
-            images.ids,
-            images.labels,
-            images.superlabels,
-            images.splits,
-        )
+        ids, groups, splits = images.names.astype(str), images.groups, images.splits
         return Embeddings(
             **self.columns(rows[kept]),
             ids=ids[kept],
-            labels=labels[kept],
+            labels=images.class_names[kept].astype(str),
             space=self.space,
             fingerprint=self.fingerprint,
             images=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
-            splits=None if splits is None else splits[kept],
-            superlabels=None if superlabels is None else superlabels[kept],
+            splits=None if splits is None else splits[kept].astype(str),
+            superlabels=None if groups is None else groups[kept].astype(str),
         )
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -118,7 +118,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
 
 def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
-    made = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    made = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.vectors, made.vectors)
     assert read.ids.tolist() == [str(photo.path) for photo in found]
@@ -126,7 +126,7 @@ def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
     assert (read.space, read.fingerprint) == (embedder.space, embedder.fingerprint)
     assert read.vectors.dtype == np.float32
     read.space.check(read.vectors)
-    again = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    again = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     np.testing.assert_array_equal(again.vectors, made.vectors)
 
 
@@ -156,7 +156,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
     found.insert(5, found[0]._replace(path=broken))
-    whole = embedder.embed_to(tmp_path / "whole.npz", ImageSet.of_photos(found))
+    whole = embedder.embed_to(tmp_path / "whole.npz", images_of_photos(found))
     batches, seen = embedder.batches, []
 
     def interrupted(dataset):
@@ -167,12 +167,12 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 
     monkeypatch.setattr(embedder, "batches", interrupted)
     with pytest.raises(Interrupted, match="32 of 61 images are saved"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset: (seen.append(len(dataset)), batches(dataset))[1]
     )
-    resumed = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    resumed = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -183,7 +183,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(find_photos(str(tmp_path))))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(find_photos(str(tmp_path))))
     assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
@@ -196,7 +196,7 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed(found)
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
@@ -208,13 +208,13 @@ def test_a_file_of_other_images_is_not_replaced(embedder, photos_folder, tmp_pat
     shutil.copytree(photos_folder, tmp_path / "photos")
     found = find_photos(str(tmp_path / "photos"))
     path = tmp_path / "g.npz"
-    embedder.embed_to(path, ImageSet.of_photos(found))
+    embedder.embed_to(path, images_of_photos(found))
     for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
-            embedder.embed_to(path, ImageSet.of_photos(changed))
+            embedder.embed_to(path, images_of_photos(changed))
     Image.new("RGB", (25, 25)).save(found[3].path)
     with pytest.raises(UserError, match="exists already"):
-        embedder.embed_to(path, ImageSet.of_photos(found))
+        embedder.embed_to(path, images_of_photos(found))
 
 
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
