@@ -109,19 +109,17 @@ class Dataset:
         return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the whole i-th image; if it cannot be read, a UserError names it."""
-        with self._naming_errors(i):
-            if (cached := self._cached(i)) is not None:
-                return pixels.from_array(cached)
-            return self._decode(i, self._encoded(i), channels)
+        """Returns the part of the i-th image that views see, see `boxes`.
 
-    def shown_image(self, i: int, channels: int) -> Image.Image:
-        """Returns the part of the i-th image that views see, see `boxes`; raises as `image`."""
-        image = self.image(i, channels)
+        Raises UserError, which names the image, if it cannot be read.
+        """
         with self._naming_errors(i):
-            whole = 0, 0, *image.size
+            if self.decoded is None:
+                image = self._decode(i, self._encoded(i), channels)
+            else:
+                image = pixels.from_array(self.decoded[int(self.positions[i])])
             box = self._box(i, image.height, image.width)
-            return image if box == whole else image.crop(box)
+            return image if box == (0, 0, *image.size) else image.crop(box)
 
     def crop(
         self,
@@ -148,26 +146,23 @@ class Dataset:
     ) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the part of the i-th image that a function of its height and width selects."""
         with self._naming_errors(i):
-            if (whole := self._cached(i)) is not None:
+            if self.decoded is not None:
                 # Of a memory map, only the pixels of the box are read.
+                whole = self.decoded[int(self.positions[i])]
                 left, top, right, bottom = self._box(i, *whole.shape[:2])
                 whole = whole[top:bottom, left:right]
-                own = whole.shape[:2]
-                size, box = frame(*own)
-                if size == own:
+                size, box = frame(*whole.shape[:2])
+                if size == whole.shape[:2]:
                     top, left, height, width = box
                     region = whole[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
-            encoded = self._encoded(i)
             if self.fast:
-                fast = self._show_fast(i, encoded, frame, side, channels)
+                fast = self._show_fast(i, self._encoded(i), frame, side, channels)
                 if fast is not None:
                     return fast
-            image = self._decode(i, encoded, channels)
-            if self.boxes is not None:
-                image = image.crop(self._box(i, image.height, image.width))
-            return pixels.show(image, frame(image.height, image.width), side)
+        image = self.image(i, channels)
+        return pixels.show(image, frame(image.height, image.width), side)
 
     def _show_fast(
         self, i: int, encoded: bytes, frame: Callable[[int, int], Frame], side: int, channels: int
@@ -188,10 +183,6 @@ class Dataset:
         if left >= right or top >= bottom:
             raise ValueError(f"its box {given} is not in the image")
         return left, top, right, bottom
-
-    def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
-        """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
-        return None if self.decoded is None else self.decoded[int(self.positions[i])]
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
         image = pixels.decode(encoded, channels, upright=self.upright)
@@ -324,5 +315,5 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     Raises UserError if there is not enough space, or an image cannot be read.
     """
     if dataset.decoded is not None:
-        files = dataclasses.replace(dataset, decoded=None)
+        files = dataclasses.replace(dataset, decoded=None, boxes=None)
         dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))

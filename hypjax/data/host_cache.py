@@ -1,7 +1,7 @@
 """The host cache: decoded images in a memory-mapped file.
 
 Images keep their original sizes and exact pixels. The operating system keeps in memory what fits;
-all processes of a machine share it. Each process verifies an image when it first reads it.
+all processes of a machine share it.
 """
 
 import concurrent.futures
@@ -31,38 +31,34 @@ class DecodedImages:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
-        """Returns the i-th image, or None if its pixels are damaged, see `ArrayCache`."""
-        pixels = self._cache[i]
-        return None if pixels is None else pixels.reshape(*self._sizes[i], self._channels)
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
+        """Returns the i-th image."""
+        return self._cache[i].reshape(*self._sizes[i], self._channels)
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
         """Writes the images, unless they are there; `decode` returns the i-th image.
 
         Raises UserError if there is no space, or the folder cannot be written.
         """
-        folder = self._cache.folder
+        cache, folder = self._cache, self._cache.folder
+        if cache.is_complete():
+            return
+        options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
         try:
-            if not self._cache.is_complete():
-                with self._cache.filling(claimed(folder, "decoding images")) as done:
-                    self._write(done, decode)
+            with (
+                cache.filling(claimed(folder, "decoding images")) as done,
+                tqdm.tqdm(total=len(self), initial=done, **options) as bar,
+                concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+            ):
+                for first in range(done, len(self), _AHEAD):
+                    images = list(pool.map(decode, range(first, min(first + _AHEAD, len(self)))))
+                    cache.append(images)
+                    bar.update(len(images))
         except OSError as error:
             raise UserError(
                 f"cannot keep decoded images in {folder.parent} ({error.strerror}); choose another "
                 "folder with --config.run.cache_dir, or set --config.run.cache=none"
             ) from error
-
-    def _write(
-        self, done: int, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]
-    ) -> None:
-        """Writes the images that are not there, decoded by threads."""
-        options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
-        bar = tqdm.tqdm(total=len(self), initial=done, **options)
-        with bar, concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-            for first in range(done, len(self), _AHEAD):
-                images = list(pool.map(decode, range(first, min(first + _AHEAD, len(self)))))
-                self._cache.append(images)
-                bar.update(len(images))
 
 
 def in_bytes(number: float) -> str:

@@ -5,7 +5,6 @@ import io
 import math
 import os
 import pathlib
-import stat
 import threading
 from collections.abc import Iterable
 
@@ -101,11 +100,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def read_bytes(path: str | pathlib.Path) -> bytes:
-    """Reads a regular file; raises OSError for a pipe or a device, which may have no end."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("not a regular file")
-    if found.st_size > LARGEST_FILE:
+    """Reads a file; raises OSError if it cannot be read or is too large."""
+    if os.path.getsize(path) > LARGEST_FILE:
         raise OSError(f"larger than {LARGEST_FILE} bytes")
     return pathlib.Path(path).read_bytes()
 

@@ -136,7 +136,7 @@ class ExternalEmbedder(ImageEmbedder):
 
         def prepare(i: int) -> Any | str:
             try:
-                return self._encoder.prepare(dataset.shown_image(i, channels=3))
+                return self._encoder.prepare(dataset.image(i, channels=3))
             except UserError as error:
                 return pixels.reason(error.__cause__ or error)
             except Exception as error:  # Libraries raise almost anything on images of odd shapes.

@@ -146,17 +146,6 @@ def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, m
     assert changed.fingerprint != first.fingerprint
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
-    """A pipe would block forever, and a device has no end."""
-    several(tmp_path, 2, 2, 2, 2)
-    make(tmp_path / "a" / "3.jpg")
-    with pytest.raises(UserError, match=r"3\.jpg \(not a regular file\)"):
-        open_at(tmp_path, test_classes=2)
-    with pytest.raises(OSError, match="not a regular file"):
-        pixels.read_image(str(tmp_path / "a" / "3.jpg"), 3)
-
-
 @pytest.mark.parametrize(("kind", "size"), [("jpeg", (200, 150)), ("png", (800, 600))])
 def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_if_that_is_enough(kind, size):
     file = io.BytesIO()

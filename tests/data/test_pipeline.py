@@ -7,8 +7,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -88,30 +86,6 @@ def test_a_dead_worker_is_one_sentence():
     deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
     with pytest.raises(UserError, match=r"a worker process died .*-9.*run\.workers"):
         batches(deadly, last=20, workers=1)
-
-
-ORPHAN = """
-import multiprocessing, os, signal, sys, time
-from hypjax.data.pipeline import _start_worker
-
-def kill_parent_and_sleep():
-    _start_worker(0, 1)
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    multiprocessing.get_context("spawn").Process(target=kill_parent_and_sleep).start()
-    time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_ends_with_its_parent(tmp_path):
-    """The output, which the worker holds as well, stays open as long as one of the two lives."""
-    path = tmp_path / "program.py"
-    path.write_text(ORPHAN)
-    done = subprocess.run([sys.executable, path], capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -210,27 +184,6 @@ def test_the_host_cache_is_filled_once_and_resumed(tmp_path):
     calls.clear()
     decoded.fill(decode)
     assert not calls
-
-
-def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
-    exact = random_dataset()
-    folder = tmp_path / "cache"
-    cached = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
-    fill_cache(cached, 3)
-    content = bytearray((folder / "arrays").read_bytes())
-    content[5] ^= 1  # In the first image.
-    (folder / "arrays").write_bytes(content)
-    cached = pickle.loads(pickle.dumps(cached))
-    for _ in range(2):
-        for i in (0, 1):
-            np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-    assert capsys.readouterr().err.count(f"{folder} is damaged; ") == 1
-    later = pickle.loads(pickle.dumps(cached))  # Another worker, which has not opened the file.
-    np.testing.assert_array_equal(later.image(1, 3), exact.image(1, 3))
-    fill_cache(cached, 3)
-    again = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
-    np.testing.assert_array_equal(again.image(0, 3), exact.image(0, 3))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("fast", [False, True])
