@@ -296,15 +296,15 @@ def hash_facts(facts: Iterable[Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
+def with_host_cache(dataset: Dataset, decoding: Decoding) -> Dataset:
     """Returns a dataset that reads decoded images from the host cache, if there is one.
 
-    `fill_cache` must then decode the images before they are read. The dataset holds all images of a
-    source, in its order; the key, which names its folder, differs if any of them differs.
+    `fill_cache` must then decode the images before they are read. The dataset holds all images of
+    its source, in its order.
     """
     if decoding.cache_dir is None:
         return dataset
-    name = f"{key}-{decoding.channels}-{pixels.DECODER}"
+    name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
     decoded = DecodedImages(decoding.cache_dir / name, dataset.sizes, decoding.channels)
     return dataclasses.replace(dataset, decoded=decoded)
 

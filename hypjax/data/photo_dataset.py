@@ -111,7 +111,7 @@ def _open(
         fast=decoding.fast,
         source=fingerprint,
     )
-    everything = with_host_cache(everything, fingerprint, decoding)
+    everything = with_host_cache(everything, decoding)
     splits = split_photos(where, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits

@@ -9,7 +9,6 @@ import pathlib
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import DISTRACTORS, GIVEN
@@ -97,9 +96,7 @@ def _open_prepared(
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
     if train is None and opened.judgements is None:
-        raise UserError(
-            f"this copy of {name} in {opened.folder} has no training images, nor judged queries"
-        )
+        raise UserError(f"this copy of {name} has no training images, nor judged queries")
     if train is not None:
         train = train.renumbered()
     if test is None:
@@ -132,7 +129,6 @@ class _Opened(NamedTuple):
     judgements: Judgements | None  # What its queries should find, if it is judged.
     fingerprint: str  # Hash that differs if any image or relation differs.
     notes: tuple[str, ...]  # Remarks on the copy.
-    folder: str
 
 
 def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
@@ -141,42 +137,25 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
     builder = prepare.open_builder(name, data_dir)
-    records = {split: open_records(builder, split) for split in builder.info.splits}
-    pairs = boxes = judgements = None
-    if PAIRS in builder.TABLES and "train" in records:
-        pairs = read_pairs(builder, records["train"].names)
-    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= records.keys():
-        names = records["query"].names, records["gallery"].names
-        boxes, judgements = read_judgements(builder, *names)
-    # What determines results: the name and version, and of the images labels, sizes and checksums.
-    facts = [(part.labels, part.sizes, part.checksums) for part in records.values()]
-    relations = [pairs, boxes, *itertools.chain(*(judgements or ()))]
-    fingerprint = _hash(builder.info.full_name, *itertools.chain(*facts), *relations)
-    named = [part.superlabels for part in records.values() if part.superlabels is not None]
-    groups = np.unique(np.concatenate(named)) if named else None
-    parts = {}
-    for split, part in records.items():
-        searched = boxes if split == "query" else None
-        source = _hash(part.sizes, part.checksums, searched)
-        dataset = Dataset(
-            records=part.images,
-            positions=np.arange(len(part.labels)),
-            labels=part.labels,
-            sizes=part.sizes,
-            names=part.names,
-            superlabels=None if groups is None else np.searchsorted(groups, part.superlabels),
-            class_names=part.class_names,
-            group_names=groups,
-            fast=decoding.fast,
-            boxes=searched,
-            source=source,
-            pairs=pairs if split == "train" else None,
-        )
-        parts[split] = with_host_cache(dataset, source, decoding)
-    notes = prepare.notes(builder)
-    return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))
-
-
-def _hash(*facts: str | Shaped[np.ndarray, "..."] | None) -> str:
-    """Hash of facts; of facts on images alone, so that datasets with equal images share caches."""
-    return hash_facts((x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in facts)
+    parts = {split: open_records(builder, split) for split in builder.info.splits}
+    facts = [builder.info.full_name]
+    judgements = None
+    if PAIRS in builder.TABLES and "train" in parts:
+        pairs = read_pairs(builder, parts["train"].names)
+        parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
+        facts.append(pairs.tobytes())
+    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= parts.keys():
+        query = parts["query"]
+        boxes, judgements = read_judgements(builder, query.names, parts["gallery"].names)
+        source = hash_facts([query.source, boxes.tobytes()])
+        parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
+        facts += [items.tolist() for items in itertools.chain(*judgements)]
+    groups = [part.groups for part in parts.values() if part.groups is not None]
+    names = np.unique(np.concatenate(groups)) if groups else None
+    for split, part in parts.items():
+        facts += [part.labels.tobytes(), part.source]
+        if names is not None:  # Groups have the same numbers in all splits.
+            numbers = np.searchsorted(names, part.groups)
+            part = dataclasses.replace(part, superlabels=numbers, group_names=names)
+        parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
+    return _Opened(parts, judgements, hash_facts(facts), prepare.notes(builder))
