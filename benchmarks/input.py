@@ -21,7 +21,6 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.device_crops import cut
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photo_dataset import Files
 from hypjax.data.photos import find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
@@ -29,6 +28,7 @@ from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.errors import UserError
 from hypjax.models.layers import mirror
+from hypjax.system.array_cache import ArrayCache
 from hypjax.system.machine import usable_cores
 from hypjax.types import View
 
@@ -52,7 +52,7 @@ def tasks(options: Options) -> Iterator[Task]:
         height, width = files.sizes.mean(axis=0).round().astype(int)
         words = f"{count} crops of photos of {width}×{height}"
         train, name = _peer(paths, count, training=True)
-        decoded = DecodedImages(cache / "decoded", files.sizes, channels=3)
+        decoded = ArrayCache(cache / "decoded", len(files))
         cached = dataclasses.replace(files, decoded=decoded)
         fill_cache(cached, channels=3)
         for variant, dataset in {**_decoders(files), "exact pixels, host cache": cached}.items():

@@ -1,5 +1,6 @@
 """Datasets: one table of images, whatever they were read from, and their pixels."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -9,14 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tqdm
 from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
+from hypjax.system.array_cache import ArrayCache
+from hypjax.system.locks import claimed
+from hypjax.system.machine import usable_cores
 from hypjax.types import View
+
+_AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,9 @@ class Dataset:
     facts: Shaped[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
+    # Host cache, if used: pixels of all records, whole and exact, in a memory-mapped file.
+    # The operating system keeps in memory what fits; all processes of a machine share it.
+    decoded: ArrayCache | None = None
     source: str | None = None  # Hash that differs if any record differs, if that is known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -117,7 +125,7 @@ class Dataset:
             if self.decoded is None:
                 image = self._decode(i, self._encoded(i), channels)
             else:
-                image = pixels.from_array(self.decoded[int(self.positions[i])])
+                image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
             return image if box == (0, 0, *image.size) else image.crop(box)
 
@@ -148,7 +156,7 @@ class Dataset:
         with self._naming_errors(i):
             if self.decoded is not None:
                 # Of a memory map, only the pixels of the box are read.
-                whole = self.decoded[int(self.positions[i])]
+                whole = self._cached(i, channels)
                 left, top, right, bottom = self._box(i, *whole.shape[:2])
                 whole = whole[top:bottom, left:right]
                 size, box = frame(*whole.shape[:2])
@@ -183,6 +191,9 @@ class Dataset:
         if left >= right or top >= bottom:
             raise ValueError(f"its box {given} is not in the image")
         return left, top, right, bottom
+
+    def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
+        return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
         image = pixels.decode(encoded, channels, upright=self.upright)
@@ -305,15 +316,34 @@ def with_host_cache(dataset: Dataset, decoding: Decoding) -> Dataset:
     if decoding.cache_dir is None:
         return dataset
     name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
-    decoded = DecodedImages(decoding.cache_dir / name, dataset.sizes, decoding.channels)
+    decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
     return dataclasses.replace(dataset, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
     """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
 
-    Raises UserError if there is not enough space, or an image cannot be read.
+    Raises UserError if there is not enough space, the folder cannot be written, or an image cannot
+    be read.
     """
-    if dataset.decoded is not None:
-        files = dataclasses.replace(dataset, decoded=None, boxes=None)
-        dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))
+    cache = dataset.decoded
+    if cache is None or cache.is_complete():
+        return
+    files = dataclasses.replace(dataset, decoded=None, boxes=None)
+    options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
+    try:
+        with (
+            cache.filling(claimed(cache.folder, "decoding images")) as done,
+            tqdm.tqdm(total=len(files), initial=done, **options) as bar,
+            concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+        ):
+            for first in range(done, len(files), _AHEAD):
+                rows = range(first, min(first + _AHEAD, len(files)))
+                images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
+                cache.append(images)
+                bar.update(len(images))
+    except OSError as error:
+        raise UserError(
+            f"cannot keep decoded images in {cache.folder.parent} ({error.strerror}); choose "
+            "another folder with --config.run.cache_dir, or set --config.run.cache=none"
+        ) from error

@@ -21,7 +21,6 @@ from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
-from hypjax.data.host_cache import in_bytes
 from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
@@ -134,8 +133,8 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         raise UserError(
-            f"config.run.cache is device, but the training images take {in_bytes(layout.bytes)}, "
-            f"more than {_SHARE:.0%} of the {in_bytes(free)} free on each device ({kind}); lower "
+            f"config.run.cache is device, but the training images take {_in_bytes(layout.bytes)}, "
+            f"more than {_SHARE:.0%} of the {_in_bytes(free)} free on each device ({kind}); lower "
             "config.data.stored_side (with config.data.train_view=area_crop), or set "
             "--config.run.cache=host"
         )
@@ -167,7 +166,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
             part, row = parallel.place((part, np.int32(row)), everywhere)
             store = put(store, part, row)
         store.block_until_ready()
-    console.say(f"the training images take {in_bytes(layout.bytes)} on each device")
+    console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.max_rows, layout.channels)
 
 
@@ -181,6 +180,10 @@ def _decode(layout: CacheLayout, dataset: Dataset, part: np.ndarray, row: int, i
 
 def _put(store: Array, part: Array, row: Array) -> Array:
     return jax.lax.dynamic_update_slice(store, part, (row, jnp.zeros_like(row)))
+
+
+def _in_bytes(number: float) -> str:
+    return tqdm.tqdm.format_sizeof(number, "B")  # Such as '1.25MB'.
 
 
 def crop_batches(

@@ -15,12 +15,12 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import UserError
 from hypjax.models.layers import mirror, normalize
+from hypjax.system.array_cache import ArrayCache
 from hypjax.types import Batch, View
 from tests.helpers.pictures import dataset_of, encoded
 
@@ -149,7 +149,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
     np.testing.assert_array_equal(dataset_of_files(files[0]).crop(0, BOX, 32, 3), expected)
     for channels in (1, 3):
         exact = dataset_of_files(*files)
-        decoded = DecodedImages(tmp_path / str(channels), exact.sizes, channels)
+        decoded = ArrayCache(tmp_path / str(channels), len(exact))
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
@@ -163,27 +163,29 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_resumed(tmp_path):
+def test_the_host_cache_is_filled_once_and_resumed(tmp_path, monkeypatch):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
-    calls = []
+    cached = dataclasses.replace(exact, decoded=ArrayCache(tmp_path / "cache", 30))
+    calls, decode = [], pixels.decode
 
-    def decode(i, stop=None):
-        calls.append(i)
-        if i == stop:
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 20:
             raise KeyboardInterrupt
-        return np.asarray(exact.image(i, 3))
+        return decode(*arguments, **options)
 
+    monkeypatch.setattr("hypjax.data.dataset._AHEAD", 8)
+    monkeypatch.setattr(pixels, "decode", counted)
     with pytest.raises(KeyboardInterrupt):
-        decoded.fill(functools.partial(decode, stop=20))
-    calls.clear()
-    decoded.fill(decode)
-    assert 0 < min(calls) <= 20 and sorted(calls) == list(range(min(calls), 30))
+        fill_cache(cached, 3)
+    calls[:] = [None] * 20
+    fill_cache(cached, 3)
+    assert len(calls) == 20 + 30 - 16
     for i in range(len(exact)):
-        np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
-    calls.clear()
-    decoded.fill(decode)
-    assert not calls
+        np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
+    calls[:] = [None] * 20
+    fill_cache(cached, 3)
+    assert len(calls) == 20
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -11,10 +11,10 @@ from hypjax import parallel
 from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import ResizeCrop
+from hypjax.system.array_cache import ArrayCache
 from hypjax.training.setup import build
 from hypjax.types import View
 from tests.helpers import small_runs
@@ -47,7 +47,7 @@ def squashed(array, side):
 def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_path):
     arrays, dataset = pictures(channels=channels)
     if cached:
-        decoded = DecodedImages(tmp_path / "cache.bin", dataset.sizes, channels)
+        decoded = ArrayCache(tmp_path / "cache", len(dataset))
         dataset = dataclasses.replace(dataset, decoded=decoded)
         fill_cache(dataset, channels)
     plans, view = plans_of(dataset), VIEW._replace(channels=channels)
