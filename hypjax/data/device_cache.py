@@ -94,10 +94,14 @@ class CacheLayout:
             yield range(start, stop)
             start = stop
 
-    def write(
-        self, part: UInt8[np.ndarray, "part width"], row: int, i: int, image: Image.Image
+    def decode(
+        self, dataset: Dataset, part: UInt8[np.ndarray, "part width"], row: int, i: int
     ) -> None:
-        """Writes an image's pixels into a part of the rows, the first of which is `row`."""
+        """Writes an image, scaled to its size, into a part of the rows that begins at `row`."""
+        image = dataset.image(i, self.channels)
+        height, width = (int(length) for length in self.sizes[i])
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
         values = pixels.array(image)
         values = values.swapaxes(0, 1) if self.transposed[i] else values
         rows, columns = self._stored_sizes[i]
@@ -160,7 +164,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         for images in layout.parts():
             row = layout.first[images.start]
             part = np.zeros((layout.part_rows, layout.shape[1]), np.uint8)
-            decode = functools.partial(_decode, layout, dataset, part, row)
+            decode = functools.partial(layout.decode, dataset, part, row)
             for _ in pool.map(decode, images):
                 bar.update()
             part, row = parallel.place((part, np.int32(row)), everywhere)
@@ -168,14 +172,6 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         store.block_until_ready()
     console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.max_rows, layout.channels)
-
-
-def _decode(layout: CacheLayout, dataset: Dataset, part: np.ndarray, row: int, i: int) -> None:
-    image = dataset.image(i, layout.channels)
-    height, width = (int(length) for length in layout.sizes[i])
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    layout.write(part, row, i, image)
 
 
 def _put(store: Array, part: Array, row: Array) -> Array:

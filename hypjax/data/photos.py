@@ -7,7 +7,7 @@ import csv
 import glob
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,32 +80,23 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
         table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
         return photos_of_features(table)
     single = isinstance(images, str | os.PathLike | bytes | Image.Image)
-    if single or getattr(images, "ndim", 4) < 4:
+    if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
-    try:
-        found = [photo for i, image in enumerate(images) for photo in _given_photo(image, i)]
-    except TypeError as error:
-        raise _refusal(images) from error
+    found = []
+    for i, image in enumerate(images):
+        name = pathlib.Path(f"image {i}")
+        if isinstance(image, str | os.PathLike):
+            found += find_photos(os.fspath(image))
+        elif isinstance(image, bytes | Image.Image):
+            found.append(Photo(name, "", image=image))
+        elif hasattr(image, "__array__"):
+            found.append(Photo(name, "", image=pixels.from_pixels(np.asarray(image), name)))
+        else:
+            kind = type(image).__name__
+            raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
     if not found:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
     return found
-
-
-def _given_photo(given: Any, number: int) -> list[Photo]:
-    if isinstance(given, str | os.PathLike):
-        return find_photos(os.fspath(given))
-    name = pathlib.Path(f"image {number}")
-    if isinstance(given, bytes | Image.Image):
-        return [Photo(name, "", image=given)]
-    if not hasattr(given, "__array__"):
-        raise _refusal(given)
-    return [Photo(name, "", image=pixels.from_pixels(np.asarray(given), name))]
-
-
-def _refusal(given: Any) -> UserError:
-    return UserError(
-        f"{type(given).__name__} is no image; give a path, an image of Pillow's, or an array"
-    )
 
 
 def find_photos(where: str) -> list[Photo]:

@@ -141,8 +141,12 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
     Raises a UserError if a folder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
     visited = set()
-    for parent, folders, files in os.walk(root, followlinks=True, onerror=_refuse):
+    for parent, folders, files in os.walk(root, followlinks=True, onerror=refuse):
         real = os.path.realpath(parent)
         if real in visited:  # A link to a parent folder would be followed without end.
             folders.clear()
@@ -151,10 +155,6 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         folder = pathlib.Path(parent).relative_to(root)
         yield from (str(folder / name) for name in files if not name.startswith("."))
-
-
-def _refuse(error: OSError) -> None:
-    raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
 
 
 def _is_table(path: pathlib.Path) -> bool:
@@ -222,11 +222,6 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
         return ["" if value is None or value < 0 else names[value] for value in values]
     if not hasattr(kind, "dtype") or _holds_bytes(kind):
         raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
-    return ["" if value is None or value != value else _text(value) for value in values]
-
-
-def _text(value: Any) -> str:
-    """A whole number has one name, 1 or 1.0; integers are floats where some are missing."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()
+    # A whole number has one name, 1 or 1.0; integers are floats where some are missing.
+    whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values)
+    return ["" if value is None or value != value else str(value).strip() for value in whole]
