@@ -86,23 +86,24 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
         )
     root = path if path.is_dir() else path.parent
     names = [os.path.relpath(photo.path, root) for photo in photos]
-    return _open(where, photos, names, decoding, held_out)
+    return _open(where, photos, names, _measure(photos), decoding, held_out)
 
 
 def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     """Opens the images that this process was given, as `open_photos` opens those of a folder."""
     photos = given()
-    return _open("the dataset", photos, [photo.path for photo in photos], decoding, held_out)
+    names = [photo.path for photo in photos]
+    return _open("the dataset", photos, names, _measure_all(photos), decoding, held_out)
 
 
 def _open(
     where: str,
     photos: Sequence[Photo],
     names: Sequence[str],
+    measured: Int[np.ndarray, "photos 3"],
     decoding: Decoding,
     held_out: HeldOutClasses,
 ) -> Splits:
-    measured = _measure(photos)
     rows = zip(names, photos, measured.tolist(), strict=True)
     fingerprint = hash_facts((name, *photo[1:4], *row) for name, photo, row in rows)
     everything = dataclasses.replace(
@@ -227,15 +228,20 @@ def _check_overlap(path: str, parts: Mapping[str, Dataset]) -> None:
 
 
 def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed.
-
-    Raises UserError if any image cannot be read; the message names the first ones.
-    """
-    facts = [file_facts(photo) for photo in photos]
-    cached = cache_folder() / "photos" / f"{hash_facts(facts)}.npy"
-    in_files = None not in facts[0]
-    if in_files and os.path.exists(cached):  # False, too, where the folder may not be read.
+    """Returns height, width and checksum of each image, from the cache if no file has changed."""
+    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
+    if os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
+    measured = _measure_all(photos)
+    with console.tolerating(f"the sizes of the images ({cached})"):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(cached) as temporary, temporary.open("wb") as file:
+            np.save(file, measured)
+    return measured
+
+
+def _measure_all(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+    """Decodes each image; raises UserError if any cannot be read, and names the first ones."""
     console.say(f"checking {len(photos)} images")
     records = Files([photo.content for photo in photos])
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
@@ -253,13 +259,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
             f"cannot read {len(broken)} of {len(photos)} images: "
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
-    measured = np.array(outcomes, np.int64)
-    if in_files:
-        with console.tolerating(f"the sizes of the images ({cached})"):
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(cached) as temporary, temporary.open("wb") as file:
-                np.save(file, measured)
-    return measured
+    return np.array(outcomes, np.int64)
 
 
 def _measure_file(records: Files, i: int) -> tuple[int, int, int] | str:
@@ -274,11 +274,11 @@ def _measure_file(records: Files, i: int) -> tuple[int, int, int] | str:
 
 
 def file_facts(photo: Photo) -> tuple[Any, ...]:
-    """Returns what changes with the file and is known without reading it; None if nothing is."""
+    """Returns what changes with the file and is known without reading it."""
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     if isinstance(photo.image, StoredImage):
-        return (str(photo.path), getattr(photo.image.images, "fingerprint", None))
+        return (str(photo.path), photo.image.images.fingerprint)
     try:
         stat = photo.path.stat()
     except OSError:
