@@ -163,15 +163,16 @@ def stored_photos(where: str) -> list[Photo]:
 
 def _consistent(photos: list[Photo], where: object) -> list[Photo]:
     """Rejects images of which only some have a split, or whose class is in two groups."""
-    if len({photo.split is None for photo in photos}) > 1:
-        raise UserError(f"{where}: either all rows have a split or none has")
     groups: dict[str, str | None] = {}
-    for photo in photos:
+    for number, photo in enumerate(photos, start=1):
+        place = f"{where}, row {number}"
+        if (photo.split is None) != (photos[0].split is None):
+            raise UserError(f"{place}: either all rows have a split or none has")
         group = groups.setdefault(photo.label, photo.superlabel)
         if photo.label and group != photo.superlabel:
             raise UserError(
-                f"{where}: label {photo.label} has the superlabel {photo.superlabel} in one row, "
-                f"but {group} in another"
+                f"{place}: label {photo.label} has the superlabel {photo.superlabel} here, but "
+                f"{group} before"
             )
     return photos
 
