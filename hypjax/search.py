@@ -71,7 +71,6 @@ def main(overrides: list[str]) -> None:
         raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
-    from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import find_hits
     from hypjax.inference.model import load
     from hypjax.retrieval.embeddings import Embeddings
@@ -96,8 +95,7 @@ def main(overrides: list[str]) -> None:
         if _WORKDIR.value:
             embedder = load(_WORKDIR.value, _EMBEDDING.value)
         else:
-            spec, options = _ENCODER.encoder.value, _ENCODER.numbers()
-            embedder = open_encoder(spec, gallery.space, **options)
+            embedder = _ENCODER.open(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match
     reranking = Reranking() if _RERANK.value else None
     shortlist = Shortlist(_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else None
