@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 _CLASSES = 196  # The first half is for training.
 _ANNOTATIONS = "cars_annos.mat"
@@ -74,17 +74,15 @@ def _half(note: str, *, boxes: bool) -> OfficialDataset:
         name="cars196",
         description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
         counts={"train": Count(4052, 98), "test": Count(4092, 98)},
-        source=Source(
-            folders=("cars196", "stanford_cars"),
-            entries=_TRAIN,
-            archives=(
-                Archive("cars_train.tgz", unpacked="cars_train/*"),
-                Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
-                Archive("cars_devkit.tgz", unpacked="devkit/*.mat"),
-            ),
-            required="cars_train.tgz and car_devkit.tgz",
-            origin=_NO_HOME,
+        folders=("cars196", "stanford_cars"),
+        entries=_TRAIN,
+        archives=(
+            Archive("cars_train.tgz", unpacked="cars_train/*"),
+            Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
+            Archive("cars_devkit.tgz", unpacked="devkit/*.mat"),
         ),
+        required="cars_train.tgz and car_devkit.tgz",
+        origin=_NO_HOME,
         list_images=functools.partial(_list_half, boxes=boxes),
         note=f"the training half of Cars-196 (8144 of 16185 photos){note}: not comparable with "
         "published Recall@K",
@@ -95,14 +93,11 @@ DATASET = OfficialDataset(
     name="cars196",
     description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
-    source=Source(
-        folders=("cars196",),
-        entries=(_ANNOTATIONS, "car_ims"),
-        archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
-        required_lists=(_ANNOTATIONS,),
-        required="car_ims.tgz and cars_annos.mat",
-        origin=_NO_HOME,
-    ),
+    folders=("cars196",),
+    entries=(_ANNOTATIONS, "car_ims"),
+    archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
+    required="car_ims.tgz and cars_annos.mat",
+    origin=_NO_HOME,
     list_images=_list_images,
     parts={
         "train": _half("", boxes=False),

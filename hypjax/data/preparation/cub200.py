@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 _CLASSES = 200  # The first half is for training.
 
@@ -29,20 +29,18 @@ DATASET = OfficialDataset(
     name="cub200",
     description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
-    source=Source(
-        folders=("CUB_200_2011",),
-        entries=("images.txt", "images/[0-9][0-9][0-9].*"),
-        archives=(
-            Archive(
-                "CUB_200_2011.tgz",
-                unpacked="images/[0-9]*",
-                # Address and checksum as in tensorflow_datasets.
-                url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
-                sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
-            ),
+    folders=("CUB_200_2011",),
+    entries=("images.txt", "images/[0-9][0-9][0-9].*"),
+    archives=(
+        Archive(
+            "CUB_200_2011.tgz",
+            unpacked="images/[0-9]*",
+            # Address and checksum as in tensorflow_datasets.
+            url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
-        required="CUB_200_2011.tgz",
-        origin="https://data.caltech.edu/records/65de6-vp158",
     ),
+    required="CUB_200_2011.tgz",
+    origin="https://data.caltech.edu/records/65de6-vp158",
     list_images=_list_images,
 )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 from hypjax.system import console
 
 
@@ -40,27 +40,25 @@ DATASET = OfficialDataset(
     name="omniglot",
     description="Omniglot, its background alphabets for training, its evaluation ones for test.",
     counts={"train": Count(19280, 964), "test": Count(13180, 659)},
-    source=Source(
-        folders=("omniglot/python", "omniglot", "omniglot-py"),
-        entries=("images_background", "images_evaluation", "images_background_small[12]"),
-        archives=(
-            Archive(
-                "images_background.zip",
-                unpacked="images_background/*",
-                url=f"{_URL}/images_background.zip",
-                sha256="ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
-            ),
-            Archive(
-                "images_evaluation.zip",
-                unpacked="images_evaluation/*",
-                url=f"{_URL}/images_evaluation.zip",
-                sha256="1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
-            ),
-            Archive("images_background_small1.zip", "images_background_small1/*"),
-            Archive("images_background_small2.zip", "images_background_small2/*"),
+    folders=("omniglot/python", "omniglot", "omniglot-py"),
+    entries=("images_background", "images_evaluation", "images_background_small[12]"),
+    archives=(
+        Archive(
+            "images_background.zip",
+            unpacked="images_background/*",
+            url=f"{_URL}/images_background.zip",
+            sha256="ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
         ),
-        required="images_background.zip and images_evaluation.zip",
-        origin="https://github.com/brendenlake/omniglot/tree/master/python",
+        Archive(
+            "images_evaluation.zip",
+            unpacked="images_evaluation/*",
+            url=f"{_URL}/images_evaluation.zip",
+            sha256="1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        ),
+        Archive("images_background_small1.zip", "images_background_small1/*"),
+        Archive("images_background_small2.zip", "images_background_small2/*"),
     ),
+    required="images_background.zip and images_evaluation.zip",
+    origin="https://github.com/brendenlake/omniglot/tree/master/python",
     list_images=_list_images,
 )

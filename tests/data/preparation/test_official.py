@@ -6,7 +6,6 @@ import functools
 import gzip
 import hashlib
 import http.server
-import pathlib
 import shutil
 import tarfile
 import threading
@@ -149,8 +148,8 @@ def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path, down
     assert sentence.startswith(str(tmp_path)) and problem in sentence and "damaged" in sentence
 
 
-def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypatch, capsys):
-    """Windows line ends, a byte order mark, links, another folder's name, a missing image."""
+def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, capsys):
+    """Windows line ends, a byte order mark, links, a missing image."""
     missing = "bicycle_final/110000000002_1.JPG"
     written = disk.write_sop(tmp_path / "elsewhere")
     root = (tmp_path / "elsewhere/Stanford_Online_Products").rename(tmp_path / "renamed")
@@ -158,13 +157,12 @@ def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypa
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
     moved = (root / "chair_final").rename(tmp_path / "moved")
     (root / "chair_final").symlink_to(moved)
-    (tmp_path / "home").symlink_to(root)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_at("sop", pathlib.Path("~/home"), downloads) == written
+    (tmp_path / "link").symlink_to(root)
+    assert open_at("sop", tmp_path / "link", downloads) == written
     (root / missing).unlink()
     written["train"] = [image for image in written["train"] if image.name != missing]
     assert open_at("sop", root, downloads) == written
-    assert capsys.readouterr().err.endswith(f"listed but missing: {missing}\n")
+    assert f"missing, such as {missing}" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
@@ -176,39 +174,30 @@ def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     sentence = error_at("cars196", tmp_path, downloads)
     assert f"{tmp_path}/cars196 has no images of cars196" in sentence and "car_ims.tgz" in sentence
     (tmp_path / "cars196/cars_annos.mat").unlink()
-    (tmp_path / "cars196/car_ims.tgz").write_bytes(b"not opened without the list")
+    (tmp_path / "cars196/car_ims").mkdir()
+    (tmp_path / "cars196/car_ims/1.jpg").touch()
     assert "lacks cars_annos.mat" in error_at("cars196", tmp_path, downloads)
 
 
-@pytest.mark.parametrize(("name", "keep"), [("cub200", 0.5), ("sop", 0.5)])
-def test_a_damaged_archive_is_named_and_nothing_is_left(name, keep, tmp_path, downloads):
-    WRITERS[name](tmp_path)
-    ((folder, archive),) = PACKED[name].items()
-    path = disk.pack(tmp_path / folder, tmp_path / archive)
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    assert error_at(name, tmp_path, downloads).startswith(f"cannot unpack {path} to {downloads} (")
-    assert not downloads.exists() or not list(downloads.iterdir())
-
-
-def test_an_archive_writes_nothing_outside_and_what_a_kill_left_goes(tmp_path, downloads):
+def test_an_archive_that_cannot_be_unpacked_is_named_and_nothing_is_left(tmp_path, downloads):
+    """Because it is damaged, leads out of the folder, or the disk is full."""
     written = disk.write_cub(tmp_path)
-    path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tgz")
-    path.write_bytes(gzip.decompress(path.read_bytes()))  # To add to it.
-    with tarfile.open(path, "a") as packed:
-        for name in ("../../escaped.jpg", "CUB_200_2011/images/001.Bird_1/../../../../escaped.jpg"):
-            packed.addfile(tarfile.TarInfo(name))
-        link = tarfile.TarInfo("CUB_200_2011/images/001.Bird_1/link.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-        packed.addfile(link)
-    left = downloads / ".cub200-unpacked/images/001.Bird_1/left.jpg"
+    path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tar")
+    tar = path.rename(tmp_path / "CUB_200_2011.tgz")
+    damaged = gzip.compress(tar.read_bytes())[:-100]
+    left = downloads / ".cub200-unpacked/CUB_200_2011/images/001.Bird_1/left.jpg"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"by a process that was killed")
     assert open_at("cub200", tmp_path, downloads) == written
-    assert not list(tmp_path.rglob("escaped.jpg")) and not list(downloads.iterdir())
     with small_disk(tmp_path / "disk", "16k") as small:
-        sentence = error_at("cub200", tmp_path, small)
-        assert f"to {small} (No space left on device)" in sentence and "--manual_dir" in sentence
+        assert f"to {small} (No space left" in error_at("cub200", tmp_path, small)
         assert not list(small.iterdir())
+    with tarfile.open(tar, "a") as packed:
+        packed.addfile(tarfile.TarInfo("../../escaped.jpg"))
+    for content in (tar.read_bytes(), damaged):
+        tar.write_bytes(content)
+        assert error_at("cub200", tmp_path, downloads).startswith(f"cannot unpack {tar} to")
+        assert not list(tmp_path.rglob("escaped.jpg")) and not list(downloads.iterdir())
 
 
 @contextlib.contextmanager
@@ -232,16 +221,14 @@ def at_address(address, folder, checksum=None):
     """Returns Omniglot with other addresses, and the checksums of the files in a folder."""
     layout = OFFICIAL_DATASETS["omniglot"]
     moved = [
-        dataclasses.replace(
-            archive,
+        archive._replace(
             url=f"{address}/{archive.file}",
             sha256=checksum or hashlib.sha256((folder / archive.file).read_bytes()).hexdigest(),
         )
-        for archive in layout.source.archives
+        for archive in layout.archives
         if archive.url
     ]
-    source = dataclasses.replace(layout.source, archives=tuple(moved))
-    return dataclasses.replace(layout, source=source)
+    return dataclasses.replace(layout, archives=tuple(moved))
 
 
 @pytest.fixture
