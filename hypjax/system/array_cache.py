@@ -30,7 +30,7 @@ class ArrayCache:
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0
-        self._count = count
+        self._count, self._discarded = count, False
         self._arrays, self._index = folder / "arrays", folder / "index"
 
     def __len__(self) -> int:
@@ -39,15 +39,12 @@ class ArrayCache:
     def is_complete(self) -> bool:
         """Whether all arrays are there, undamaged as far as sizes tell."""
         index = self._read_index()
-        with contextlib.suppress(FileNotFoundError):
-            return len(index) == len(self) and self._arrays.stat().st_size == index["end"][-1]
-        return False
+        if len(index) != len(self) or not self._arrays.exists():
+            return False
+        return self._arrays.stat().st_size == index["end"][-1]
 
     def _read_index(self) -> np.ndarray:
-        try:
-            content = self._index.read_bytes()
-        except FileNotFoundError:
-            content = b""
+        content = self._index.read_bytes() if self._index.exists() else b""
         return np.frombuffer(content[: len(content) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
 
     @contextlib.contextmanager
@@ -102,17 +99,23 @@ class ArrayCache:
         None.
         """
         try:
-            content = self._map[self._ends[i] : self._ends[i + 1]]
+            index, arrays, verified = self._mapped
         except FileNotFoundError:  # Another process has found it damaged.
             return None
+        end, checksum, failed = index[i].tolist()
+        content = arrays[index["end"][i - 1] if i else 0 : end]
         # Memory maps report no damage: a truncated or overwritten file gives other bytes.
-        if not self._verified[i]:
-            _, checksum, failed = self._map_index[i].tolist()
-            if crc32(content, failed) != checksum:
-                self._discard()
-                return None
-            self._verified[i] = True
+        if not verified[i] and crc32(content, failed) != checksum:
+            self._discard()
+            return None
+        verified[i] = True
         return content
+
+    @functools.cached_property
+    def _mapped(self) -> tuple[np.ndarray, np.memmap, np.ndarray]:
+        """The index, the bytes of all arrays, and which of them were compared with the index."""
+        arrays = np.memmap(self._arrays, np.uint8, mode="r")
+        return self._read_index(), arrays, np.zeros(len(self), bool)
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
         """Returns arrays of one length as rows, and why some lack; None if they are damaged.
@@ -122,7 +125,7 @@ class ArrayCache:
         contents = [self[i] for i in range(len(self))]
         if any(content is None for content in contents):
             return None
-        failed = np.flatnonzero(self._map_index["failed"]).tolist()
+        failed = np.flatnonzero(self._mapped[0]["failed"]).tolist()
         reasons = {i: contents[i].tobytes().decode() for i in failed}
         found = {i: x.view(dtype) for i, x in enumerate(contents) if i not in reasons}
         rows = np.zeros((len(self), max(map(len, found.values()), default=0)), dtype)
@@ -131,30 +134,12 @@ class ArrayCache:
         return rows, reasons
 
     def _discard(self) -> None:
-        """Reports a damaged cache once, and removes it; processes that have mapped it keep it."""
-        mapped = vars(self).get("_inode")
-        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
-            if mapped in (None, self._arrays.stat().st_ino):
-                console.warn(f"{self.folder} is damaged; what it held is computed again")
-                self._index.unlink(missing_ok=True)
-                self._arrays.unlink()
-
-    @functools.cached_property
-    def _map(self) -> np.memmap:
-        self._inode = self._arrays.stat().st_ino
-        return np.memmap(self._arrays, np.uint8, mode="r")
-
-    @functools.cached_property
-    def _map_index(self) -> np.ndarray:
-        return self._read_index()
-
-    @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        return np.concatenate([[0], self._map_index["end"]])
-
-    @functools.cached_property
-    def _verified(self) -> np.ndarray:
-        return np.zeros(len(self), bool)
+        """Removes a damaged cache once; processes that have mapped it keep it."""
+        if not self._discarded and self._arrays.exists():
+            console.warn(f"{self.folder} is damaged; what it held is computed again")
+            for path in (self._index, self._arrays):
+                path.unlink(missing_ok=True)
+        self._discarded = True  # Another process may have filled it again.
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
         """Leaves out the memory map: each worker process maps the file itself."""
