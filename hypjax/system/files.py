@@ -11,16 +11,11 @@ import os
 import pathlib
 import shutil
 import time
-import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
 
-from hypjax.system.machine import usable_cores
-
-_CHECKSUM_BLOCK = 1 << 24  # Bytes of a file with a checksum of their own.
 _ABANDONED = 86400  # Seconds after which a temporary file is no longer being written.
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
@@ -109,18 +104,6 @@ def sync_all(path: pathlib.Path) -> None:
     """Waits until a file, or a folder and everything below it, is on the disk."""
     for inner in (*path.rglob("*"), path):
         sync(inner)
-
-
-def checksums(path: pathlib.Path) -> list[int]:
-    """CRC-32 of each 16 MB of a file."""
-
-    def of(start: int) -> int:
-        with path.open("rb") as file:
-            file.seek(start)
-            return zlib.crc32(file.read(_CHECKSUM_BLOCK))
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        return list(pool.map(of, range(0, path.stat().st_size, _CHECKSUM_BLOCK)))
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -28,16 +28,13 @@ class Written(NamedTuple):
 
 def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None):
     """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
-    folder = root / "CUB_200_2011"
-    splits, listed = {"train": [], "test": []}, []
+    splits = {"train": [], "test": []}
     for number in classes:
         label = f"{number:03d}.Bird_{number}"
-        paths = [f"{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
-        written = [_written(f"images/{path}", label, broken=broken) for path in paths]
+        names = [f"images/{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
+        written = [_written(name, label, broken=broken) for name in names]
         splits["train" if number <= 100 else "test"] += written
-        listed += reversed(paths)  # The official list is not sorted within a class.
-    _write_lines(folder / "images.txt", (f"{i} {path}" for i, path in enumerate(listed, 1)))
-    return _write(folder, splits)
+    return _write(root / "CUB_200_2011", splits)
 
 
 def write_cars(root, classes=(1, 2, 99, 100), images=3):

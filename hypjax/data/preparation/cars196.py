@@ -37,14 +37,10 @@ def _by_class(
     tree: FileTree, photos: Any, titles: Any, field: str, *, boxes: bool = False
 ) -> Iterator[Entry]:
     """Lists annotated photos by class number; the field of an annotation holds its name."""
-    try:
-        for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
-            name, number = str(photos[field][i]), int(photos["class"][i])
-            split = "train" if number <= _CLASSES // 2 else "test"
-            box = _box(photos[i]) if boxes else None
-            yield Entry(split, name, str(titles[number - 1]), box=box)
-    except (ValueError, TypeError, IndexError) as error:
-        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
+    for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
+        name, number = str(photos[field][i]), int(photos["class"][i])
+        split = "train" if number <= _CLASSES // 2 else "test"
+        yield Entry(split, name, str(titles[number - 1]), box=_box(photos[i]) if boxes else None)
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
@@ -79,7 +75,6 @@ def _half(note: str, *, boxes: bool) -> OfficialDataset:
         archives=(
             Archive("cars_train.tgz", unpacked="cars_train/*"),
             Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
-            Archive("cars_devkit.tgz", unpacked="devkit/*.mat"),
         ),
         required="cars_train.tgz and car_devkit.tgz",
         origin=_NO_HOME,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree
 
 _CLASSES = 200  # The first half is for training.
@@ -11,18 +11,10 @@ _CLASSES = 200  # The first half is for training.
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class and by path; the numbers of their folders are those of the classes."""
-    for path in sorted(_paths(tree)):
-        split = "train" if int(path[:3]) <= _CLASSES // 2 else "test"
-        yield Entry(split, f"images/{path}", label=path.split("/")[0])
-
-
-def _paths(tree: FileTree) -> Iterator[str]:
-    """Path of each image in images.txt, or in the folders without it."""
-    path = r"(\d{3}\.[^/]+/[^/]+)"
-    if "images.txt" in tree.files:
-        return (match[1] for match in read_rows(tree, "images.txt", rf"\d+\s+{path}"))
-    matches = (re.fullmatch(f"images/{path}", name) for name in tree.files)
-    return (match[1] for match in matches if match and match[1].lower().endswith((".jpg", ".jpeg")))
+    for name in sorted(tree.files):
+        if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
+            split = "train" if int(match[2]) <= _CLASSES // 2 else "test"
+            yield Entry(split, name, label=match[1])
 
 
 DATASET = OfficialDataset(
@@ -30,7 +22,7 @@ DATASET = OfficialDataset(
     description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
     folders=("CUB_200_2011",),
-    entries=("images.txt", "images/[0-9][0-9][0-9].*"),
+    entries=("images/[0-9][0-9][0-9].*",),
     archives=(
         Archive(
             "CUB_200_2011.tgz",

@@ -5,8 +5,6 @@ import io
 import pathlib
 import re
 import shutil
-import struct
-import unittest.mock
 import zlib
 
 import fsspec
@@ -18,7 +16,6 @@ from PIL import Image
 from hypjax import prepare as the_command
 from hypjax.config import load_config
 from hypjax.data import pixels, records
-from hypjax.data.preparation import fonts
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
 from hypjax.data.preparation.official import Count
@@ -128,13 +125,6 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
         assert tuple(size) == ((1, 1) if kind == "1x1" else (10, 12))
 
 
-def huge_png(side=30_000):
-    """Returns a PNG whose header announces far more pixels than it has."""
-    small = encoded(Image.new("L", (1, 1)), "PNG")
-    header = b"IHDR" + struct.pack(">II", side, side) + small[24:29]
-    return small[:12] + header + struct.pack(">I", zlib.crc32(header)) + small[33:]
-
-
 def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, complete):
     folder = tmp_path / "files"
     written = complete("grocery_icons", official_files.write_grocery(folder, icons=True))
@@ -153,34 +143,6 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, c
     assert (shop.train.source, shop.test.source) == (icons.train.source, icons.test.source)
     assert len({shop.train.source, shop.test.source, icons.gallery.source}) == 3
     assert shop.fingerprint != icons.fingerprint
-
-
-def test_an_interrupt_leaves_nothing_behind(tmp_path, cub, monkeypatch):
-    cub()
-    sizes = [Image.new("RGB", (10, 10))] * 5
-    with monkeypatch.context() as patch:
-        patch.setattr(pixels, "decode", unittest.mock.Mock(side_effect=[*sizes, KeyboardInterrupt]))
-        with pytest.raises(KeyboardInterrupt):
-            prepared(tmp_path)
-    assert left(tmp_path / "data") == []
-    (tmp_path / "data/cub200/incomplete.ABC_1.0.0").mkdir(parents=True)  # As a kill leaves it.
-    assert prepared(tmp_path).info.splits["train"].num_examples == 6
-    assert left(tmp_path / "data") == ["cub200/1.0.0"]
-
-
-def test_glyphs_are_prepared_when_they_are_opened(tmp_path, monkeypatch):
-    classes = [
-        fonts.GlyphClass((ord(letter),), (fonts.Glyph("DejaVuSans", ord(letter)),))
-        for letter in "abcdж"
-    ]
-    monkeypatch.setattr(fonts, "glyph_classes", lambda: classes)
-    (tmp_path / "glyphs/1.0.0").mkdir(parents=True)
-    builder = open_builder("glyphs", str(tmp_path))
-    found = [records.open_records(builder, split) for split in builder.info.splits]
-    assert sum(len(part.labels) for part in found) == 5
-    assert {label for part in found for label in part.superlabels} == {"Latin", "Cyrillic"}
-    monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
-    assert open_builder("glyphs", str(tmp_path)).data_dir == builder.data_dir
 
 
 @pytest.fixture
@@ -215,11 +177,10 @@ def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
 def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, cub, capsys):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     jpeg = encoded(picture, "JPEG")
-    last = "images/102.Bird_102/Bird_102_0002.jpg"
-    broken = {FIRST: jpeg[: len(jpeg) // 2], SECOND: b"text", last: huge_png()}
-    reasons = "is truncated", "not an image", "more than 178,956,970 pixels"
+    broken = {FIRST: jpeg[: len(jpeg) // 2], SECOND: b"text"}
+    reasons = "is truncated", "not an image"
     cub(broken)
-    with pytest.raises(UserError, match=r"3 of 12 images cannot be read .* --skip_corrupt"):
+    with pytest.raises(UserError, match=r"2 of 12 images cannot be read .* --skip_corrupt"):
         prepared(tmp_path)
     lines = re.findall(r"cannot read .*", capsys.readouterr().err)
     for line, name, reason in zip(lines, broken, reasons, strict=True):
@@ -228,10 +189,8 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, 
     builder = prepared(tmp_path, skip_corrupt=True)
     skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
     assert skipped[0] == "name\treason" and skipped[2] == f"{SECOND}\tnot an image"
-    assert len(skipped) == 4 and SECOND not in records.open_records(builder, "train").names
-    assert preparation.notes(builder) == (
-        "a partial copy of cub200: train 4 of 6 images, test 5 of 6 images",
-    )
+    assert len(skipped) == 3 and SECOND not in records.open_records(builder, "train").names
+    assert preparation.notes(builder) == ("a partial copy of cub200: train 4 of 6 images",)
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
@@ -287,9 +246,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, cub):
         with pytest.raises(UserError, match="cannot write.*No space left on device.* --data_dir"):
             prepared(tmp_path)
         assert left(disk) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write to .* --data_dir"):
-        prepare("cub200", data_dir=str(tmp_path / "file"), manual_dir=str(tmp_path / "files"))
 
 
 def test_a_dataset_that_is_unknown_or_not_prepared_is_named(tmp_path):
@@ -330,5 +286,5 @@ def test_exported_files_are_the_prepared_ones(tmp_path, cub):
     prepared(tmp_path)
     assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12
     files = sorted((tmp_path / "out/train/001.Bird_1").iterdir())
-    assert [file.suffix for file in files] == [".gif", ".jpg", ".jpg"]
+    assert [file.suffix for file in files] == 3 * [".jpg"]
     assert [file.read_bytes() for file in files] == [f.content for f in written["train"][:3]]
