@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree
-from hypjax.system import console
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -18,10 +17,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     if small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
     train, test = (list(_drawings(tree, split, folder)) for split, folder in folders.items())
-    yield from train
     trained = {entry.superlabel for entry in train} if small else set()
-    if shared := sorted(trained & {entry.superlabel for entry in test}):
-        console.say(f"in both small sets, and therefore only in train: {', '.join(shared)}")
+    yield from train
     yield from (entry for entry in test if entry.superlabel not in trained)
 
 
