@@ -109,13 +109,13 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 
 
 def _open_embedder() -> ImageEmbedder:
-    from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import PixelOptions, open_encoder
+    from hypjax.inference.external_embedder import open_encoder
+    from hypjax.inference.model import load
 
     if _WORKDIR.value:
-        return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
-    options = PixelOptions(**_ENCODER.numbers())
-    return open_encoder(_ENCODER.encoder.value, options, batch_size=_BATCH_SIZE.value)
+        return load(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+    options = {"batch_size": _BATCH_SIZE.value, **_ENCODER.numbers()}
+    return open_encoder(_ENCODER.encoder.value, **options)
 
 
 if __name__ == "__main__":

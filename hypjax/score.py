@@ -175,18 +175,19 @@ def _embedded(splits: Splits | None) -> Embeddings:
     import pathlib
 
     from hypjax.data.image_set import ImageSet, open_images
-    from hypjax.inference.external_embedder import PixelOptions, open_encoder
+    from hypjax.inference.external_embedder import open_encoder
     from hypjax.retrieval.embeddings import Embeddings
 
-    spec, options = _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers())
+    spec = _ENCODER.encoder.value
+    options = {"batch_size": _BATCH_SIZE.value, **_ENCODER.numbers()}
     if not _EMBEDDINGS.value:
         images = ImageSet.of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
-        return open_encoder(spec, options, _space(), _BATCH_SIZE.value).embed_images(images)
+        return open_encoder(spec, _space(), **options).embed_images(images)
     file = pathlib.Path(_EMBEDDINGS.value).expanduser()
     if file.suffix != ".npz":
         raise UserError(f"--embeddings is {file}; its name must end in .npz")
     images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
-    open_encoder(spec, options, batch_size=_BATCH_SIZE.value).embed_to(file, images)
+    open_encoder(spec, **options).embed_to(file, images)
     return Embeddings.load(file, _space(), keep_features=False)
 
 

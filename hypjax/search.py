@@ -1,5 +1,6 @@
 """Finds the nearest neighbours of query images."""
 
+import dataclasses
 import functools
 
 from hypjax import command
@@ -70,9 +71,10 @@ def main(overrides: list[str]) -> None:
         raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
-    from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.external_embedder import PixelOptions, open_encoder
-    from hypjax.inference.hits import FeatureQueries, find_hits
+    from hypjax.inference.external_embedder import open_encoder
+    from hypjax.inference.hits import find_hits
+    from hypjax.inference.model import load
+    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
@@ -83,20 +85,24 @@ def main(overrides: list[str]) -> None:
     gallery = open_gallery(_GALLERY.value)
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
-    if photos[0].vector is None:
-        command.require_one(_WORKDIR, _ENCODER.encoder)
-    if _WORKDIR.value:
-        embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    elif _ENCODER.encoder.value:
-        embedder = open_encoder(
-            _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()), gallery.space
-        )
+    match = None
+    if photos[0].vector is not None and not (_WORKDIR.value or _ENCODER.encoder.value):
+        # Features: nothing tells which model made them.
+        features = [photo.vector for photo in photos]
+        queries = Embeddings.from_arrays(features, space=gallery.space)
+        queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
     else:
-        embedder = FeatureQueries(gallery)
+        command.require_one(_WORKDIR, _ENCODER.encoder)
+        if _WORKDIR.value:
+            embedder = load(_WORKDIR.value, _EMBEDDING.value)
+        else:
+            spec, options = _ENCODER.encoder.value, _ENCODER.numbers()
+            embedder = open_encoder(spec, gallery.space, **options)
+        queries, match = embedder.embed_photos(photos), embedder.match
     reranking = Reranking() if _RERANK.value else None
     shortlist = Shortlist(_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else None
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, shortlist)
-    results = find_hits(embedder, photos, gallery, _K.value, refinement)
+    results = find_hits(queries, photos, gallery, _K.value, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
 

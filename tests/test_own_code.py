@@ -255,7 +255,7 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "model.safetensors").write_text("a model of another program")
-    with pytest.raises(UserError, match=r"holds model.safetensors of a run or of another program"):
+    with pytest.raises(UserError, match="holds model.safetensors, which is no part"):
         hypjax.save(params, BALL, foreign, **arguments)
     assert [path.name for path in foreign.iterdir()] == ["model.safetensors"]
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.photos import find_photos
 from hypjax.errors import UserError
-from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.model import load
 from tests.helpers import commands, small_runs
 
 draw = functools.partial(commands.call, "plot")
@@ -45,7 +44,7 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
 @pytest.mark.slow
 def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_path, capsys):
     shutil.copytree(photos_folder, tmp_path / "photos")
-    TrainedEmbedder(run).embed(find_photos(str(tmp_path / "photos"))).save(tmp_path / "gallery.npz")
+    load(run).gallery(tmp_path / "photos").save(tmp_path / "gallery.npz")
     where = f"--embeddings={tmp_path / 'gallery.npz'}"
     draw("grid", where, f"--output={tmp_path / 'grid.png'}", "--images=16")
     pixels = np.asarray(Image.open(tmp_path / "grid.png"))

@@ -1,6 +1,5 @@
 """Scores a model on datasets."""
 
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -21,26 +20,33 @@ from hypjax.inference.features import (
     frozen_encodings,
 )
 from hypjax.inference.matches import Match, choose, match_distance
-from hypjax.inference.postprocess import Processing, Projections
+from hypjax.inference.postprocess import Projections
+from hypjax.inference.scoring import judged_scores
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
-from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores
+from hypjax.retrieval import mean_score, query_scores
 from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.projection import fit
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking
 
 
 class Evaluator:
     """Scores a model on datasets; compiled once, whatever their sizes."""
 
-    def __init__(
-        self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
-    ) -> None:
-        self.images, self._metrics, self._processing = images, metrics, processing
+    def __init__(self, images: DatasetEmbedder, config: ConfigDict) -> None:
+        fields = self._fields = config.eval
+        self.images, self._metrics = images, metric_names(fields.metrics, fields.ks)
+        reranking = Reranking() if fields.rerank else None
+        self._refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
         self._fitted: tuple[PyTree, Projections] = None, {}
 
     def fit(self, params: PyTree, training: Dataset | None) -> Projections:
         """Fits the projections that `scores` needs for a model; none without PCA."""
         spaces = self.images.spaces(params)
-        if not any(part_of(name) in self._processing.pca for name in spaces):
+        dims = {name: self._fields.pca[part_of(name)] for name in spaces}
+        dims = {name: dim for name, dim in dims.items() if dim is not None}
+        if not dims:
             return {}
         if training is None:
             raise UserError(
@@ -48,8 +54,14 @@ class Evaluator:
                 "another dataset in data.name and this one in eval.benchmarks"
             )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
-            points = self.images.points(params, training)
-            self._fitted = params, self._processing.fit(points, spaces)
+            points, projections = self.images.points(params, training), {}
+            for name, dim in dims.items():
+                how = {"space": spaces[name], "dim": dim, "whiten": self._fields.whiten}
+                try:
+                    projections[name] = fit(points[name], **how)
+                except UserError as error:
+                    raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
+            self._fitted = params, projections
         return self._fitted[1]
 
     def scores(
@@ -77,7 +89,7 @@ class Evaluator:
             searched = self._projected(params, task.gallery, projections)
         count, rows = len(task.queries), None
         # Re-ranking compares the neighbourhoods of all queries.
-        shared = jax.process_count() > 1 and not self._processing.refinement.reranking
+        shared = jax.process_count() > 1 and not self._refinement.reranking
         if shared:
             rows = processes.share(count)
         found = {
@@ -100,23 +112,13 @@ class Evaluator:
         rows: slice | None,
     ) -> dict[str, Float[np.ndarray, " r"]]:
         """Scores of one part; of judged queries at each level of difficulty."""
-        how = {"space": space, "refinement": self._processing.refinement, "rows": rows}
+        how = {"space": space, "refinement": self._refinement, "rows": rows}
         if task.judgements is None:
             labels = task.queries.labels, task.gallery.labels if task.gallery else None
             return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)
         # By mAP if recall alone is asked for.
         metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
-        found = {}
-        for level in LEVELS:
-            relevance = relevance_at(level, task.judgements)
-            if not any(map(len, relevance.positives)):  # Possible in a partial copy.
-                continue
-            with warnings.catch_warnings():
-                # By the protocol, queries without a positive at a level have no part in it.
-                warnings.filterwarnings("ignore", message=".* queries have no match")
-                scores = relevance_scores(points, items, relevance, metrics=metrics, **how)
-            found |= {f"{level}/{name}": values for name, values in scores.items()}
-        return found
+        return judged_scores(points, items, task.judgements, metrics=metrics, **how)
 
     def matches(
         self, params: PyTree, splits: Splits, projections: Projections | None = None
@@ -178,9 +180,7 @@ def create_evaluator(
         config.eval.scales,
         splits and frozen_encodings(config, model, source, splits),
     )
-    return Evaluator(
-        images, metric_names(config.eval.metrics, config.eval.ks), Processing.of(config)
-    )
+    return Evaluator(images, config)
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:

@@ -4,13 +4,11 @@ Features are what the library returns for an image that it has prepared itself, 
 saved as they are, and compared by cosine unless another space is named.
 """
 
-import collections
 import concurrent.futures
-import contextlib
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -26,24 +24,6 @@ from hypjax.system import console, integrations
 from hypjax.system.machine import usable_cores
 
 BATCH_SIZE = 64
-_BATCHES_AHEAD = 2  # That threads prepare while the encoder computes.
-
-
-class PixelOptions(NamedTuple):
-    """How pixels reach an ONNX model, where no file beside it says so.
-
-    Attributes:
-        mean: Mean of each channel, for pixels scaled to [0, 1].
-        std: Standard deviation of each channel.
-        resize: Shorter side before the square is cropped from the centre; None for its own side.
-    """
-
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    resize: int | None = None
-
-
-NO_OPTIONS = PixelOptions()
 
 
 class ExternalEncoder(Protocol):
@@ -114,45 +94,37 @@ class ExternalEmbedder(ImageEmbedder):
             raise UserError(
                 f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
             )
-        prepared = self._prepared(dataset)
-        with contextlib.closing(prepared):
-            for first in range(0, len(dataset), self.batch_size):
-                count = min(self.batch_size, len(dataset) - first)
-                batch = [next(prepared) for _ in range(count)]
-                broken = {i: found for i, found in enumerate(batch) if isinstance(found, str)}
-                readable = [i for i in range(count) if i not in broken]
-                rows = np.zeros((count, self._dim), np.float32)
-                if readable:
-                    rows[readable] = self._encoder.features([batch[i] for i in readable])
-                for i in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
-                    raise UserError(
-                        f"{self._spec} returns features of {dataset.name(first + i)} that are not "
-                        "finite; its weights may be damaged"
-                    )
-                yield rows, broken
+        starts = range(0, len(dataset), self.batch_size)
+        with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
 
-    def _prepared(self, dataset: Dataset) -> Generator[Any | str, None, None]:
-        """Yields prepared images in order, or the reasons why they cannot be read."""
+            def submit(first: int) -> list[concurrent.futures.Future]:
+                rows = range(first, min(first + self.batch_size, len(dataset)))
+                return [pool.submit(self._prepare, dataset, i) for i in rows]
 
-        def prepare(i: int) -> Any | str:
             try:
-                return self._encoder.prepare(dataset.shown_image(i, channels=3))
-            except UserError as error:
-                return pixels.reason(error.__cause__ or error)
-            except Exception as error:  # Libraries raise almost anything on images of odd shapes.
-                return pixels.reason(error)
+                ahead = submit(0)
+                for first in starts:
+                    batch, ahead = ahead, submit(first + self.batch_size)
+                    yield self._embedded([image.result() for image in batch])
+            finally:
+                pool.shutdown(cancel_futures=True)
 
-        pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
-        pending: collections.deque[concurrent.futures.Future] = collections.deque()
+    def _prepare(self, dataset: Dataset, i: int) -> Any | str:
+        """Prepares an image, or returns the reason why it cannot be read."""
         try:
-            for i in range(len(dataset)):
-                pending.append(pool.submit(prepare, i))
-                if len(pending) > _BATCHES_AHEAD * self.batch_size:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+            return self._encoder.prepare(dataset.shown_image(i, channels=3))
+        except UserError as error:
+            return pixels.reason(error.__cause__ or error)
+        except Exception as error:  # Libraries raise almost anything on images of odd shapes.
+            return pixels.reason(error)
+
+    def _embedded(self, batch: Sequence[Any | str]) -> Embedded:
+        broken = {i: found for i, found in enumerate(batch) if isinstance(found, str)}
+        readable = [i for i in range(len(batch)) if i not in broken]
+        rows = np.zeros((len(batch), self._dim), np.float32)
+        if readable:
+            rows[readable] = self._encoder.features([batch[i] for i in readable])
+        return rows, broken
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The features, and their points."""
@@ -162,10 +134,7 @@ class ExternalEmbedder(ImageEmbedder):
 
 
 def open_encoder(
-    spec: str,
-    options: PixelOptions = NO_OPTIONS,
-    space: Space | None = None,
-    batch_size: int | None = None,
+    spec: str, space: Space | None = None, batch_size: int | None = None, **pixels: Any
 ) -> ExternalEmbedder:
     """Opens an encoder of another library.
 
@@ -173,9 +142,9 @@ def open_encoder(
         spec: 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
             those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
             a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
-        options: How pixels reach an ONNX model.
         space: Space to map features into; `Sphere()` if it is None.
         batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+        pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
 
     Raises:
         UserError: The library is not installed, the encoder cannot be loaded, or how it is to be
@@ -184,8 +153,8 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
-    if library != "onnx" and options != NO_OPTIONS:
+    pixels = {option: value for option, value in pixels.items() if value is not None}
+    if library != "onnx" and pixels:
         raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
-    arguments = (name, options) if library == "onnx" else (name,)
-    encoder = integrations.find("encode", library)(*arguments)
+    encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

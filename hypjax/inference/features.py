@@ -3,17 +3,19 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import jaxlib
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax import parallel
+from hypjax import __version__, parallel
 from hypjax.config import validate
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset, union
@@ -23,7 +25,6 @@ from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.inference import feature_cache
 from hypjax.inference.embedding import (
     ONE_SCALE,
     PixelScaling,
@@ -36,8 +37,13 @@ from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
+from hypjax.system.array_cache import ArrayCache
 from hypjax.system.caches import cache_folder
+from hypjax.system.locks import claimed
 from hypjax.types import View
+
+_FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
+Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
 
 
 class EvaluationInput(NamedTuple):
@@ -129,7 +135,7 @@ class Encodings:
 
     Those of `datasets` are computed once, all together, and kept in memory: an encoder that is not
     trained embeds an image in the same way whenever it is scored. With a folder they are kept
-    there, too, for other runs (`feature_cache`), unless several processes share the work.
+    there, too, for other runs, unless several processes share the work.
     """
 
     def __init__(
@@ -143,25 +149,13 @@ class Encodings:
     ) -> None:
         self.model, self.source, self.scales = model, source, tuple(scales)
         self._scaling, self._folder = pixel_scaling, folder
-        whole = [images for images in datasets if images.boxes is None]
-        by_records = {id(images.records): images.records for images in whole}
+        by_records: dict[int, list[Dataset]] = {}
+        for images in datasets:
+            if images.boxes is None:
+                by_records.setdefault(id(images.records), []).append(images)
         # By the identity of the records: the images, and their embeddings at each scale.
-        self._images = {
-            key: union([images for images in whole if images.records is records])
-            for key, records in by_records.items()
-        }
-        self._function = encode_function(model, pixel_scaling, scales)
-        self._kept: dict[int, list[np.ndarray]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._images.values()))
-
-    def keeps(self, dataset: Dataset) -> bool:
-        """Whether the embeddings of a dataset's images are kept."""
-        images = self._images.get(id(dataset.records))
-        if images is None or dataset.boxes is not None:
-            return False
-        return bool(np.isin(dataset.positions, images.positions).all())
+        self._images = {key: union(images) for key, images in by_records.items()}
+        self._features: dict[int, Features] = {}
 
     def of(
         self, params: PyTree, dataset: Dataset
@@ -171,18 +165,20 @@ class Encodings:
         The first call embeds all datasets that share the images' records, so the encoder's
         parameters must be the same in all calls.
         """
-        if not self.keeps(dataset):
+        key = id(dataset.records)
+        images = None if dataset.boxes is not None else self._images.get(key)
+        if images is None or not np.isin(dataset.positions, images.positions).all():
             return None
-        if (key := id(dataset.records)) not in self._kept:
-            self._kept[key] = self._shared(params, self._images[key])
-        rows = np.searchsorted(self._images[key].positions, dataset.positions)
-        kept = zip(self.scales, self._kept[key], strict=True)
-        return {scale: each[rows] for scale, each in kept}
+        if key not in self._features:
+            self._features[key] = self._computed_once(params, images)
+        rows = np.searchsorted(images.positions, dataset.positions)
+        features = zip(self.scales, self._features[key], strict=True)
+        return {scale: at_scale[rows] for scale, at_scale in features}
 
-    def _shared(self, params: PyTree, images: Dataset) -> feature_cache.Features:
+    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
         """The embeddings of images from the folder, or else computed, and kept there."""
 
-        def compute(done: int) -> Iterator[feature_cache.Features]:
+        def compute(done: int) -> Iterator[Features]:
             count = len(images) - done
             if count:
                 console.say(f"embedding {count} images with the frozen encoder, once")
@@ -193,21 +189,55 @@ class Encodings:
         what = images.source, images.positions.tolist(), images.upright, images.fast
         platform = self.source.mesh.devices.flat[0].platform
         how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
-        folder = self._folder / feature_cache.key((*what, *how), params["encoder"])
-        return feature_cache.shared(folder, len(images), len(self.scales), compute)
+        folder = self._folder / feature_key((*what, *how), params["encoder"])
+        return cached_features(folder, len(images), len(self.scales), compute)
 
-    def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
+    def encode(self, params: PyTree, dataset: Dataset) -> Features:
         """Embeds all images of a dataset; returns one array for each scale."""
         return _concatenated(self._batches(params, dataset))
 
-    def _batches(self, params: PyTree, dataset: Dataset) -> Iterator[feature_cache.Features]:
+    def _batches(self, params: PyTree, dataset: Dataset) -> Iterator[Features]:
         params = {"encoder": params.get("encoder", {})}  # It may have none.
         params = parallel.place(params, parallel.replicated(self.source.mesh))
         return _embedded_batches(functools.partial(self._encode, params), dataset, self.source)
 
     @functools.cached_property
     def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
-        return jax.jit(parallel.map_images(self._function, self.source.mesh))
+        function = encode_function(self.model, self._scaling, self.scales)
+        return jax.jit(parallel.map_images(function, self.source.mesh))
+
+
+def feature_key(facts: Sequence[object], params: PyTree) -> str:
+    """Hash of facts, whose `repr` says all about them, of parameters, and of versions."""
+    versions = __version__, jax.__version__, jaxlib.__version__
+    digest = hashlib.sha256(repr((_FORMAT, *versions, *facts)).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()[:32]
+
+
+def cached_features(
+    folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
+) -> Features:
+    """Returns the features of so many images from a folder, and computes those it lacks.
+
+    One process at a time fills the folder, and others wait. `compute` gets the number of images
+    whose features are there, and yields the others' in batches. Damaged features are computed
+    again. Where nothing can be written, a warning says so.
+    """
+    try:
+        table = None
+        while table is None:
+            cache = ArrayCache(folder, count)
+            if not cache.is_complete():
+                with cache.filling(claimed(folder, "embedding images")) as done:
+                    for batch in compute(done):
+                        cache.append(np.stack(batch, axis=1))
+            table = cache.table(np.float32)
+        return list(table[0].reshape(count, scales, -1).swapaxes(0, 1).copy())
+    except OSError as error:
+        console.warn(f"features cannot be kept in {folder} ({error.strerror})")
+        return _concatenated(compute(0))
 
 
 def frozen_encodings(

@@ -6,11 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from hypjax.data.photos import Photo
 from hypjax.errors import UserError, on_one_line
-from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.inference.matches import Match
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
 from hypjax.retrieval.refinement import Refinement
@@ -51,42 +49,22 @@ def _shown(path: str) -> str:
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
-class FeatureQueries:
-    """Stands for a model where the queries' features are given: maps them into a gallery's space.
-
-    Attributes:
-        fingerprint: That of the gallery, since nothing tells which model made the features.
-        match: Nothing is known of the distance of matches.
-    """
-
-    match = None
-
-    def __init__(self, gallery: Gallery) -> None:
-        self.space, self.fingerprint = gallery.space, gallery.fingerprint
-
-    def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Maps features; raises a `UserError` for images."""
-        if image := next((photo.path for photo in photos if photo.vector is None), None):
-            raise UserError(f"{image} is no file of features; name the run that embeds images, too")
-        features = np.stack([photo.vector for photo in photos])
-        return Embeddings.from_arrays(features, space=self.space)
-
-
 def find_hits(
-    embedder: ImageEmbedder | FeatureQueries,
+    queries: Embeddings,
     photos: Sequence[Photo],
     gallery: Gallery,
     k: int,
     refinement: Refinement | None = None,
+    match: Match | None = None,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
     With a refinement, queries are expanded or results are re-ranked, which approximate searches
     cannot do. An image is not found as its own neighbour. A query's class is known if it is given,
     if the gallery holds the image, or if the image's folder is named like one of its classes.
+    `match` is what is known of the distance of matches.
     """
-    require_model(gallery, embedder.fingerprint)
-    queries = embedder.embed(photos)
+    require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     paths = [os.path.realpath(photo.path) if photo.is_named else "" for photo in photos]
@@ -104,8 +82,8 @@ def find_hits(
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
-    usual = dataclasses.replace(refinement, shortlist=None) == Refinement()
-    match = embedder.match if usual else None
+    if dataclasses.replace(refinement, shortlist=None) != Refinement():
+        match = None
     return [
         Hits(
             query=str(photo.path),

@@ -13,18 +13,17 @@ from jaxtyping import Float
 from hypjax.data.dataset import Dataset
 from hypjax.data.image_set import ImageSet
 from hypjax.data.photos import Photo
-from hypjax.errors import Interrupted, UserError, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.matches import Match
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system import console, exits
+from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import remove
 from hypjax.system.locks import claimed_or_refused
 
 # Embeddings, and why some of the images could not be read, by their index.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
-_INTERRUPTED = "interrupted: saving what is done; once more to stop at once"
 
 
 class ImageEmbedder(abc.ABC):
@@ -56,19 +55,30 @@ class ImageEmbedder(abc.ABC):
         """The columns of `Embeddings` that rows of readable images become."""
         return {"vectors": rows.astype(np.float32)}
 
-    def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds a user's images in one go, for example a search's queries; see `batches`."""
+    def embed_photos(self, photos: Sequence[Photo]) -> Embeddings:
+        """Embeds a few of a user's images, for example a search's queries; see `batches`."""
         images = ImageSet.of_photos(photos)
-        return self._embeddings(images, *_concatenated(self.batches(images.dataset, few=True)))
+        return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
 
     def embed_images(self, images: ImageSet) -> Embeddings:
-        """Embeds images as `embed_to` does, in memory."""
-        done = []
-        with tqdm.tqdm(total=len(images), unit="image", disable=None) as bar:
-            for batch in self.batches(images.dataset):
-                done.append(batch)
-                bar.update(len(batch[0]))
-        return self._embeddings(images, *_concatenated(done))
+        """Embeds images in memory, with a progress bar."""
+        return self._embeddings(images, *_concatenated(self._checked(images)))
+
+    def _checked(self, images: ImageSet, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
+        """Yields the `batches` of the images that are not done, whose rows must be finite."""
+        names = images.dataset.name
+        with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
+            for rows, broken in self.batches(images[done:].dataset, few=few):
+                wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+                for i in np.setdiff1d(wrong, list(broken)).tolist():
+                    raise UserError(
+                        f"the embedding of {names(done + i)} is not finite: the weights are "
+                        "damaged, or training diverged; train again, with a lower "
+                        "optim.learning_rate if it diverged"
+                    )
+                yield rows, broken
+                done += len(rows)
+                bar.update(len(rows))
 
     def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
@@ -78,7 +88,6 @@ class ImageEmbedder(abc.ABC):
         Raises:
             UserError: The file or the folder cannot be written, the file exists and holds something
                 else, or no image can be read.
-            Interrupted: An interrupt arrived, and what is done is saved.
         """
         if path.exists():
             done = Embeddings.load(path)
@@ -95,7 +104,9 @@ class ImageEmbedder(abc.ABC):
         lock = claimed_or_refused(folder, "name another --output")
         with unfinished.filling(lock) as done:
             try:
-                self._finish(unfinished, images[done:])
+                for batch in self._checked(images, done=done) if done < len(images) else ():
+                    with writing(folder):
+                        unfinished.append(*batch)
             except BaseException:
                 if not unfinished.done:
                     remove(folder)
@@ -112,40 +123,15 @@ class ImageEmbedder(abc.ABC):
             )
         return embeddings
 
-    def _finish(self, unfinished: ArrayCache, images: ImageSet) -> None:
-        """Embeds the images that are not done yet; raises an interrupt once a batch is saved."""
-        total = len(unfinished)
-        if not len(images):
-            return
-        with (
-            tqdm.tqdm(total=total, unit="image", disable=None, initial=unfinished.done) as bar,
-            exits.deferred(_INTERRUPTED) as interrupted,
-        ):
-            for rows, broken in self.batches(images.dataset):
-                with writing(unfinished.folder):
-                    unfinished.append(rows, broken)
-                bar.update(len(rows))
-                if interrupted() and unfinished.done < total:
-                    raise Interrupted(
-                        f"{unfinished.done} of {total} images are saved, and the same command "
-                        "resumes from there",
-                        interrupted.status,
-                    )
-
     def _embeddings(
         self, images: ImageSet, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
         kept = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, labels, superlabels, splits = (
-            images.ids,
-            images.labels,
-            images.superlabels,
-            images.splits,
-        )
+        ids, splits, superlabels = images.ids, images.splits, images.superlabels
         return Embeddings(
             **self.columns(rows[kept]),
             ids=ids[kept],
-            labels=labels[kept],
+            labels=images.labels[kept],
             space=self.space,
             fingerprint=self.fingerprint,
             images=images.fingerprint,

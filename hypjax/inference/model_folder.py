@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypjax.config import identity
 from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import LearnedParameters
 from hypjax.models import Embedder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
@@ -43,63 +41,46 @@ def describe(config: ConfigDict) -> str:
     )
 
 
+_FILES = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), "README.md", *files.HASHED}
+
+
 @contextlib.contextmanager
 def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder, whose files replace the model in a folder if the body succeeds."""
-    others = [
-        name
-        for name in (files.CHECKPOINTS, files.CONFIG, files.WEIGHTS)
-        if (folder / name).exists()
-    ]
-    if others and not files.is_published(folder):
+    """Yields an empty folder, which replaces the model in a folder if the body succeeds."""
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = names - _FILES if files.PUBLISHED in names else names
+    if others:
         raise UserError(
-            f"{folder} holds {others[0]} of a run or of another program; name another folder"
+            f"{folder} holds {min(others)}, which is no part of a model of hypjax; name another "
+            "folder"
         )
     with replacing(folder.resolve()) as staged:
         staged.mkdir()
         yield staged
-        _copy_others(folder, staged)
 
 
-def _copy_others(folder: pathlib.Path, staged: pathlib.Path) -> None:
-    """Copies the files in a folder that belong to no model, such as a repository's."""
-    model = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), *files.HASHED}
-    for path in folder.iterdir():
-        target = staged / path.name
-        if path.name in model or target.exists():
-            continue
-        if path.is_dir():
-            shutil.copytree(path, target, symlinks=True)
-        else:
-            shutil.copy2(path, target, follow_symlinks=False)
-
-
-def write_weights(
-    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: PyTree
+def write_model(
+    folder: pathlib.Path,
+    config: ConfigDict,
+    model: Embedder,
+    params: PyTree,
+    space: Space,
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Writes a model's parameters, and timm's config.json if timm has such a model."""
+    """Writes a model: weights, timm's config.json if timm has such a model, and hypjax.json, last.
+
+    That holds the configuration, the head's space, and the hashes of the other files in the folder.
+    """
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
         save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
     if not isinstance(model.encoder, OwnEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
-
-
-def write_contents(
-    folder: pathlib.Path,
-    config: ConfigDict,
-    space: Space,
-    provenance: Mapping[str, Any],
-    learned: LearnedParameters | None = None,
-) -> None:
-    """Writes the configuration, the space of the head, and the hashes of the other files, last.
-
-    `learned` are the parameters of the learned numbers, if there are any.
-    """
     fields = identity(config)  # How the run was executed is left out.
     parts = {"identity": fields, "provenance": provenance, "all": fields}
     parts[SPACE] = describe_space(space)
-    if learned is not None:
-        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in learned.items()}
+    if "space" in params:
+        logs = params["space"].items()
+        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
     hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
     write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

@@ -48,12 +48,17 @@ def merge(output: pathlib.Path, images: ImageSet) -> Embeddings:
     """Joins the parts of a gallery into the gallery that one process would have written."""
     if output.exists():
         raise UserError(f"{output} exists already; remove it, or name another --output")
-    count = _count(output)
+    pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
+    found = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
+    counts = sorted({int(name[1]) for name in found if name})
+    if len(counts) != 1:
+        numbers = " and of ".join(map(str, counts)) or "none"
+        raise UserError(f"the parts of {output} must be of one number, but they are of {numbers}")
     parts, first = [], 0
-    for index in range(1, count + 1):
-        path = Shard(index, count).path(output)
+    for index in range(1, counts[0] + 1):
+        path = Shard(index, counts[0]).path(output)
         if not path.exists():
-            raise UserError(f"{path} is missing; embed it with --shard={index}/{count}")
+            raise UserError(f"{path} is missing; embed it with --shard={index}/{counts[0]}")
         part = Embeddings.load(path)
         last = first + len(part) + len(part.unreadable)
         if part.images != images[first:last].fingerprint:
@@ -64,22 +69,13 @@ def merge(output: pathlib.Path, images: ImageSet) -> Embeddings:
         first = last
     if first != len(images):
         raise UserError(f"the parts hold {first} images, but --images lists {len(images)}")
-    columns = ("vectors", "ids", "labels", "given", "splits", "superlabels")
-    found = {name: [getattr(part, name) for part in parts] for name in columns}
-    whole = {name: np.concatenate(own) for name, own in found.items() if own[0] is not None}
-    unreadable = {path: why for part in parts for path, why in part.unreadable.items()}
+    names = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+    columns = {name: [getattr(part, name) for part in parts] for name in names}
     gallery = dataclasses.replace(
-        parts[0], **whole, images=images.fingerprint, unreadable=unreadable
+        parts[0],
+        **{name: np.concatenate(own) for name, own in columns.items() if own[0] is not None},
+        images=images.fingerprint,
+        unreadable={path: why for part in parts for path, why in part.unreadable.items()},
     )
     gallery.save(output)
     return gallery
-
-
-def _count(output: pathlib.Path) -> int:
-    pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
-    names = [path.name for path in output.parent.glob("*-of-*")]
-    counts = {int(found[1]) for found in map(pattern.fullmatch, names) if found}
-    if len(counts) != 1:
-        found = " and of ".join(map(str, sorted(counts))) or "none"
-        raise UserError(f"the parts of {output} must be of one number, but they are of {found}")
-    return counts.pop()

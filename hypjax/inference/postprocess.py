@@ -1,14 +1,14 @@
-"""What happens to embeddings between the model and their scores, as `config.eval` says."""
+"""A model's fingerprint, and the projections of its embeddings (`eval.pca`) in a run's folder."""
 
 import hashlib
 import json
 import pathlib
+import shutil
 from collections.abc import Mapping
-from typing import NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.own import own_name
@@ -17,45 +17,11 @@ from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of, scored_spaces
 from hypjax.models.own import ENCODERS
 from hypjax.retrieval.embeddings import describe_space
-from hypjax.retrieval.projection import Projection, fit
-from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.reranking import Reranking
+from hypjax.retrieval.projection import Projection
 from hypjax.runs.files import PROJECTIONS
 
 # By the names of `hypjax.inference.embedding`; parts without PCA have no projection.
-Points = Mapping[str, Float[np.ndarray, "n d"]]
 Projections = Mapping[str, Projection]
-
-
-class Processing(NamedTuple):
-    """The fields of `config.eval` that change embeddings or results; `pca` names dimensions."""
-
-    pca: Mapping[str, int]
-    whiten: bool
-    refinement: Refinement
-
-    @classmethod
-    def of(cls, config: ConfigDict) -> Self:
-        """The processing that a configuration describes."""
-        fields = config.eval
-        pca = {part: dim for part, dim in fields.pca.items() if dim is not None}
-        reranking = Reranking() if fields.rerank else None
-        refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
-        return cls(pca, fields.whiten, refinement)
-
-    def fit(self, training: Points, spaces: Mapping[str, Space]) -> Projections:
-        """Fits the projections on the training images' embeddings, where there is PCA."""
-        projections = {}
-        for name, points in training.items():
-            part = part_of(name)
-            if part not in self.pca:
-                continue
-            dim = self.pca[part]
-            try:
-                projections[name] = fit(points, space=spaces[name], dim=dim, whiten=self.whiten)
-            except UserError as error:
-                raise UserError(f"config.eval.pca.{part} is {dim}: {error}") from error
-        return projections
 
 
 def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTree) -> str:
@@ -89,7 +55,7 @@ def saved_projection(
     folder: pathlib.Path, config: ConfigDict, part: str, space: Space, embeddings: str
 ) -> Projection | None:
     """Reads the projection of a model's embeddings; None if its run does not ask for one."""
-    if part not in Processing.of(config).pca:
+    if config.eval.pca.get(part) is None:
         return None
     path = _path(folder, part, embeddings)
     if not path.is_file():
@@ -104,12 +70,13 @@ def copy_projections(
     source: pathlib.Path, target: pathlib.Path, config: ConfigDict, params: PyTree
 ) -> None:
     """Copies the projections of a model's parts; those of a run that is not finished are absent."""
-    for part in Processing.of(config).pca:
-        space = scored_spaces(config, params)[part]
-        fingerprint = model_fingerprint(config, part, space, params)
-        if _path(source, part, fingerprint).exists():
-            found = saved_projection(source, config, part, space, fingerprint)
-            save_projections(target, config, params, {part: found})
+    spaces = scored_spaces(config, params)
+    for part in (part for part, dim in config.eval.pca.items() if dim is not None):
+        fingerprint = model_fingerprint(config, part, spaces[part], params)
+        path, copy = (_path(folder, part, fingerprint) for folder in (source, target))
+        if path.exists():
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _path(folder: pathlib.Path, part: str, embeddings: str) -> pathlib.Path:

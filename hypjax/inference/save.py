@@ -16,7 +16,7 @@ from hypjax.config.choices import GIVEN
 from hypjax.config.own import choose_encoder, choose_space, own_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
+from hypjax.inference.model_folder import replacing_model, write_model
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.objectives.own import stand_in
 from hypjax.types import View
@@ -45,8 +45,8 @@ def save(
     Args:
         params: The model's parameters: what `encoder.init(...)["params"]` has the shapes of.
         space: The space whose `embed` maps the model's output to points.
-        workdir: Folder to write. An earlier model of hypjax's in it is replaced; a run, or another
-            program's model, is not.
+        workdir: Folder to write. An earlier model of hypjax's in it is replaced; a folder that
+            holds anything else is refused.
         encoder: The model: a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim], or an `Embedder`, which is an encoder with a head.
         image_size: Side of the images that it takes, in pixels.
@@ -71,13 +71,12 @@ def save(
     model = create_embedder(config, evaluating=True)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
     params = {part: own for part, own in params.items() if part != "space"}  # It is given.
-    _check(params, model_shapes(model, View.of(config.data)), whole=head is not None)
+    _check(params, model_shapes(model, View.of(config.data)))
     folder = pathlib.Path(workdir).expanduser()
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing_model(folder) as staged:
-            write_weights(staged, config, model, params)
-            write_contents(staged, config, space, provenance={})
+            write_model(staged, config, model, params, space, provenance={})
 
 
 def _config(
@@ -95,14 +94,11 @@ def _config(
     return config
 
 
-def _check(params: PyTree, shapes: PyTree, whole: bool) -> None:
+def _check(params: PyTree, shapes: PyTree) -> None:
     """Raises an error at the first parameter that the model has not, or lacks."""
     found, expected = (
-        {
-            "/".join(path if whole else path[1:]): leaf.shape
-            for path, leaf in flatten_dict(x).items()
-        }
-        for x in (params, shapes)
+        {"/".join(path): leaf.shape for path, leaf in flatten_dict(tree).items()}
+        for tree in (params, shapes)
     )
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):

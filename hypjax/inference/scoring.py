@@ -3,7 +3,7 @@
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -149,20 +149,29 @@ def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
     Names of metrics are those of `hypjax.retrieval.query_scores`. Judged queries have scores at
     each level of difficulty, such as "medium/map".
     """
-    points, space = task.queries.vectors, task.space
-    if task.judgements is None:
-        items, labels = (task.gallery.vectors, task.gallery.labels) if task.gallery else (None,) * 2
-        return query_scores(
-            points, task.queries.labels, items, labels, metrics=metrics, space=space
-        )
+    points, how = task.queries.vectors, {"metrics": metrics, "space": task.space}
+    if task.judgements is not None:
+        return judged_scores(points, task.gallery.vectors, task.judgements, **how)
+    items, labels = (task.gallery.vectors, task.gallery.labels) if task.gallery else (None, None)
+    return query_scores(points, task.queries.labels, items, labels, **how)
+
+
+def judged_scores(
+    queries: Float[np.ndarray, "n d"],
+    gallery: Float[np.ndarray, "m d"],
+    judgements: Judgements,
+    **options: Any,
+) -> QueryScores:
+    """Scores of judged queries at each level of difficulty; options are `relevance_scores`'s."""
     found = {}
     for level in LEVELS:
-        relevance = relevance_at(level, task.judgements)
-        with warnings.catch_warnings():  # Queries without a positive at a level do not count.
+        relevance = relevance_at(level, judgements)
+        if not any(map(len, relevance.positives)):  # Possible in a partial copy.
+            continue
+        with warnings.catch_warnings():
+            # By the protocol, queries without a positive at a level have no part in it.
             warnings.filterwarnings("ignore", message=".* queries have no match")
-            scores = relevance_scores(
-                points, task.gallery.vectors, relevance, metrics=metrics, space=space
-            )
+            scores = relevance_scores(queries, gallery, relevance, **options)
         found |= {f"{level}/{name}": values for name, values in scores.items()}
     return found
 

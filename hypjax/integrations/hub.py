@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,7 @@ from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.matches import read_matches, write_matches
-from hypjax.inference.model_folder import (
-    describe,
-    replacing_model,
-    write_contents,
-    write_weights,
-)
+from hypjax.inference.model_folder import describe, replacing_model, write_model
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
@@ -34,7 +29,7 @@ from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import write_json, write_text
+from hypjax.system.files import write_text
 
 _README = "README.md"
 _CARD = """\
@@ -107,15 +102,15 @@ def push(
 
     Its weights are written under timm's names, with the head as classifier, beside the
     configuration for hypjax and one for timm, results and a model card. Of paths in the
-    configuration only the last name remains, and nothing of `config.run`. These files alone are
-    uploaded, in one commit, which removes those of an earlier model. Without a token, or if the hub
-    cannot be reached, the folder remains, and one sentence says why. Returns the folder.
+    configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
+    one commit, which removes those of an earlier model. Without a token, or if the hub cannot be
+    reached, the folder remains, and one sentence says why. Returns the folder.
 
     Args:
         workdir: Folder of a run, or its URL.
         name: Name of the repository, 'OWNER/NAME'.
-        folder: Folder to write, by default hub/NAME. Its files of an earlier model are
-            replaced; others remain, and are not uploaded.
+        folder: Folder to write, by default hub/NAME. An earlier model in it is replaced; a folder
+            that holds anything else is refused.
         private: Whether a repository that is created is private.
     """
     if not hub.is_name(name):
@@ -123,27 +118,18 @@ def push(
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        written = _write(workdir, folder, name)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_model(folder) as staged:
+            _stage(workdir, staged, name)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path.relative_to(folder).as_posix() for path in paths]
+    owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
     try:
-        address = hub.upload(folder, written, name, private=private, owned=_is_owned)
+        address = hub.upload(folder, paths, name, private=private, owned=owned)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
-
-
-def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
-    """Replaces the model in a folder, all at once, and returns the names of its files."""
-    with replacing_model(folder) as staged:
-        _stage(workdir, staged, name)
-        for_timm = [files.CONFIG] if (staged / files.CONFIG).exists() else []
-        return [files.PUBLISHED, *files.hashed_files(staged), *for_timm, _README]
-
-
-def _is_owned(file: str) -> bool:
-    """Whether a file of a repository is one of a model, which another one may lack."""
-    return files.is_hashed(file) or file == files.CONFIG
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
@@ -155,14 +141,12 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         results = files.read_results(run / files.RESULTS)
         provenance = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params)
-        if matches := read_matches(run):
-            write_matches(folder, matches)
-    if results is not None:
-        write_json(folder / files.RESULTS, results)
-    write_weights(folder, config, model, params)
+        for file in (files.RESULTS, files.MATCHES):
+            if (run / file).exists():
+                shutil.copyfile(run / file, folder / file)
     space = scored_space(config, params)
     write_text(folder / _README, _model_card(name, config, model, space, results, began))
-    write_contents(folder, config, space, provenance, params.get("space"))
+    write_model(folder, config, model, params, space, provenance)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:
@@ -204,19 +188,32 @@ def _model_card(
     defaults = identity(default_config(config.objective.name))
     changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
     own = isinstance(model.encoder, OwnEncoder)
+    elsewhere = _OWN if own else _IN_TIMM.format(name=name)
+    if model.head_kind == "norm_dense" and not own:
+        elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
+    if not (own or pools_as_timm(model.encoder)):
+        elsewhere += (
+            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool those "
+            "of `model.forward_features(images)`, then apply the classifier.\n\n"
+        )
+    shown = "The run is not finished."
+    if results is not None:
+        states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
+        tables = [format_results(states), compare(results, config)]
+        shown = "\n".join(["```", *filter(None, tables), "```"])
     return _CARD.format(
         name=name,
         description=describe(config),
         space=space,
         metadata=_metadata(name, config, results, began, in_timm=not own),
-        elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
+        elsewhere=elsewhere,
         view=view,
         mean=list(data.mean),
         std=list(data.std),
         data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
         version=__version__,
         fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results=_results(config, results),
+        results=shown,
     )
 
 
@@ -264,24 +261,3 @@ def _metadata(
         eval_results=scores or None,
     )
     return data.to_yaml()
-
-
-def _unlike_timm(model: Embedder) -> str:
-    """What timm's model lacks of this one, as a paragraph."""
-    text = ""
-    if model.head_kind == "norm_dense":
-        text += "timm's model lacks the head, a Dense layer after a LayerNorm. "
-    if not pools_as_timm(model.encoder):
-        text += (
-            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool "
-            "those of `model.forward_features(images)`, then apply the classifier. "
-        )
-    return text and f"{text}\n\n"
-
-
-def _results(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
-    if results is None:
-        return "The run is not finished."
-    states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
-    shown = [format_results(states), compare(results, config)]
-    return "\n".join(["```", *filter(None, shown), "```"])

@@ -38,26 +38,14 @@ class MtebEncoder:
         space: Space of the embeddings.
     """
 
-    def __init__(
-        self,
-        model_name: str | os.PathLike[str],
-        revision: str | None = None,
-        *,
-        device: str | None = None,
-        part: str = "head",
-        **options: Any,
-    ) -> None:
+    def __init__(self, model_name: str | os.PathLike[str], part: str = "head") -> None:
         """Loads a model.
 
         Args:
             model_name: Folder of a run or of a published model, its URL, or its name on the hub;
                 see `hypjax.load`.
-            revision: Unused; a run has none.
-            device: Unused; JAX chooses the device.
             part: Which embedding to compute, see `hypjax.load`.
-            options: Further arguments of mteb, which are unused.
         """
-        del revision, device, options
         self._model = load(model_name, part)
         self.space = self._model.space
 

@@ -1,10 +1,11 @@
 """A trained model in one ONNX file: pixels in, points out; compared before it is in its place."""
 
+import contextlib
 import json
 import logging
 import pathlib
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -23,8 +24,8 @@ from hypjax.data.pixels import array, from_array
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.model import Model
 from hypjax.integrations.torch_model import TorchModel, flatten
 from hypjax.models import create_embedder
 from hypjax.retrieval.embeddings import describe_space
@@ -85,19 +86,28 @@ _CENTRE = {
 
 
 class Agreement(NamedTuple):
-    """How a file's points differ from hypjax's.
+    """How a file's points differ from hypjax's."""
 
-    Attributes:
-        images: On which it was measured, in words.
-        error: Largest difference of a coordinate.
-        neighbours: Share of the ten nearest neighbours among these images that remain.
-        change: Largest change of a distance, relative to the median distance.
-    """
+    images: str  # On which it was measured, in words.
+    error: float  # Largest difference of a coordinate.
+    neighbours: float  # Share of the ten nearest neighbours among these images that remain.
+    change: float  # Largest change of a distance, relative to the median distance.
 
-    images: str
-    error: float
-    neighbours: float
-    change: float
+    @classmethod
+    def of(cls, space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Self:
+        """Compares points of the same images."""
+        with jax.enable_x64(True):
+            distances, others = (
+                np.array(space.distance_matrix(points, points))
+                for points in (expected.astype(np.float64), found.astype(np.float64))
+            )
+        change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
+        for matrix in (distances, others):
+            np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
+        nearest, theirs = (np.argsort(x, axis=1)[:, :_NEIGHBOURS] for x in (distances, others))
+        kept = sum(len(np.intersect1d(a, b)) for a, b in zip(nearest, theirs, strict=True))
+        error = np.abs(expected - found).max()
+        return cls(images, float(error), kept / nearest.size, float(change))
 
     def __str__(self) -> str:
         return (
@@ -107,7 +117,7 @@ class Agreement(NamedTuple):
         )
 
 
-def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) -> Agreement:
+def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement:
     """Writes a trained run's model into an ONNX file.
 
     Args:
@@ -140,12 +150,21 @@ def write_onnx(embedder: TrainedEmbedder, path: pathlib.Path, precision: str) ->
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
         found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        compared = _compared(embedder.space, images, expected, found)
-        _check(compared, expected, precision)
+        compared = Agreement.of(embedder.space, images, expected, found)
+        if precision == "float32":
+            scale = max(1.0, float(np.abs(expected).max()))
+            # Near the edge of a ball, small differences of coordinates change distances.
+            agree = compared.error <= _TOLERANCE * scale and compared.change <= _LARGEST_CHANGE
+            advice = "please report it"
+        else:
+            agree = compared.neighbours >= _LEAST_AGREEMENT and np.isfinite(compared.error)
+            advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
+        if not agree:
+            raise UserError(f"nothing was written: {compared} in {precision}; {advice}")
     return compared
 
 
-def exported(embedder: TrainedEmbedder, *, flat: bool = False) -> onnx.ModelProto:
+def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
     """Converts a model: `images` of any size, or `features`, to `points`, for any batch.
 
     `flat` makes matrix products of 1 × 1 convolutions.
@@ -193,7 +212,7 @@ def view_model(view: View) -> onnx.ModelProto:
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
-def _facts(embedder: TrainedEmbedder, precision: str) -> dict[str, object]:
+def _facts(embedder: Model, precision: str) -> dict[str, object]:
     """What the file says about itself."""
     data = embedder.config.data
     facts = {
@@ -214,35 +233,28 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
     """Writes a model with the encoder's products in int8, scaled by each column of weights."""
     # What follows the encoder, by the names that ONNX Runtime gives it when it splits off the bias.
     head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
-    logging.getLogger().addFilter(_quiet)  # It recommends a preparation that changes nothing here.
-    try:
-        quantize_dynamic(
-            model,
-            path,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=head,
-        )
-    finally:
-        logging.getLogger().removeFilter(_quiet)
+    # It recommends a preparation that changes nothing here.
+    quiet = lambda record: "pre-processing" not in record.getMessage()  # noqa: E731
+    logging.getLogger().addFilter(quiet)
+    quantize_dynamic(
+        model,
+        path,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=["MatMul"],
+        nodes_to_exclude=head,
+    )
+    logging.getLogger().removeFilter(quiet)
 
 
-def _quiet(record: logging.LogRecord) -> bool:
-    return "pre-processing" not in record.getMessage()
-
-
-def _sample(embedder: TrainedEmbedder, view: View, *, measured: bool) -> tuple[str, Batch]:
+def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
     """Images of the view, or features: the run's test images to measure on, if they are there."""
     if measured:
-        try:
+        with contextlib.suppress(OSError, UserError):
             test = open_splits(embedder.config).test
-        except (OSError, UserError):
-            pass
-        else:
             chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
             (batch,) = readable_batches(test.take(chosen), view, len(chosen))
-            read = np.setdiff1d(np.arange(len(chosen)), list(batch.broken))
+            read = np.setdiff1d(np.arange(len(chosen)), list(map(int, batch.broken)))
             read = read[: len(read) // _BATCH * _BATCH]
             if len(read) >= _PATTERNS:
                 return f"{len(read)} test images of the run", np.asarray(batch.images)[read]
@@ -268,7 +280,7 @@ def _uncropped(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _points(embedder: TrainedEmbedder, images: Batch) -> Float[np.ndarray, "batch dim"]:
+def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
@@ -290,33 +302,3 @@ def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
     name = session.get_inputs()[0].name
     batches = [images[:1], *np.split(images[1:], range(_BATCH, len(images) - 1, _BATCH))]
     return np.concatenate([session.run(None, {name: batch})[0] for batch in batches])
-
-
-def _compared(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Agreement:
-    distances, others = (_distances(space, points) for points in (expected, found))
-    change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
-    for matrix in (distances, others):
-        np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
-    nearest, theirs = (np.argsort(x, axis=1)[:, :_NEIGHBOURS] for x in (distances, others))
-    kept = sum(len(np.intersect1d(a, b)) for a, b in zip(nearest, theirs, strict=True))
-    error = np.abs(expected - found).max()
-    return Agreement(images, float(error), kept / nearest.size, float(change))
-
-
-def _distances(space: Space, points: np.ndarray) -> Float[np.ndarray, "n n"]:
-    with jax.enable_x64(True):
-        return np.array(space.distance_matrix(*[points.astype(np.float64)] * 2))
-
-
-def _check(compared: Agreement, expected: np.ndarray, precision: str) -> None:
-    """Raises an error if a model disagrees with hypjax."""
-    if precision == "float32":
-        scale = max(1.0, float(np.abs(expected).max()))
-        # Near the edge of a ball, small differences of coordinates change distances.
-        agree = compared.error <= _TOLERANCE * scale and compared.change <= _LARGEST_CHANGE
-        advice = "please report it"
-    else:
-        agree = compared.neighbours >= _LEAST_AGREEMENT and np.isfinite(compared.error)
-        advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
-    if not agree:
-        raise UserError(f"nothing was written: {compared} in {precision}; {advice}")

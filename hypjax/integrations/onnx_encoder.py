@@ -12,8 +12,7 @@ from jaxtyping import Shaped
 from onnx import external_data_helper, load
 from PIL import Image
 
-from hypjax.errors import UserError, require_package
-from hypjax.inference.external_embedder import NO_OPTIONS, PixelOptions
+from hypjax.errors import UserError, reason, require_package
 
 _CONFIG = "preprocessor_config.json"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -23,8 +22,21 @@ _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that
 class OnnxEncoder:
     """An ONNX file with one input, images, and an output of one vector for each."""
 
-    def __init__(self, name: str, options: PixelOptions = NO_OPTIONS) -> None:
-        """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs."""
+    def __init__(
+        self,
+        name: str,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        resize: int | None = None,
+    ) -> None:
+        """Opens a file, where nothing beside it says how pixels reach the model.
+
+        Args:
+            name: 'FILE', or 'FILE@OUTPUT' for one of several outputs.
+            mean: Mean of each channel, for pixels scaled to [0, 1].
+            std: Standard deviation of each channel.
+            resize: Shorter side before the square is cropped from the centre; None for its own.
+        """
         name, _, output = name.partition("@")
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
@@ -36,7 +48,7 @@ class OnnxEncoder:
         try:
             self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
         except Exception as error:  # ONNX Runtime has many types of its own.
-            raise UserError(f"cannot load {path} ({_reason(error)})") from error
+            raise UserError(f"cannot load {path} ({reason(error)})") from error
         outputs = [own.name for own in self._session.get_outputs()]
         self._output = output or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not output):
@@ -55,19 +67,24 @@ class OnnxEncoder:
                 "uint8"
             )
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
-        steps, self._pixels = self._steps(shape[1:] if channels == [0] else shape[:2], options)
+        size = shape[1:] if channels == [0] else shape[:2]
+        steps, self._pixels = self._steps(size, mean, std, resize)
         self.facts = ["onnx", self.output, steps, _hash_file(path)]
 
     def _steps(
-        self, size: Sequence[int | str | None], options: PixelOptions
+        self,
+        size: Sequence[int | str | None],
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        resize: int | None,
     ) -> tuple[object, Callable[[Image.Image], np.ndarray]]:
         """What the preparation of images depends on, and its function to [height, width, 3]."""
         path, config = self._path, self._path.with_name(_CONFIG)
-        scaled = options.mean is not None or options.std is not None
+        scaled = mean is not None or std is not None
         if self._dtype == np.uint8 and scaled:
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
         if not scaled and self._dtype != np.uint8:
-            if options.resize is None and config.is_file():
+            if resize is None and config.is_file():
                 return _processor(config)
             raise UserError(
                 f"how {path} takes pixels is not known; give --mean and --std, of pixels from 0 to "
@@ -79,11 +96,11 @@ class OnnxEncoder:
                 f"{path} takes images of {size} pixels, for which --resize does not say how they "
                 f"are cropped; put a {_CONFIG} beside it"
             )
-        resize = options.resize or side
+        resize = resize or side
         if resize < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
-        mean = _three("mean", options.mean) if scaled else None
-        std = _three("std", options.std) if scaled else None
+        if scaled:
+            mean, std = _three("mean", mean), _three("std", std)
         facts = [resize, side, mean, std]
         return facts, functools.partial(_square, resize=resize, side=side, mean=mean, std=std)
 
@@ -103,7 +120,7 @@ class OnnxEncoder:
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
                 found.append(np.asarray(rows)[: len(batch)])
         except Exception as error:  # Of images of another shape, or of several shapes.
-            raise UserError(f"{self._path} cannot embed its images ({_reason(error)})") from error
+            raise UserError(f"{self._path} cannot embed its images ({reason(error)})") from error
         return np.concatenate(found).astype(np.float32)
 
 
@@ -135,7 +152,7 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
         steps = processor.to_json_string()
     except Exception as error:  # Transformers raises almost anything.
         raise UserError(
-            f"cannot use {config} ({_reason(error)}); give --mean and --std instead"
+            f"cannot use {config} ({reason(error)}); give --mean and --std instead"
         ) from error
     return steps, lambda image: np.moveaxis(
         np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]), 0, -1
@@ -146,10 +163,6 @@ def _three(name: str, values: Sequence[float] | None) -> tuple[float, ...]:
     if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
         raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
     return tuple(map(float, values))
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _hash_file(path: pathlib.Path) -> str:

@@ -1,29 +1,24 @@
-"""Galleries in Qdrant, which shards and replicates them, and scores by the hyperbolic distance.
+"""Galleries in Qdrant, which shards and replicates them.
 
 A gallery is a collection on a server, or a folder for the local mode of Qdrant's client, which
-scans all points in Python.
-
-Qdrant searches for candidates by Euclidean distances between points in a ball, as
-`hypjax.retrieval.euclidean` describes, and scores them by a formula: with the Euclidean distance
-$score and the factors f = 1 / (1 − c‖x‖²), of which each item's payload holds its own, the distance
-is (2/√c)·ln(√u + √(1 + u)) for u = c·$score²·f_x·f_y.
+scans all points in Python. Qdrant searches for candidates by Euclidean distances between points in
+a ball, as `hypjax.retrieval.euclidean` describes; here they are ranked by their exact distances.
 """
 
 import contextlib
-import math
 import os
 import pathlib
 import re
 import shutil
 import tempfile
-import urllib.parse
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+import jax
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32, Int
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -33,7 +28,6 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
-from hypjax.retrieval.euclidean import separation_factors
 from hypjax.retrieval.galleries import GalleryItem, Neighbours
 from hypjax.system.files import replacing
 
@@ -46,7 +40,8 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BOTH = {"with_payload": True, "with_vectors": True}
 
 _Points = Float32[np.ndarray, "n d"]
-_Hits = list[models.ScoredPoint]  # What a search found, nearest first; a score is −distance.
+# Images, and each query's k nearest among them: distances and indices, ∞ and −1 where missing.
+_Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class QdrantGallery:
@@ -56,14 +51,11 @@ class QdrantGallery:
         space: Space of the points: isometric to a ball, or the sphere.
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search: more find more neighbours, and take longer.
-        recall: Share of the 10 nearest neighbours that searches find, at least, by the sample of
-            the last export.
     """
 
     space: Space
     fingerprint: str
     candidates: int = _LEAST_CANDIDATES
-    recall: float = 1.0
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         """Connects to a server, or loads a folder; see `open` and `export_qdrant`."""
@@ -127,9 +119,24 @@ class QdrantGallery:
         label: str | None = None,
     ) -> list[Neighbours]:
         """See `Gallery`."""
-        found = self._search(points, k + (paths is not None), label=label)
-        paths = paths or [""] * len(points)
-        return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
+        images, *ranked = self._search(points, k + (paths is not None), label=label)
+        found = []
+        for distances, items, path in zip(*ranked, paths or [""] * len(points), strict=True):
+            hits = [
+                (images[i], d) for i, d in zip(items, distances.tolist(), strict=True) if i >= 0
+            ]
+            own = [hit for hit, _ in hits if path and os.path.realpath(hit.payload["id"]) == path]
+            others = [hit for hit in hits if hit[0] not in own][:k]
+            found.append(
+                Neighbours(
+                    ids=[hit.payload["id"] for hit, _ in others],
+                    labels=[hit.payload["label"] for hit, _ in others],
+                    distances=[distance for _, distance in others],
+                    own_label=own[0].payload["label"] if own else "",
+                    keys=[str(hit.id) for hit, _ in others],
+                )
+            )
+        return found
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images, or replaces those with the same paths.
@@ -138,7 +145,7 @@ class QdrantGallery:
             UserError: Another model embedded them, or one is not a point of the space.
         """
         with self._changing():
-            self._add(embeddings)
+            self._upsert(embeddings)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are there."""
@@ -160,25 +167,22 @@ class QdrantGallery:
         finally:
             self._client = _load(self._folder)
 
-    def _add(self, embeddings: Embeddings) -> None:
+    def _upsert(self, embeddings: Embeddings) -> None:
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError(
                 f"{self.name} holds images that another model embedded; name another collection"
             )
-        vectors = euclidean.in_ball(embeddings.vectors, embeddings.space)
-        factors = separation_factors(vectors, embeddings.space)
-        columns = embeddings.ids, embeddings.labels, vectors.astype(np.float32), factors
+        vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
+        columns = embeddings.ids, embeddings.labels, vectors
         blocks = inputs.blocks(len(embeddings), _BATCH)
         for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
             rows = zip(*(column[block].tolist() for column in columns), strict=True)
             points = [
                 models.PointStruct(
-                    id=point_id(path),
-                    vector=vector,
-                    payload={"id": path, "label": label, "factor": factor},
+                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
                 )
-                for path, label, vector, factor in rows
+                for path, label, vector in rows
             ]
             self._ask("upsert", points=points, wait=True)
 
@@ -205,68 +209,76 @@ class QdrantGallery:
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
         self._write_facts()
 
-    def _tune(self, embeddings: Embeddings) -> None:
+    def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
 
         Each search passes over its own image, as if it were new. (Without the whole sample, others
         that are reached through one of it alone, such as the leaves of a tree, would be lost at any
-        number of candidates.) There is nothing to choose in the local mode, which scans.
+        number of candidates.) Returns the share that they find; the local mode scans, and finds
+        all.
         """
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         if self._folder or not len(chosen):
-            return
+            return 1.0
         sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
         k = min(euclidean.NEAREST, len(self) - 1)
 
         def find(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
             self.candidates = candidates
-            return _ranked(self._search(sample, k, exact=exact, without=paths), k)
+            images, distances, items = self._search(sample, k, exact=exact, without=paths)
+            return distances, np.array([*(image.id for image in images), ""])[items]
 
-        self.recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
+        recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
         self._write_facts()
+        return recall
 
-    def _search(self, points: _Points, k: int, **options: Any) -> list[_Hits]:
-        """Finds at most k images of each query, with the options of `_query`."""
+    def _search(self, points: _Points, k: int, **options: Any) -> _Found:
+        """Finds the k nearest images of each query, with the options of `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
-        points = euclidean.in_ball(points, self.space).astype(np.float32)
-        found = self._query(points, points, k, **options)
-        if isinstance(self.space, Sphere):
-            return found
-        reached = np.array([-hits[-1].score if hits else 0.0 for hits in found])
-        separations = _separations(reached, euclidean.curvature(self.space))
-        centres = euclidean.centres(points, separations, self.space)
-        return self._query(centres, points, k, **options)
+        in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
+        centres, flat = in_ball, isinstance(self.space, Sphere)
+        for _ in range(1 if flat else 2):
+            found = self._candidates(centres, max(self.candidates, 5 * k), **options)
+            rows = np.repeat(np.arange(len(points)), list(map(len, found)))
+            images = [image for of_query in found for image in of_query]
+            vectors = np.array([image.vector for image in images], np.float32)
+            vectors = euclidean.from_ball(vectors.reshape(-1, in_ball.shape[1]), self.space)
+            separations, items = euclidean.rank(
+                points, vectors, rows, np.arange(len(images)), k=k, space=self.space
+            )
+            farthest = np.where(np.isfinite(separations), separations, 0).max(axis=1, initial=0)
+            centres = euclidean.centres(in_ball, farthest, self.space)
+        with jax.enable_x64(True):
+            return images, np.asarray(self.space.distance_at(separations)), items
 
-    def _query(
+    def _candidates(
         self,
         centres: _Points,
-        points: _Points,
-        k: int,
+        count: int,
         *,
         label: str | None = None,
         exact: bool = False,
         without: Sequence[str] | None = None,
-    ) -> list[_Hits]:
-        """Ranks the Euclidean neighbours of centres by their distances from points of the ball.
+    ) -> list[list[models.ScoredPoint]]:
+        """The Euclidean neighbours of each centre.
 
         With a label, they are of this class; with `exact`, no graph is used. Each query leaves out
         its image of `without`, also on the way to others.
         """
-        candidates, params, scan = max(self.candidates, 5 * k), None, None
-        if not self._folder:  # The local mode warns of parameters that it does not need.
-            params = models.SearchParams(hnsw_ef=candidates, exact=exact)
-            scan = models.SearchParams(exact=True)  # The graph would lose some on the way.
-        factors = separation_factors(points, self.space).tolist()
-        requests = []
-        for i, (centre, point) in enumerate(zip(centres.tolist(), points.tolist(), strict=True)):
-            kept = _filter(label, without[i] if without else None)
-            near = models.Prefetch(query=centre, limit=candidates, params=params, filter=kept)
-            measured = models.Prefetch(query=point, limit=candidates, prefetch=near, params=scan)
-            score = models.FormulaQuery.model_validate({"formula": _score(factors[i], self.space)})
-            requests.append(
-                models.QueryRequest(prefetch=measured, query=score, limit=k, with_payload=True)
+        # The local mode warns of parameters that it does not need.
+        params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
+        requests = [
+            models.QueryRequest(
+                query=centre,
+                limit=count,
+                params=params,
+                filter=_filter(label, without[i] if without else None),
+                with_payload=True,
+                with_vector=True,
             )
+            for i, centre in enumerate(centres.tolist())
+        ]
         batches = inputs.split(requests, _SEARCHES)
         answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
         return [answer.points for batch in answers for answer in batch]
@@ -275,7 +287,7 @@ class QdrantGallery:
         try:
             facts = self._ask("get_collection").config.metadata["hypjax"]
             self.space, self.fingerprint = space_of(facts["space"]), facts["fingerprint"]
-            self.candidates, self.recall = facts["candidates"], facts["recall"]
+            self.candidates = facts["candidates"]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
@@ -284,7 +296,6 @@ class QdrantGallery:
             "space": describe_space(self.space),
             "fingerprint": self.fingerprint,
             "candidates": self.candidates,
-            "recall": self.recall,
         }
         self._ask("update_collection", metadata={"hypjax": facts})
 
@@ -307,11 +318,11 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
     gallery = QdrantGallery(url or path)
     with gallery._changing():
         gallery._prepare(embeddings)
-        gallery._add(embeddings)
-        gallery._tune(embeddings)
+        gallery._upsert(embeddings)
+        recall = gallery._tune(embeddings)
     return (
-        f"{gallery.name}, which holds {len(gallery)} images now; it finds "
-        f"{gallery.recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+        f"{gallery.name}, which holds {len(gallery)} images now; it finds {recall:.1%} of the "
+        f"{euclidean.NEAREST} nearest neighbours"
     )
 
 
@@ -322,23 +333,19 @@ def point_id(path: str) -> str:
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
     """The client of a server, whose key is in QDRANT_API_KEY, and the name of the collection."""
+    scheme, _, rest = url.partition("://")
+    server, _, collection = rest.rstrip("/").rpartition("/")
+    if not server or not collection:
+        raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
     try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
+        client = QdrantClient(
+            f"{'https' if scheme == 'qdrant+https' else 'http'}://{server}",
+            api_key=os.environ.get("QDRANT_API_KEY"),
+            timeout=60,
+            check_compatibility=False,  # It would warn of a server that is away.
+        )
     except ValueError as error:
         raise UserError(f"{url} is no address ({error})") from error
-    prefix, _, collection = parts.path.strip("/").rpartition("/")
-    if not host or not collection:
-        raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
-    client = QdrantClient(
-        host=f"[{host}]" if ":" in host else host,
-        port=port or 6333,
-        https=parts.scheme == "qdrant+https",
-        prefix=prefix or None,
-        api_key=os.environ.get("QDRANT_API_KEY"),
-        timeout=60,
-        check_compatibility=False,  # It would warn of a server that is away.
-    )
     return client, collection
 
 
@@ -364,48 +371,11 @@ def _load(folder: pathlib.Path) -> QdrantClient:
             raise UserError(f"{folder} is damaged; remove it, and export again") from error
 
 
-def _filter(label: str | None = None, without: str | None = None) -> models.Filter | None:
+def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
     """Keeps images of a class, and leaves out the one with a path."""
-    kept = models.Filter(must=[], must_not=[])
+    kept, left_out = [], []
     if label is not None:
-        kept.must.append(models.FieldCondition(key="label", match={"value": label}))
+        kept = [models.FieldCondition(key="label", match={"value": label})]
     if without is not None:
-        kept.must_not.append(models.HasIdCondition(has_id=[point_id(without)]))
-    return kept if kept.must or kept.must_not else None
-
-
-def _score(factor: float, space: Space) -> dict[str, Any]:
-    """The formula of −distance for a query with this factor."""
-    if isinstance(space, Sphere):
-        return {"mult": [-1.0, "$score", "$score"]}
-    c = euclidean.curvature(space)
-    if c == 0:
-        return {"mult": [-2.0, "$score"]}
-    u = {"mult": [c * factor, "$score", "$score", "factor"]}
-    # Qdrant's acosh(1 + 2u) would do, but has fewer digits for close points.
-    asinh = {"ln": {"sum": [{"sqrt": u}, {"sqrt": {"sum": [1.0, u]}}]}}
-    return {"mult": [-2 / c**0.5, asinh]}
-
-
-def _separations(distances: np.ndarray, c: float) -> np.ndarray:
-    """The inverse of a ball's `distance_at`."""
-    return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
-
-
-def _neighbours(hits: _Hits, path: str, k: int) -> Neighbours:
-    own = [hit for hit in hits if path and os.path.realpath(hit.payload["id"]) == path]
-    others = [hit for hit in hits if hit not in own][:k]
-    return Neighbours(
-        ids=[hit.payload["id"] for hit in others],
-        labels=[hit.payload["label"] for hit in others],
-        distances=[max(-hit.score, 0.0) for hit in others],
-        own_label=own[0].payload["label"] if own else "",
-        keys=[str(hit.id) for hit in others],
-    )
-
-
-def _ranked(found: Sequence[_Hits], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and keys of neighbours, [n, k] each; ∞ and '' where there are fewer."""
-    distances = [[-hit.score for hit in hits] + [math.inf] * (k - len(hits)) for hits in found]
-    keys = [[str(hit.id) for hit in hits] + [""] * (k - len(hits)) for hits in found]
-    return np.array(distances), np.array(keys)
+        left_out = [models.HasIdCondition(has_id=[point_id(without)])]
+    return models.Filter(must=kept, must_not=left_out)

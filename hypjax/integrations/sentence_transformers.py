@@ -7,7 +7,6 @@ as features are that the clip radius shortens: then the distance grows as the co
 """
 
 import pathlib
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from hypjax.data.image_set import ImageSet, open_images
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
-from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.model import Model, load
 from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.system.files import write_json, write_text
+from hypjax.system.files import replacing, write_json, write_text
 
 _MOST_IMAGES = 2000  # Whose norms are compared.
 _ELSEWHERE = "--format=onnx writes the whole model, with its space"
@@ -35,10 +34,6 @@ _GREY = np.array([19595, 38470, 7471]) / 65536
 _FEATURES = (
     "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
     "Cosine may rank differently."
-)
-_COMPARISONS = (
-    "similarities = model.similarity(vectors, vectors)  # Cosines.",
-    "distances = distance(vectors, vectors)  # From distance.py in the folder.",
 )
 _MODULES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
@@ -131,24 +126,22 @@ def write_folder(
     Raises:
         UserError: sentence-transformers has no such model, or cosine would rank differently.
     """
-    embedder = TrainedEmbedder(workdir)
+    embedder = load(workdir)
     config, model, space = embedder.config, embedder.model, embedder.space
     _require_counterpart(config, model)
     function = distance_function(space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
-    compare = _COMPARISONS[features]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}."
-    with writing(folder), tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as parent:
-        staged = pathlib.Path(parent, folder.name)
-        staged.mkdir()
+    compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
+    if features:
+        compare = "distances = distance(vectors, vectors)  # From distance.py in the folder."
+    with writing(folder), replacing(folder) as staged:
+        staged.mkdir(parents=True)
         write_model(staged, config, model, embedder.params, normalize=not features)
         if features:
             write_text(staged / "distance.py", function)
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-        staged.replace(folder)
     return "\n".join(
         (
             f"wrote {folder}; in Python:",
@@ -168,7 +161,34 @@ def write_model(
     The model ends with the head's outputs or, if `normalize`, scales them to length 1.
     """
     _write_encoder(folder, config, model, params["encoder"])
-    _write_head(folder, model, params.get("head"), normalize=normalize)
+    modules, dim = [("Transformer", {}, None)], model.encoder.dim
+    if model.head_kind == "norm_dense":
+        weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
+        modules.append(("LayerNorm", {"dimension": dim}, weights))
+    if model.head_kind != "none":
+        kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
+        settings = {
+            "in_features": dim,
+            "out_features": model.head_dim,
+            "bias": True,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
+        modules.append(("Dense", settings, weights))
+    if normalize:
+        modules.append(("Normalize", {}, None))
+    listed = []
+    for i, (name, settings, weights) in enumerate(modules):
+        path = f"{i}_{name}" if i else ""
+        listed.append({"idx": i, "name": str(i), "path": path, "type": _MODULES[name]})
+        if i:
+            (folder / path).mkdir()
+            write_json(folder / path / "config.json", settings)
+        if weights:
+            save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
+    write_json(folder / "modules.json", listed)
+    settings = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", settings)
 
 
 def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
@@ -189,7 +209,7 @@ def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
         raise UserError(f"sentence-transformers has no such model: this run {reason}")
 
 
-def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
+def _by_cosine(embedder: Model, images: str | None) -> str:
     """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
     space = embedder.space
     if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
@@ -197,13 +217,13 @@ def _by_cosine(embedder: TrainedEmbedder, images: str | None) -> str:
     features, what = _looked_at(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
         raise UserError(
-            f"cosine does not rank as the distance in {space} does: of {what}, the "
-            f"features of {count} are not clipped, so lengths matter; add --features to write "
-            "features instead of unit vectors, with the distance as a function"
+            f"cosine does not rank as the distance in {space} does: the features of {count} of the "
+            f"images that were looked at ({what}) are not clipped, so lengths matter; add "
+            "--features to write features instead of unit vectors, with the distance as a function"
         )
     return (
-        f"Cosine ranks as the distance in {space} does: all features of {what} are clipped to "
-        "one length."
+        f"Cosine ranks as the distance in {space} does: the features of all images that were "
+        f"looked at ({what}) are clipped to one length."
     )
 
 
@@ -217,9 +237,7 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
     return np.asarray(isinstance(space, Sphere) | space.clipped(features))
 
 
-def _looked_at(
-    embedder: TrainedEmbedder, where: str | None
-) -> tuple[Float[np.ndarray, "images dim"], str]:
+def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
     """Features of images among which others are searched, and what these are."""
     if where is not None:
         images, what = open_images(where), f"images in {where}"
@@ -238,8 +256,9 @@ def _looked_at(
     found = embedder.embed_images(chosen)
     if not len(found):
         raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
-    some = f"{len(found)} of " if len(found) < len(images) else ""
-    return found.vectors, f"{some}{len(images)} {what}"
+    if len(found) < len(images):
+        what += f", a sample of {len(images)}"
+    return found.vectors, f"{len(found)} {what}"
 
 
 def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
@@ -282,47 +301,6 @@ def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> Non
         pixels[field] *= 3
     pixels["input_size"][0] = 3
     settings["model_args"].pop("in_chans")
-
-
-def _write_head(folder: pathlib.Path, model: Embedder, head: Any, *, normalize: bool) -> None:
-    """Writes the modules that follow the encoder, and the list of all modules."""
-    modules, dim = ["Transformer"], model.encoder.dim
-    if model.head_kind == "norm_dense":
-        weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
-        modules.append("LayerNorm")
-        _write_module(folder / "1_LayerNorm", {"dimension": dim}, weights)
-    if model.head_kind != "none":
-        kernel, bias = (np.asarray(head[name]) for name in ("kernel", "bias"))
-        settings = {
-            "in_features": dim,
-            "out_features": model.head_dim,
-            "bias": True,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
-        weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
-        _write_module(folder / f"{len(modules)}_Dense", settings, weights)
-        modules.append("Dense")
-    if normalize:
-        _write_module(folder / f"{len(modules)}_Normalize", {})
-        modules.append("Normalize")
-    listed = [
-        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": _MODULES[name]}
-        for i, name in enumerate(modules)
-    ]
-    write_json(folder / "modules.json", listed)
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"},
-    )
-
-
-def _write_module(
-    folder: pathlib.Path, settings: dict[str, Any], weights: dict[str, np.ndarray] | None = None
-) -> None:
-    folder.mkdir()
-    write_json(folder / "config.json", settings)
-    if weights is not None:
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def distance_function(space: Space) -> str:

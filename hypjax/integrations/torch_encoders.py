@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system import hub
 
 _CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of weights.
@@ -163,5 +163,4 @@ def _explained(spec: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # Both libraries raise almost anything.
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise UserError(f"cannot load {spec} ({reason or type(error).__name__})") from error
+        raise UserError(f"cannot load {spec} ({reason(error)})") from error

@@ -14,8 +14,8 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.geometry.lorentz import MAX_RADIUS
 from hypjax.geometry.poincare import MAX_NORM
-from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.inference.embedding import part_of
+from hypjax.inference.model import Model
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import rmac_regions
@@ -33,7 +33,7 @@ class TorchModel(nn.Module):
     [batch, dim]; returns float32 [batch, dim].
     """
 
-    def __init__(self, embedder: TrainedEmbedder) -> None:
+    def __init__(self, embedder: Model) -> None:
         """Copies a trained model.
 
         Raises:

@@ -11,6 +11,7 @@ upper half of a float32, where that is fine enough to find candidates. The candi
 the exact distances of the points.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -18,13 +19,13 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int
 
-from hypjax.errors import UserError, require_package, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.euclidean import (
@@ -55,46 +56,34 @@ _Points = Float32[np.ndarray, "n d"]  # Of a space with a ball, or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
 
 
-class _Table(NamedTuple):
-    """Columns of a gallery, one row per image."""
-
-    keys: Int[np.ndarray, " n"]  # Of the images in the graph, ascending.
-    ids: np.ndarray
-    labels: np.ndarray
-    points: _Points
-
-
+@dataclasses.dataclass(eq=False, repr=False)
 class GraphGallery(ArrayGallery):
-    """A gallery in a graph, with the paths and classes of its images.
+    """A gallery in a graph, with the paths and classes of its images; see `ArrayGallery`.
 
     Attributes:
-        vectors: Points of the images, [n, d]; may be memory-mapped.
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
-        space: Space of the points: isometric to a ball, or the sphere.
-        fingerprint: Fingerprint of the model.
+        index: usearch's graph.
+        keys: Keys of the images in the graph, [n], ascending.
+        vectors: Points of a space that is isometric to a ball, or of the sphere, [n, d]; may be
+            memory-mapped.
+        rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
             estimated from a sample that was held out when the graph was built.
+        writable: Whether the graph is in memory, so that it can change.
     """
 
-    def __init__(
-        self,
-        index: Any,
-        table: _Table,
-        *,
-        space: Space,
-        fingerprint: str,
-        rounded: bool,
-        candidates: int = _CANDIDATES[0],
-        recall: float = 1.0,
-        writable: bool = True,
-    ) -> None:
-        self._index, self._rounded, self._writable = index, rounded, writable
-        self._set(table)
-        self.space, self.fingerprint = space, fingerprint
-        self.candidates, self.recall = candidates, recall
+    index: Any
+    keys: Int[np.ndarray, " n"]
+    ids: np.ndarray
+    labels: np.ndarray
+    vectors: _Points
+    space: Space
+    fingerprint: str
+    rounded: bool
+    candidates: int = _CANDIDATES[0]
+    recall: float = 1.0
+    writable: bool = True
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -104,8 +93,7 @@ class GraphGallery(ArrayGallery):
         is inserted afterwards. If none does, a warning says how many are found.
 
         Raises:
-            UserError: usearch or numba is not installed, or the space is neither isometric to a
-                ball nor the sphere.
+            UserError: The space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
         _create(space, dim, rounded=False)  # Raises its errors before the search.
@@ -113,9 +101,8 @@ class GraphGallery(ArrayGallery):
         farthest = points[exact[1][:, -1]]
         rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
         index = _create(space, dim, rounded=rounded)
-        table = _Table(np.arange(len(points)), embeddings.ids, embeddings.labels, points)
-        facts = {"space": space, "fingerprint": embeddings.fingerprint, "rounded": rounded}
-        gallery = cls(index, table, **facts)
+        columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
+        gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
         gallery._insert(others, points[others])
 
         def search_sample(candidates: int) -> _Ranked:
@@ -134,7 +121,7 @@ class GraphGallery(ArrayGallery):
         memory-mapped.
 
         Raises:
-            UserError: The gallery is missing or damaged, or usearch or numba is not installed.
+            UserError: The gallery is missing or damaged.
         """
         path = pathlib.Path(path)
         if not path.exists():
@@ -166,8 +153,7 @@ class GraphGallery(ArrayGallery):
         metric = index.metric
         (index.load if writable else index.view)(str(folder / _GRAPH))
         index.metric = metric  # The file holds none.
-        table = _Table(rows["key"].to_numpy(), ids, labels, points)
-        return cls(index, table, **facts, writable=writable)
+        return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a folder with the graph, the points and a table of images.
@@ -181,30 +167,29 @@ class GraphGallery(ArrayGallery):
         import pyarrow
         import pyarrow.parquet
 
-        path, table = pathlib.Path(path), self._table
-        columns = {"key": table.keys, "id": table.ids.tolist(), "label": table.labels.tolist()}
+        path = pathlib.Path(path)
+        columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
         with writing(path):
             path.mkdir(exist_ok=True)
             with locked(path):
                 folder = path / os.urandom(4).hex()
                 folder.mkdir()
                 try:
-                    self._index.save(str(folder / _GRAPH))
+                    self.index.save(str(folder / _GRAPH))
                 except RuntimeError as error:  # As usearch reports a full disk.
                     raise OSError(str(error)) from error
-                np.save(folder / _POINTS, table.points)
+                np.save(folder / _POINTS, self.vectors)
                 pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
                 sync_all(folder)
+                sums = {name: sha256(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)}
                 facts = {
                     "space": describe_space(self.space),
                     "fingerprint": self.fingerprint,
-                    "rounded": self._rounded,
+                    "rounded": self.rounded,
                     "candidates": self.candidates,
                     "recall": self.recall,
                     "folder": folder.name,
-                    "checksums": {
-                        name: sha256(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)
-                    },
+                    "checksums": sums,
                 }
                 write_json(path / _FACTS, facts)
                 for other in path.iterdir():
@@ -225,11 +210,11 @@ class GraphGallery(ArrayGallery):
         known = np.isin(embeddings.ids, self.ids)
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
-        first = self._table.keys[-1] + 1 if len(self) else 0
+        first = self.keys[-1] + 1 if len(self) else 0
         keys = np.arange(first, first + len(embeddings))
         self._insert(keys, embeddings.vectors)
-        added = _Table(keys, embeddings.ids, embeddings.labels, embeddings.vectors)
-        self._set(_Table(*map(np.concatenate, zip(self._table, added, strict=True))))
+        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
+        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images; a `UserError` if one is not there, or the gallery is not writable."""
@@ -238,8 +223,8 @@ class GraphGallery(ArrayGallery):
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self._index.remove(self._table.keys[removed])
-        self._set(_Table(*(column[~removed] for column in self._table)))
+        self.index.remove(self.keys[removed])
+        self._set(*(column[~removed] for column in self._columns()))
 
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
@@ -258,18 +243,20 @@ class GraphGallery(ArrayGallery):
     def _ranked(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images: infinite, and −1, for no image."""
         listed = min(k + max(_SPARE, k // 3), len(self))
-        self._index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
-        found = self._index.search(_vectors(points, self.space), listed)
+        self.index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
+        found = self.index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without missing images.
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
-        rows = np.searchsorted(self._table.keys, keys[queries, places])
+        rows = np.searchsorted(self.keys, keys[queries, places])
         return rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
-    def _set(self, table: _Table) -> None:
-        self._table = table
-        _, self.ids, self.labels, self.vectors = table
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.keys, self.ids, self.labels, self.vectors
+
+    def _set(self, *columns: np.ndarray) -> None:
+        self.keys, self.ids, self.labels, self.vectors = columns
         self.forget_images()
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
@@ -279,10 +266,10 @@ class GraphGallery(ArrayGallery):
         shown = "points added" if sys.stderr.isatty() else False
         # Threads that add points at once may leave some without links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        self._index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
+        self.index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
 
     def _require_writable(self) -> None:
-        if not self._writable:
+        if not self.writable:
             raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
 
 
@@ -325,8 +312,6 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
     """An empty graph for a space that is isometric to a ball, or the sphere."""
-    for package in ("usearch", "numba"):
-        require_package(package, "a .usearch gallery", "hypjax[ann]")
     import usearch.index
 
     curvature(space)  # Raises an error for other spaces.

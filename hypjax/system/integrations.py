@@ -10,6 +10,14 @@ from hypjax.errors import UserError, nearest, require_package
 Ability = Literal["export", "open", "convert", "encode"]
 
 
+_USES = {
+    "export": "exporting to",
+    "open": "searching in",
+    "convert": "converting to",
+    "encode": "embedding with",
+}
+
+
 class Integration(NamedTuple):
     """What another program can do for hypjax, as names 'MODULE:FUNCTION' in hypjax.integrations.
 
@@ -83,7 +91,7 @@ def find(ability: Ability, name: str) -> Callable[..., Any]:
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     row = INTEGRATIONS[name]
     for package in row.packages.split():
-        require_package(package, name, row.install)
+        require_package(package, f"{_USES[ability]} {name}", row.install)
     module, _, function = getattr(row, ability).partition(":")
     return operator.attrgetter(function)(importlib.import_module(f"hypjax.integrations.{module}"))
 

@@ -23,7 +23,6 @@ from hypjax.retrieval.scores import Score
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from hypjax.system import files as system_files
-from hypjax.system.files import read_npz
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import Commit, FakeHub, serving
 
@@ -67,7 +66,7 @@ def test_few_images_are_embedded_in_programs_of_a_power_of_two(run, photos_folde
     for count in (1, 3, 16, 19):
         points = model.embed(gallery.ids[:count].tolist())
         np.testing.assert_allclose(points, gallery.vectors[:count], rtol=0, atol=1e-6)
-    assert {size for _, size in model._embedder._compiled} == {1, 4, 16}
+    assert {size for _, size in model._compiled} == {1, 4, 16}
     # What each search of a gallery needs is kept with it.
     first = model.search(gallery, gallery.ids[3], k=4)
     with mock.patch.object(Score, "factors", autospec=True, side_effect=Score.factors) as factors:
@@ -162,14 +161,6 @@ def test_too_few_queries_with_a_match_say_nothing(tmp_path):
     assert match_distance(few, np.zeros(9), None, None, space=PoincareBall()) is None
 
 
-def test_it_says_what_it_is(model, run):
-    lines = repr(model).splitlines()
-    assert lines[0] == str(run)
-    assert "trained on folder with pairwise_cross_entropy" in lines[1]
-    assert lines[2].startswith("head in the ball of c = 0.1")
-    assert isinstance(model.space, PoincareBall) and model.config.data.name == "folder"
-
-
 def test_a_published_folder_gives_the_same_embeddings_and_tells_no_paths(
     run, published, photos_folder
 ):
@@ -210,20 +201,10 @@ def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys,
     assert "wrote hub/photos, but did not upload it: there is no token for the hub" in told
 
 
-def test_what_is_no_name_of_a_repository_is_refused():
-    for name in ("photos", "../a", "a/b--c"):
-        with pytest.raises(UserError, match="write OWNER/NAME"):
-            hypjax.push("runs/a", name)
-
-
 def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: FakeHub.token)
     folder, copy = tmp_path / "a", shutil.copytree(run, tmp_path / "run")
-    (folder / "notes").mkdir(parents=True)
-    private = [folder / ".env", folder / "notes/private.txt", tmp_path / "secret"]
-    for path in private:
-        path.write_text("x")
-    (copy / "projections/head-x.npz").symlink_to(tmp_path / "secret")
+    (copy / "projections/head-x.npz").write_text("secret")
     with serving(tmp_path / "cache") as hub:
         before = {"model.safetensors": b"", "head.safetensors": b"", "LICENSE": b""}
         hub.commits["me/photos"] = [Commit(40 * "0", before)]
@@ -233,12 +214,14 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, monkeypatch):
             *("LICENSE", "README.md", "config.json", "hypjax.json", "matches.json"),
             *("model.safetensors", f"projections/{projection.name}", "results.json"),
         }
-    assert all(path.exists() for path in private)
+    (folder / "LICENSE").write_text("mine")
+    with pytest.raises(UserError, match="holds LICENSE"):
+        hypjax.push(copy, "me/photos", folder=folder)
 
 
 def test_a_push_into_the_folder_of_a_run_is_refused(run):
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-    with pytest.raises(UserError, match="of a run or of another"):
+    with pytest.raises(UserError, match="no part of a model"):
         hypjax.push(run, "me/photos", folder=run)
     assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
 
@@ -254,7 +237,6 @@ def test_a_killed_push_leaves_the_old_model_or_the_new_one(
     del saved["files"]["results.json"]
     (other / "hypjax.json").write_text(json.dumps(saved))
     (other / "results.json").unlink()
-    (folder / "notes.txt").write_text("mine")
     before, after = (hypjax.load(each).fingerprint for each in (folder, other))
     exchange = system_files._exchange
 
@@ -268,7 +250,6 @@ def test_a_killed_push_leaves_the_old_model_or_the_new_one(
         hypjax.push(other, "me/photos", folder=folder)
     assert hypjax.load(folder).fingerprint == (after if killed_after else before)
     assert (read_results(folder / "results.json") is None) == killed_after
-    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
@@ -287,10 +268,6 @@ def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
 def test_a_damaged_folder_is_an_error(copy):
     (copy / "results.json").write_text("{}")
     with pytest.raises(UserError, match="results.json is not the file"):
-        hypjax.load(copy)
-    with (copy / "model.safetensors").open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(UserError, match="model.safetensors is not the file"):
         hypjax.load(copy)
     (copy / "model.safetensors").unlink()
     with pytest.raises(UserError, match="model.safetensors .No such file"):
@@ -318,38 +295,14 @@ def of_weights(**arrays):
     return change
 
 
-def of_projection(**arrays):
-    """Sets arrays of the encoder's projection, but not its hash."""
-
-    def change(folder):
-        (path,) = (folder / "projections").iterdir()
-        np.savez_compressed(path, **(read_npz(path) | arrays))
-
-    return change
-
-
-def of_text(text, name="hypjax.json"):
-    """Replaces a file."""
-    return lambda folder: (folder / name).write_bytes(text)
-
-
-HEADER = b'{"norm.bias": {"dtype": "F32", "shape": [1000000000], "data_offsets": [0, 4000000000]}}'
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (of_field("train.batch_size", 10**30), "must be between 1 and "),
         (of_field("model.width", 10**9), "must be between 0 and "),
-        (of_field("eval.scales", [1e9]), "each above 0 and up to 4"),
         (of_field("eval.scales", [float("nan")]), "a finite number"),
-        (of_field("objective.c", 10**400), "too large"),
         (of_field("data.std", [0.0, 1.0, 1.0]), "above 0"),
-        (of_text(b"[" * 10**5), "is damaged"),
-        (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),
         (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
         (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
-        (of_projection(components=np.ones((5, 3))), "its shapes differ"),
     ],
 )
 def test_a_strangers_model_cannot_harm(copy, change, message):

@@ -13,7 +13,7 @@ import hypjax
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
-from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.model import load
 from hypjax.models import Embedder, VisionTransformer, create_embedder, layers, vit
 from hypjax.models.pretrained import timm_constructor
 from tests.helpers import small_runs
@@ -136,11 +136,11 @@ def test_heads_equal_their_formulas(kind, float64):
 def test_a_run_without_a_head_embeds_with_its_encoder(photos_folder, tmp_path):
     config = small_runs.load(photos_folder, "model.head=none")
     small_runs.save_untrained(config, tmp_path / "run")
-    embedder = TrainedEmbedder(tmp_path / "run")
+    embedder = load(tmp_path / "run")
     model = create_embedder(config)
     assert model.head_dim == 16 and "head" not in embedder.params
     assert "num_classes=0" in timm_constructor(embedder.params, model)
-    published = TrainedEmbedder(hypjax.push(tmp_path / "run", "me/a", folder=tmp_path / "a"))
+    published = load(hypjax.push(tmp_path / "run", "me/a", folder=tmp_path / "a"))
     assert published.fingerprint == embedder.fingerprint
     weights = (f"model.weights={tmp_path / 'run'}", "model.load_head=True")
     with pytest.raises(UserError, match="config.model.head is dense, but in the run in"):

@@ -1,7 +1,6 @@
 """Engines, HyperView and pytorch-metric-learning beside exact searches and scores."""
 
 import dataclasses
-import json
 import os
 import re
 
@@ -9,18 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import hypjax
-from hypjax.config import load_config
 from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.geometry.learned import values
 from hypjax.retrieval import euclidean, mean_average_precision_at_r, r_precision, recall_at_k
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.gallery_files import find_export, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.system import integrations
-from tests.helpers import commands, small_runs
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, labelled, tree
 from tests.helpers.galleries import found_in as found_by
 from tests.helpers.small_runs import REPOSITORY
@@ -113,13 +107,6 @@ def test_the_documented_index_of_faiss_is_exact(space, tmp_path, monkeypatch):
     _, items = search(points, None, points, k=10, space=space)
     np.testing.assert_array_equal(found, items)
     assert ids.tolist() == gallery.ids[items[0]].tolist()
-
-
-@pytest.mark.parametrize("name", ["faiss:hnsw", "usearch"])
-def test_duplicates_of_neighbours_count_as_found(name, tmp_path):
-    points = np.repeat(clusters(BALL, 10), 30, axis=0)
-    said = export(name)(embeddings(points, BALL), tmp_path / "gallery")
-    assert "100.0% of the 10 nearest" in said
 
 
 def test_unknown_exports_and_wrong_points_are_refused(tmp_path):
@@ -221,41 +208,3 @@ def test_scores_are_those_of_pytorch_metric_learning():
         r_precision(x, labels, space=Sphere()),
     )
     assert got == pytest.approx([expected[name] for name in names], abs=1e-6)
-
-
-def test_a_run_with_a_learned_curvature_is_searched_in_each_engine(tmp_path):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    for name in ("usearch", "qdrant"):
-        export(name)
-    rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 20)
-    features = np.float32(rng.normal(size=(12, 16))[labels] + rng.normal(size=(240, 16)))
-    np.savez(tmp_path / "f.npz", features=features, labels=labels)
-    fields = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
-    fields += [f"data.path={tmp_path / 'f.npz'}", "data.validation_classes=3", "model.head_dim=8"]
-    config = load_config(f"{REPOSITORY}/configs/features.py", [*fields, "objective.learn_c=True"])
-    params = small_runs.save_untrained(config, tmp_path / "run")["model"]
-    model = hypjax.load(tmp_path / "run")
-    assert model.space.c == values(params["space"])["c"] != 0.1
-    gallery = tmp_path / "g.npz"
-    images = f"--images={tmp_path / 'f.npz'}"
-    commands.call("embed", f"--workdir={tmp_path / 'run'}", images, f"--output={gallery}")
-    stored = Embeddings.load(gallery)
-    expected = model.search(gallery, features[:5], k=10)
-    for name in ("usearch", "qdrant"):
-        find_export(name)(stored, tmp_path / f"g.{name}")
-        found = model.search(tmp_path / f"g.{name}", features[:5], k=10)
-        for hits, own in zip(found, expected, strict=True):
-            assert hits.paths == own.paths
-            np.testing.assert_allclose(hits.distances, own.distances, rtol=1e-5, atol=1e-5)
-    find_export("parquet")(stored, tmp_path / "g.parquet")
-    table = parquet.read_table(tmp_path / "g.parquet")
-    assert json.loads(table.schema.metadata[b"hypjax.space"])["c"] == model.space.c
-    vectors = np.stack(table["search_vector"].to_numpy())
-    find_export("faiss")(stored, tmp_path / "g.faiss")
-    index = faiss.read_index(str(tmp_path / "g.faiss"))
-    np.testing.assert_array_equal(index.reconstruct_n(0, len(vectors)), vectors)
-    queries = stored.vectors[:5]
-    found = index.search(np.asarray(model.space.search_vectors(queries, "query")), 10)[1]
-    nearest = search(queries, None, stored.vectors, k=10, space=model.space)[1]
-    np.testing.assert_array_equal(found, nearest)

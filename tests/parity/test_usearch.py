@@ -36,7 +36,7 @@ def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
     said = export_usearch(embeddings(points, space), path)
     gallery = open_gallery(path)
     assert gallery.recall >= 0.98 and f"{gallery.recall:.1%}" in said
-    assert gallery._index.dtype.name == "BF16"
+    assert gallery.index.dtype.name == "BF16"
     own, queries = np.arange(1000), points[:1000]
     check_neighbours(found_in(gallery, queries, 10, own), queries, points, space, 0.98, own)
 
@@ -47,7 +47,7 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     assert np.sqrt(c) * np.linalg.norm(points, axis=1).max() > 0.99
     gallery = GraphGallery.build(embeddings(points, ball))
     assert gallery.recall >= 0.98
-    assert gallery._index.dtype.name == "F32"  # Rounding would be too coarse.
+    assert gallery.index.dtype.name == "F32"  # Rounding would be too coarse.
     queries = points[-500:]
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
@@ -100,16 +100,14 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     with pytest.raises(UserError, match="there is no gallery at"):
         open_gallery(path)
     export_usearch(embeddings(points, BALL), path)
-    with pytest.raises(UserError, match="cannot write to .*usearch"):
-        open_gallery(path).save(tmp_path / "missing/gallery.usearch")
     files = sorted(file for file in path.rglob("*") if file.is_file())
     assert len(files) == 4
     for file in files:
         whole = file.read_bytes()
         flipped = bytearray(whole)
         flipped[len(whole) // 2] ^= 1
-        for damaged in (flipped, whole[:-50], None):
-            file.unlink() if damaged is None else file.write_bytes(damaged)
+        for damaged in (flipped, whole[:-50]):
+            file.write_bytes(damaged)
             with pytest.raises(UserError, match="is damaged, or .*; export the gallery again"):
                 open_gallery(path)
         file.write_bytes(whole)
@@ -151,15 +149,6 @@ def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
     gallery = GraphGallery.build(embeddings(clusters(BALL, 3000), BALL))
     assert gallery.recall < 0.9
     assert f"find {gallery.recall:.1%} of the 10 nearest" in capsys.readouterr().err
-
-
-def test_points_far_out_are_reached_when_norms_differ():
-    """In a random order, the same graph finds fewer of them."""
-    ball = PoincareBall(1.0, None)
-    points = np.asarray(ball.embed(ann._features(3000, 128)))
-    gallery = GraphGallery.build(embeddings(points, ball))
-    gallery.candidates, queries = 128, points[:500]
-    check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
 
 
 def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path):

@@ -14,10 +14,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hypjax import train
-from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
-from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.model import load
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
@@ -166,9 +165,9 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
 
     machine("three")
     bucket.requests.clear()
-    trained = TrainedEmbedder(URL)
+    trained = load(URL)
     assert not any("training" in name for verb, name in bucket.requests if verb == "get")
-    assert trained.embed(find_photos(str(photos_folder / "class1"))).vectors.shape == (6, 3)
+    assert trained.embed(photos_folder / "class1").shape == (6, 3)
     with reading(URL, training=True) as folder:
         assert (folder / "checkpoints/6/training").is_dir()
     other = small_runs.load(photos_folder, f"model.weights={URL}")

@@ -14,11 +14,9 @@ from starlette.exceptions import HTTPException
 from hypjax.data.pixels import read_image
 from hypjax.errors import UserError
 from hypjax.geometry import layout
-from hypjax.inference.matches import read_matches
 from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
 from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
-from hypjax.runs.cloud_copy import reading
 
 _SAMPLE = 300  # Images in the disk, whose places take seconds to find.
 _SIDE = 256  # Pixels of the longer side of a thumbnail.
@@ -41,8 +39,6 @@ class Searcher:
         """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
         require_model(gallery, model.fingerprint)
         self.model, self._gallery = model, gallery
-        with reading(model.source) as folder:
-            self._match = read_matches(folder).get(model.fingerprint)
         sample = gallery.sample(_SAMPLE)
         if not sample:
             raise UserError("there are no images in the gallery")
@@ -98,8 +94,8 @@ class Searcher:
             places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
             for each, place in zip((query, *hits), places, strict=True):
                 each["place"] = place
-        known = self._match and found.distances
-        remark = self._match.remark(found.distances[0]) if known else ""
+        match = self.model.match if found.distances else None
+        remark = match.remark(found.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
 
     def _shown(self, item: GalleryItem) -> _Answer:
