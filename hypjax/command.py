@@ -11,12 +11,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import app, flags, logging
 
 from hypjax import errors
 from hypjax.system import exits, machine
+
+if TYPE_CHECKING:  # It imports JAX.
+    from hypjax.inference.external_embedder import ExternalEmbedder
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -26,21 +29,27 @@ class EncoderFlags(NamedTuple):
     """The flags that name an encoder of another library; see `Flags.encoders`."""
 
     encoder: flags.FlagHolder[str | None]
-    mean: flags.FlagHolder[list[str] | None]
-    std: flags.FlagHolder[list[str] | None]
+    mean: flags.FlagHolder[list[float] | None]
+    std: flags.FlagHolder[list[float] | None]
     resize: flags.FlagHolder[int | None]
 
-    def numbers(self) -> dict[str, Any]:
-        """The other flags than the first, as numbers."""
-        found: dict[str, Any] = {"resize": self.resize.value}
-        for flag in (self.mean, self.std):
-            try:
-                found[flag.name] = None if flag.value is None else list(map(float, flag.value))
-            except ValueError as error:
-                raise errors.UserError(
-                    f"--{flag.name} is {','.join(flag.value)}; it must be three numbers"
-                ) from error
-        return found
+    def open(self, space: Any = None, batch_size: int | None = None) -> "ExternalEmbedder":
+        """Opens the encoder, see `open_encoder`."""
+        from hypjax.inference.external_embedder import open_encoder
+
+        pixels = {flag.name: flag.value for flag in (self.mean, self.std, self.resize)}
+        return open_encoder(self.encoder.value, space, batch_size, **pixels)
+
+
+class _Numbers(flags.ListParser):
+    """Parses numbers that commas separate."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def parse(self, argument: str | list[Any]) -> list[Any]:
+        return list(map(self._kind, super().parse(argument)))
 
 
 flags.disclaim_key_flags()  # A flag belongs to the module that calls a method of `Flags`.
@@ -67,8 +76,14 @@ class Flags(flags.FlagValues):
     boolean = _method(flags.DEFINE_boolean)
     enum = _method(flags.DEFINE_enum)  # With the list of choices before the help.
 
+    def numbers(
+        self, name: str, default: Sequence[float] | None, words: str, kind: type = float
+    ) -> flags.FlagHolder[Any]:
+        """Defines a flag of numbers, separated by commas."""
+        return flags.DEFINE(_Numbers(kind), name, default, words, flag_values=self)
+
     def runs(self) -> flags.FlagHolder[list[str]]:
-        """Defines --workdir, which names runs to compare; see `run_names`."""
+        """Defines --workdir, which names runs to compare."""
         words = (
             "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
         )
@@ -83,8 +98,8 @@ class Flags(flags.FlagValues):
                 "Encoder of another library: timm:NAME, with the weights of a file as "
                 "timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.",
             ),
-            self.words("mean", None, "onnx: mean of each channel, of pixels scaled to [0, 1]."),
-            self.words("std", None, "onnx: standard deviation of each channel."),
+            self.numbers("mean", None, "onnx: mean of each channel, of pixels scaled to [0, 1]."),
+            self.numbers("std", None, "onnx: standard deviation of each channel."),
             self.integer(
                 "resize",
                 None,
@@ -112,12 +127,25 @@ def run(
     machine.keep_freed_memory()
     for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
-    _join_global_flags(flag_values)
-    with exits.failing_at_once(), errors.reported(), errors.devices_explained():
-        app.run(
-            lambda arguments: main(*arguments),
-            flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
-        )
+    # From absl's global flags, --help and --helpfull are printed.
+    flags.FLAGS.append_flag_values(flag_values)
+    for module, defined in flag_values.flags_by_module_dict().items():
+        for flag in defined:
+            flags.FLAGS.register_flag_by_module(module, flag)
+
+    def parsed(argv: Sequence[str]) -> list[Any]:
+        try:
+            arguments = parse(argv, flag_values, choices)
+        except SystemExit:  # After printing help, which absl counts as a failure.
+            print(f"\nexample:\n  {example}")
+            sys.exit(0)
+        flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
+        return arguments
+
+    with exits.failing_at_once(), errors.reported():
+        app.run(lambda arguments: main(*arguments), flags_parser=parsed)
 
 
 def parse(
@@ -168,19 +196,6 @@ def require_one(*flag_choices: flags.FlagHolder[Any]) -> None:
         raise errors.UserError(f"{' and '.join(names)} exclude each other; give one of them")
 
 
-def run_names(workdirs: flags.FlagHolder[list[str]]) -> dict[str, str]:
-    """Returns short names of the runs that a flag lists, by the folders or URLs that it gives.
-
-    They are those of the folders, if these differ. Raises an error if no run is named.
-    """
-    require(workdirs)
-    paths = list(dict.fromkeys(workdirs.value))
-    names = [os.path.basename(os.path.abspath(path)) for path in paths]
-    if len(set(names)) < len(names):
-        names = [errors.redacted(path) for path in paths]
-    return dict(zip(paths, names, strict=True))
-
-
 def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:
     """Returns the file that a flag names for a figure, see `output_file`; None if it names none."""
     return output_file(flag, *_FIGURE_SUFFIXES, *further) if flag.value else None
@@ -208,12 +223,14 @@ def require_writable(folder: pathlib.Path) -> None:
         raise errors.UserError(f"files in {folder} cannot be written; choose another folder")
 
 
-def write_numbers(path: pathlib.Path, value: Any) -> None:
-    """Writes numbers as JSON; raises an error if the file cannot be written."""
+def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> None:
+    """Writes numbers as JSON, and says so of them and of the figures beside them."""
+    from hypjax.system import console
     from hypjax.system.files import write_json
 
     with errors.writing(path):
         write_json(path, value)
+    console.say(f"wrote {', '.join(map(str, [*figures, path]))}")
 
 
 def refuse_overrides(overrides: Sequence[str]) -> None:
@@ -222,31 +239,6 @@ def refuse_overrides(overrides: Sequence[str]) -> None:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"
         )
-
-
-def _join_global_flags(flag_values: flags.FlagValues) -> None:
-    """Adds a command's flags to absl's, from which --help and --helpfull are printed."""
-    flags.FLAGS.append_flag_values(flag_values)
-    for module, defined in flag_values.flags_by_module_dict().items():
-        for flag in defined:
-            flags.FLAGS.register_flag_by_module(module, flag)
-
-
-def _parse_global(
-    argv: Sequence[str],
-    flag_values: flags.FlagValues,
-    example: str,
-    choices: Sequence[str] | None,
-) -> list[Any]:
-    try:
-        arguments = parse(argv, flag_values, choices)
-    except SystemExit:  # After printing help, which absl counts as a failure.
-        print(f"\nexample:\n  {example}")
-        sys.exit(0)
-    flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
-    return arguments
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:

@@ -32,48 +32,35 @@ _OUTPUT = FLAGS.string(
     "combination of other fields in which the runs differ.",
 )
 _CHECK = FLAGS.boolean("check", False, "Only check --config, --field, --value and --output.")
-_X = FLAGS.string("x", None, "Field on the horizontal axis of the figure of named runs.")
+_X = FLAGS.string("x", None, "Field on the horizontal axis of the figure. Default: --field.")
 
 
-def main(overrides: list[str], runs: Sequence[str]) -> None:
+def main(overrides: list[str], names: Sequence[str]) -> None:
     """Prints the tables of the named runs, or of those with different values of a field."""
     output = command.figure(_OUTPUT)
-    if runs:
-        if _CONFIG.value or overrides:
-            raise UserError("name either the folders of runs or --config, not both")
-        if _X.value or _OUTPUT.value:
-            command.require(_X, _OUTPUT)
-    else:
+    if names and (_CONFIG.value or overrides):
+        raise UserError("name either the folders of runs or --config, not both")
+    if not names:
         command.require(_CONFIG, _FIELD, _VALUES)
-        if _X.value:
-            raise UserError("--x is for the folders of runs; with --config, --field is drawn")
+    elif _X.value or output:
+        command.require(_X, _OUTPUT)
     from hypjax.analysis import sweep
-    from hypjax.runs.files import RESULTS, read_results
     from hypjax.system import console
 
-    if runs:
-        folders, field = {run: pathlib.Path(run).expanduser() for run in runs}, None
+    field = None if names else _FIELD.value
+    if names:
+        folders = {name: pathlib.Path(name).expanduser() for name in names}
+        sweep.require_finished(folders)
     else:
-        field = _FIELD.value
         folders = sweep.default_folders(_CONFIG.value, overrides, field, _VALUES.value)
     if _CHECK.value:
         return
-    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
-    if runs and (unfinished := [run for run, found in results.items() if found is None]):
-        raise UserError(f"no finished run in {unfinished[0]}: it has no results.json")
-    finished = {name: found for name, found in results.items() if found}
-    if runs:
-        sweep.require_one_dataset(folders)
-    if output and not finished:
-        raise UserError(
-            f"there is nothing to draw: no run with these values of {field} is finished"
-        )
-    validation, test = sweep.common_scores(finished)
+    runs = sweep.read_runs(folders)
     if output:
-        sweep.draw_runs(folders, validation, test, _X.value or field, output)
+        sweep.draw(runs, _X.value or field, output)
         console.say(f"wrote {output}")
-    if finished:
-        sweep.print_tables(validation, test, field)
+    if runs:
+        sweep.print_tables(runs, field)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Converts a trained model for use in other programs."""
 
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -48,16 +46,17 @@ def main(overrides: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
-    for name, other in _FORMATS.items():
-        for flag in other.flags:
+    for name, (_, flags) in _FORMATS.items():
+        for flag in flags:
             if name != _FORMAT.value and FLAGS[flag].present:
                 raise UserError(f"--{flag} is for --format={name} alone; leave it out")
-    _FORMATS[_FORMAT.value].write(output)
+    write, _ = _FORMATS[_FORMAT.value]
+    write(output)
 
 
 def _write_timm(output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
-    _require_suffix(output, ".safetensors")
+    command.output_file(_OUTPUT, ".safetensors")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
@@ -82,8 +81,7 @@ def _write_sentence_transformers(output: pathlib.Path) -> None:
 
 def _write_onnx(output: pathlib.Path) -> None:
     """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
-    _require_suffix(output, ".onnx")
-    command.require_writable(output.parent)
+    command.output_file(_OUTPUT, ".onnx")
     from hypjax.inference.model import load
 
     agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)
@@ -91,26 +89,12 @@ def _write_onnx(output: pathlib.Path) -> None:
     print(agreement)
 
 
-def _require_suffix(output: pathlib.Path, suffix: str) -> None:
-    """Raises an error unless a file's name ends as its format does."""
-    if output.suffix != suffix:
-        raise UserError(
-            f"--output is {output}; with --format={_FORMAT.value}, its name must end in {suffix}"
-        )
-
-
-class _Format(NamedTuple):
-    """A format, and the flags that it alone has."""
-
-    write: Callable[[pathlib.Path], None]
-    flags: tuple[str, ...] = ()
-
-
-# A new format adds its line, and its name to the flag.
+# How formats are written, and the flags that only they have. A new one adds its line, and its name
+# to the flag.
 _FORMATS = {
-    "timm": _Format(_write_timm),
-    "onnx": _Format(_write_onnx, ("embedding", "precision")),
-    "sentence-transformers": _Format(_write_sentence_transformers, ("images", "features")),
+    "timm": (_write_timm, ()),
+    "onnx": (_write_onnx, ("embedding", "precision")),
+    "sentence-transformers": (_write_sentence_transformers, ("images", "features")),
 }
 
 

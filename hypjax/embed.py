@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
-if TYPE_CHECKING:  # They import JAX.
-    from hypjax.inference.image_embedder import ImageEmbedder
+if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
@@ -58,20 +57,13 @@ def main(overrides: list[str]) -> None:
     if not _MERGE.value:
         command.require_one(_WORKDIR, _ENCODER.encoder)
     command.refuse_overrides(overrides)
-    output = pathlib.Path(_OUTPUT.value).expanduser()
-    if output.suffix != ".npz":
-        raise UserError(f"--output is {output}; its name must end in .npz")
+    output = command.output_file(_OUTPUT, ".npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.gallery_files import find_export
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
-    files = {name: name.partition(":")[0] for name in names if "://" not in name}
-    for name, suffix in files.items():
-        other = next(other for other in files if files[other] == suffix)
-        if other != name:
-            raise UserError(f"--export={other} and {name} write the same file; give one of them")
     exports = {name: find_export(name) for name in names}
     output, embeddings = _embed(output)
     warn_if_collapsed(
@@ -94,6 +86,7 @@ def main(overrides: list[str]) -> None:
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.image_set import open_images
+    from hypjax.inference.model import load
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
@@ -102,20 +95,13 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     if _MERGE.value:
         return output, merge(output, images)
     keep_compiled_programs()
-    embedder = _open_embedder()
+    if _WORKDIR.value:
+        embedder = load(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+    else:
+        embedder = _ENCODER.open(batch_size=_BATCH_SIZE.value)
     if shard:
         images, output = shard.of(images, embedder.batch_size), shard.path(output)
     return output, embedder.embed_to(output, images)
-
-
-def _open_embedder() -> ImageEmbedder:
-    from hypjax.inference.external_embedder import open_encoder
-    from hypjax.inference.model import load
-
-    if _WORKDIR.value:
-        return load(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
-    options = {"batch_size": _BATCH_SIZE.value, **_ENCODER.numbers()}
-    return open_encoder(_ENCODER.encoder.value, **options)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
@@ -88,25 +89,6 @@ def writing(path: object) -> Iterator[None]:
         raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
 
 
-@contextlib.contextmanager
-def devices_explained() -> Iterator[None]:
-    """Reports devices that JAX is told to use and does not find, in one sentence."""
-    try:
-        yield
-    except (AssertionError, RuntimeError):
-        if platforms := os.environ.get("JAX_PLATFORMS"):
-            import jax
-
-            try:
-                jax.default_backend()
-            except (AssertionError, RuntimeError):
-                raise UserError(
-                    f"JAX_PLATFORMS is {platforms}, but JAX finds no such device; unset it, or set "
-                    "JAX_PLATFORMS=cpu"
-                ) from None
-        raise
-
-
 def reason(error: Exception) -> str:
     """Returns a short description of an error of another library."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
@@ -147,6 +129,12 @@ def reported() -> Iterator[None]:
     except Interrupted as interrupt:
         print(f"interrupted; {interrupt}", file=sys.stderr)
         sys.exit(interrupt.status)
+    except (AssertionError, RuntimeError) as error:
+        # JAX finds its devices in this module.
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+            raise
+        print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
+        sys.exit(1)
 
 
 def nearest(name: str, valid: Collection[str]) -> str:

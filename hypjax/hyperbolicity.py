@@ -3,7 +3,6 @@
 import pathlib
 
 from hypjax import command
-from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
 FLAGS = command.Flags()
@@ -23,8 +22,7 @@ _SEED = FLAGS.integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
 
 def main(overrides: list[str]) -> None:
     """Prints the relative δ over random draws, and the curvature that it suggests."""
-    if bool(_CONFIG.value) == bool(_EMBEDDINGS.value):
-        raise UserError("name either --config or --embeddings (--help describes them)")
+    command.require_one(_CONFIG, _EMBEDDINGS)
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -57,11 +55,9 @@ def main(overrides: list[str]) -> None:
     warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(_SEED.value)
     deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
-    if len(points) > _SAMPLES.value:
-        print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-        print(f"  over {_TRIALS.value} draws of {_SAMPLES.value} of {len(points)} points")
-    else:
-        print(f"relative delta: {deltas.mean():.4f}, over all {len(points)} points")
+    print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
+    drawn = min(_SAMPLES.value, len(points))
+    print(f"  over {len(deltas)} draws of {drawn} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))
     if published is not None:

@@ -25,42 +25,31 @@ _OUTPUT = FLAGS.string(
 
 def main(overrides: list[str]) -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
-    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
+    command.require(_WORKDIRS)
     output = command.figure(_OUTPUT)
     from hypjax.analysis import negatives
     from hypjax.analysis.run_embeddings import open_runs
     from hypjax.objectives import softmax_temperature
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
 
-    keep_compiled_programs()
-    runs = open_runs(names)
+    runs = open_runs(_WORKDIRS.value)
     for run in runs:  # Before any image is embedded.
         softmax_temperature(run.config)
     splits = runs[0].splits
     choice = negatives.choose(splits, _INDICES.value, _ANCHORS.value, _SHOW.value, _K.value)
-    found = []
-    for run in runs:
-        console.say(f"embedding the test images with the model of {run.name}")
-        found.append(negatives.weigh_run(run, choice))
+    found = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(found))
     for place in range(choice.shown):
         print(f"\n{negatives.anchor_table(found, place)}")
-    notes = noted(splits.notes)
-    print_notes(notes)
+    print_notes(notes := noted(splits.notes))
     if output:
         negatives.draw_curves(found, output)
         hardest = output.with_stem(f"{output.stem}-hardest")
-        files = [output, *negatives.draw_hardest(found, splits, hardest)]
-        of_runs = [each.numbers for each in found]
-        numbers = output.with_suffix(".json")
-        command.write_numbers(
-            numbers, {"anchors": choice.anchors.tolist(), "runs": of_runs, **notes}
-        )
-        console.say(f"wrote {', '.join(map(str, [*files, numbers]))}")
+        figures = [output, *negatives.draw_hardest(found, splits, hardest)]
+        numbers = {"anchors": choice.anchors.tolist(), "runs": found, **notes}
+        command.write_numbers(output.with_suffix(".json"), numbers, *figures)
 
 
 if __name__ == "__main__":

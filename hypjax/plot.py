@@ -56,64 +56,47 @@ def main(overrides: list[str], kind: str | None) -> None:
     kind = kind or "disk"
     command.require(_OUTPUT)
     output = command.figure(_OUTPUT, *([PAGE] if kind == "disk" else []))
-    if bool(_WORKDIR.value) == bool(_EMBEDDINGS.value):
-        raise UserError("give either --workdir, a trained run, or --embeddings, a gallery")
-    if kind == "hits":
-        _draw_hits(output)
-        return
+    command.require_one(_WORKDIR, _EMBEDDINGS)
+    if kind == "hits" and _EMBEDDINGS.value:
+        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
+    if kind == "grid" and len(_PARTS.value) > 1:
+        raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in _PARTS.value:
         if part not in ("train", "test"):
             raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if kind == "grid" and len(_PARTS.value) > 1:
-        raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    is_page = output.suffix == PAGE
-    if is_page and _THUMBNAILS.value:
-        raise UserError("a page shows images under the pointer; leave out --thumbnails")
-    if is_page:
+    if output.suffix == PAGE:
         require_package("bokeh", "an interactive page", "hypjax[viz]")
     if _LAYOUT.value == "umap":
         require_package("umap", "a layout by UMAP", "hypjax[viz]")
     from hypjax.analysis import disk
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
-
-    keep_compiled_programs()
-    most = _IMAGES.value or _DEFAULT_IMAGES[PAGE if is_page else kind]
-    if _EMBEDDINGS.value:
-        path = pathlib.Path(_EMBEDDINGS.value).expanduser()
-        data = disk.gallery_data(path, most, _SEED.value)
-    else:
-        data = disk.run_data(_WORKDIR.value, _PARTS.value, most, _SEED.value)
-    known = data.sets[0].groupings
-    grouping = _COLOUR.value or disk.default_grouping(known)
-    if grouping not in known:
-        raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
-    drawing, ranks = disk.place_in_disk(data, _LAYOUT.value, grouping, _SEED.value)
-    if ranks:
-        print(
-            f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
-            f"({_LAYOUT.value}); of two principal components: {ranks[1]:.3f}"
-        )
-    if kind == "grid":
-        disk.draw_image_grid(drawing.panels[0], output)
-    elif is_page:
-        disk.write_disk_page(drawing, output)
-    else:
-        disk.draw_disks(drawing, output, _THUMBNAILS.value)
-    for panel in drawing.panels:
-        panel.read.warn()
-    console.say(f"wrote {output}")
-
-
-def _draw_hits(output: pathlib.Path) -> None:
-    if _EMBEDDINGS.value:
-        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    print(draw_hits(_WORKDIR.value, _QUERIES.value, _K.value, _SEED.value, output))
+    if kind == "hits":
+        print(draw_hits(_WORKDIR.value, _QUERIES.value, _K.value, _SEED.value, output))
+    else:
+        most = _IMAGES.value or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
+        if _EMBEDDINGS.value:
+            path = pathlib.Path(_EMBEDDINGS.value).expanduser()
+            data = disk.gallery_data(path, most, _SEED.value)
+        else:
+            data = disk.run_data(_WORKDIR.value, _PARTS.value, most, _SEED.value)
+        drawing, ranks = disk.place_in_disk(data, _LAYOUT.value, _COLOUR.value, _SEED.value)
+        if ranks:
+            print(
+                f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
+                f"({_LAYOUT.value}); of two principal components: {ranks[1]:.3f}"
+            )
+        if kind == "grid":
+            disk.draw_image_grid(drawing.panels[0], output)
+        elif output.suffix == PAGE:
+            disk.write_disk_page(drawing, output)
+        else:
+            disk.draw_disks(drawing, output, _THUMBNAILS.value)
+        for panel in drawing.panels:
+            panel.read.warn()
     console.say(f"wrote {output}")
 
 

@@ -17,15 +17,13 @@ _HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bou
 
 def main(overrides: list[str]) -> None:
     """Embeds the test images of each run, and writes the page."""
-    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
+    command.require(_WORKDIRS)
     output = command.output_file(_OUTPUT, ".html")
     from hypjax.analysis.report import write_report
     from hypjax.analysis.run_embeddings import open_runs
-    from hypjax.system.caches import keep_compiled_programs
 
-    keep_compiled_programs()
-    write_report(open_runs(names), output, queries=_QUERIES.value, k=_HITS.value)
+    write_report(open_runs(_WORKDIRS.value), output, queries=_QUERIES.value, k=_HITS.value)
     print(f"wrote {output}")
 
 

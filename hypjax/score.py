@@ -65,8 +65,8 @@ _CLIP_RADIUS = FLAGS.number(
 _PREFIX = FLAGS.integer(
     "prefix", None, "Score the first N dimensions of the features alone.", lower_bound=1
 )
-_KS = FLAGS.words(
-    "ks", ["1", "2", "4", "8", "10", "100", "1000"], "The K of Recall@K, below the number of items."
+_KS = FLAGS.numbers(
+    "ks", [1, 2, 4, 8, 10, 100, 1000], "The K of Recall@K, below the number of items.", int
 )
 _METRICS = FLAGS.words(
     "metrics",
@@ -82,36 +82,25 @@ def main(overrides: list[str]) -> None:
     _check_flags()
     command.refuse_overrides(overrides)
     output = command.output_file(_OUTPUT, ".json") if _OUTPUT.value else None
-    if not all(k.isdecimal() and int(k) for k in _KS.value):
-        raise UserError(f"--ks is {','.join(_KS.value)}; it must list whole numbers above 0")
-    import numpy as np
-
     from hypjax.inference import scoring
     from hypjax.retrieval.embeddings import describe_space
     from hypjax.retrieval.metrics import metric_names
     from hypjax.runs.tables import aligned
     from hypjax.system import console
+    from hypjax.system.caches import keep_compiled_programs
 
+    keep_compiled_programs()
     task = _task()
     if _PREFIX.value:
-        task = task._replace(queries=task.queries.prefix(_PREFIX.value))
-        if task.gallery is not None:
-            task = task._replace(gallery=task.gallery.prefix(_PREFIX.value))
-    radii = np.einsum("nd,nd->n", task.queries.vectors, task.queries.vectors)
-    if _SPACE.value == "ball" and radii.min() > (1 - 1e-5) * radii.max():
-        console.say(
-            "all points are equally far from the origin, so the ball ranks them as the sphere "
-            f"does; features longer than --clip_radius={_CLIP_RADIUS.value:g} were clipped"
-        )
+        short = [part and part.prefix(_PREFIX.value) for part in task[:2]]
+        task = scoring.EmbeddedTask(*short, task.judgements)
     items = len(task.gallery or task.queries) - (task.gallery is None)
-    ks = [int(k) for k in _KS.value if int(k) < items] or [1]
+    ks = [k for k in _KS.value if k < items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(_METRICS.value or usual, ks)
     found = scoring.summary(scoring.score(task, metrics))
-    for part in filter(None, task[:2]):
-        if part.unreadable:
-            console.say(f"{len(part.unreadable)} of the images could not be read, and are left out")
-            break
+    if missing := max(len(part.unreadable) for part in task[:2] if part):
+        console.say(f"{missing} of the images could not be read, and are left out")
     flat = _SPACE.value == "euclidean"
     print(f"{task}, in {'Euclidean space' if flat else task.space}:")
     rows = [
@@ -150,45 +139,35 @@ def _task() -> EmbeddedTask:
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
 
-    keep_compiled_programs()
     truth = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
-    # In a ball, prefixes are those of features before they are clipped.
-    queries, how = None, {"space": _space(), "keep_features": bool(_PREFIX.value)}
+    queries, space = None, _space()
     splits = open_prepared(_DATASET.value, _DATA_DIR.value) if _DATASET.value else None
     for note in splits.notes if splits else ():
         console.say(note)
     if _ENCODER.encoder.value:
         embeddings = _embedded(splits)
     else:
-        embeddings = Embeddings.load(_EMBEDDINGS.value, labels=_LABELS.value, **how)
+        embeddings = Embeddings.load(_EMBEDDINGS.value, space, labels=_LABELS.value)
         if splits:
             require_images(embeddings, splits)
     if _QUERIES.value:
-        queries = Embeddings.load(_QUERIES.value, labels=_QUERY_LABELS.value, **how)
+        queries = Embeddings.load(_QUERIES.value, space, labels=_QUERY_LABELS.value)
     return task_of(embeddings, queries, truth, splits.judgements if splits else None)
 
 
 def _embedded(splits: Splits | None) -> Embeddings:
     """What --encoder makes of the images: all of them in a file, or those that are scored."""
-    import pathlib
-
     from hypjax.data.image_set import ImageSet, open_images
-    from hypjax.inference.external_embedder import open_encoder
     from hypjax.retrieval.embeddings import Embeddings
 
-    spec = _ENCODER.encoder.value
-    options = {"batch_size": _BATCH_SIZE.value, **_ENCODER.numbers()}
     if not _EMBEDDINGS.value:
         images = ImageSet.of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
-        return open_encoder(spec, _space(), **options).embed_images(images)
-    file = pathlib.Path(_EMBEDDINGS.value).expanduser()
-    if file.suffix != ".npz":
-        raise UserError(f"--embeddings is {file}; its name must end in .npz")
+        return _ENCODER.open(_space(), _BATCH_SIZE.value).embed_images(images)
+    file = command.output_file(_EMBEDDINGS, ".npz")
     images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
-    open_encoder(spec, **options).embed_to(file, images)
-    return Embeddings.load(file, _space(), keep_features=False)
+    _ENCODER.open(batch_size=_BATCH_SIZE.value).embed_to(file, images)
+    return Embeddings.load(file, _space())
 
 
 def _space() -> Space | None:

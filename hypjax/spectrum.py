@@ -13,8 +13,8 @@ _OUTPUT = FLAGS.string(
 _IMAGES = FLAGS.integer(
     "images",
     5000,
-    "Largest number of test images; of more, random classes are chosen. Time grows with its "
-    "square.",
+    "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
+    "its square.",
     lower_bound=3,
 )
 _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
@@ -22,30 +22,22 @@ _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 def main(overrides: list[str]) -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
-    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
+    command.require(_WORKDIRS)
     output = command.figure(_OUTPUT)
     from hypjax.analysis import spectrum
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
 
-    keep_compiled_programs()
-    runs = open_runs(names)
+    runs = open_runs(_WORKDIRS.value)
     images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
-    found = []
-    for run in runs:
-        console.say(f"embedding the test images with the model of {run.name}")
-        found.append(spectrum.spectrum_of_run(run, images.dataset))
+    found = [spectrum.spectrum_of_run(run, images.dataset) for run in runs]
     print(f"embeddings of {images.summary}:\n{spectrum.table(found)}")
-    notes = noted(runs[0].splits.notes)
-    print_notes(notes)
+    print_notes(notes := noted(runs[0].splits.notes))
     if output:
         spectrum.draw(found, output)
-        numbers = output.with_suffix(".json")
-        command.write_numbers(numbers, {"images": images.indices.tolist(), "runs": found, **notes})
-        console.say(f"wrote {output}, {numbers}")
+        numbers = {"images": images.indices.tolist(), "runs": found, **notes}
+        command.write_numbers(output.with_suffix(".json"), numbers, output)
 
 
 if __name__ == "__main__":

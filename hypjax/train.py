@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.data import given
-from hypjax.data.device_crops import Store
-from hypjax.errors import UserError, devices_explained
+from hypjax.errors import UserError
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.monitor import Trace
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -28,17 +27,11 @@ from hypjax.runs.workdir import SharedRun
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
-from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import (
-    build,
-    given_provenance,
-    provenance,
-    shared_fields,
-)
+from hypjax.training.setup import build, given_provenance, provenance, shared_fields
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
-from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
+from hypjax.training.step import jit_train_step, make_train_step
 
 
 def train(
@@ -84,8 +77,7 @@ def train(
     if encoder is not None:
         choose_encoder(config, encoder)
     keep_compiled_programs()
-    with devices_explained():
-        return train_and_evaluate(config, workdir)
+    return train_and_evaluate(config, workdir)
 
 
 def train_and_evaluate(
@@ -130,7 +122,9 @@ def train_and_evaluate(
     run = SharedRun(workdir, config)
     if run.results is not None:
         run.require(given_provenance(config))
-        return _printed_again(run, config, profile)
+        print(f"{run.location} holds this run's results already:")
+        print_results(run.results, config)
+        return run.results
     require_wandb(config)
     setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
@@ -153,7 +147,13 @@ def train_and_evaluate(
         steps = range(int(state.step), total)
         source = open_input(setup, steps, config.run.workers, state.params["model"])
         monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
-        train_step, probe_step = _jitted_steps(learner, state, source.store)
+        train_step, probe_step = (
+            functools.partial(
+                jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state),
+                store=source.store,
+            )
+            for probing in (False, True)
+        )
         loop = Loop(setup, train_step, probe_step, checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
@@ -181,34 +181,10 @@ def train_and_evaluate(
         if config.run.report:
             from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
 
-            reported = write_own_report(run.path, str(run.location), setup)
+            reported = write_own_report(run.path, str(run.location), splits)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if config.run.report and reported:
         print(f"the report is {run.location}/{REPORT}")
-    return results
-
-
-def _jitted_steps(
-    learner: Learner, state: TrainState, store: Store | None
-) -> tuple[TrainStep, TrainStep | None]:
-    """The train step, and the one of the first `probe_steps`, if there are any."""
-
-    def jitted(probing: bool) -> TrainStep:
-        step = jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state)
-        return functools.partial(step, store=store)
-
-    return jitted(False), jitted(True) if learner.probe_steps else None
-
-
-def _printed_again(
-    run: SharedRun, config: ConfigDict, profile: tuple[int, int] | None
-) -> dict[str, Any]:
-    """Prints the results of a finished run, and returns them."""
-    results = run.results
-    print(f"{run.location} holds this run's results already:")
-    print_results(results, config)
-    if profile is not None:
-        console.warn("nothing is left to trace")
     return results
 
 

@@ -45,8 +45,6 @@ _PENDING = FLAGS.boolean(
 def main(overrides: list[str]) -> None:
     """Prints the table, or what must be trained before."""
     command.require(_CONFIG, _VARIANTS, _SEEDS)
-    if ":" in _CONFIG.value:
-        raise UserError(f"--config={_CONFIG.value} names a variant; name variants with --variant")
     from hypjax.analysis import tuning
 
     seeds = _SEEDS.value
@@ -54,16 +52,13 @@ def main(overrides: list[str]) -> None:
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
-    tried = {each: each.results(seeds[0]) for grid in grids for each in grid}
+    tried = {each: each.run(seeds[0]).results for grid in grids for each in grid}
     pending = [each.arguments(seeds[0]) for each, found in tried.items() if found is None]
-    chosen = []
     if not pending:
-        chosen = [tuning.best({each: tried[each] for each in grid}) for grid in grids]
-        pending = [
-            each.arguments(seed)
-            for each, seed in itertools.product(chosen, seeds)
-            if each.results(seed) is None
-        ]
+        scores = {each: tuning.validation_score(each, found) for each, found in tried.items()}
+        chosen = [max(grid, key=lambda each: scores[each][1]) for grid in grids]
+        runs = itertools.product(chosen, seeds)
+        pending = [each.arguments(seed) for each, seed in runs if each.run(seed).results is None]
     if _PENDING.value:
         print("\n".join(pending), end="\n" if pending else "")
     elif pending:
@@ -72,7 +67,7 @@ def main(overrides: list[str]) -> None:
             "(launch/compare.sh trains them all)"
         )
     else:
-        tuning.print_choice(tried, chosen, seeds[0])
+        tuning.print_choice(scores, chosen, seeds[0])
         tuning.print_comparison(chosen, seeds)
 
 

@@ -30,6 +30,11 @@ def test_each_command_is_a_sub_command(repository):
     [
         ([], 0, "train         Trains and evaluates"),
         (["train", "--help"], 0, "--mode: <train|evaluate>"),
+        (
+            ["convert", "--help"],
+            0,
+            "example:\n  python -m hypjax.convert ",
+        ),
         (["serch"], 1, "error: 'serch' is no command of hypjax; did you mean search?"),
     ],
 )
@@ -44,8 +49,7 @@ def test_devices_that_jax_does_not_find_are_one_sentence():
     arguments = ("-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run")
     done = python(*arguments, JAX_PLATFORMS="rocm")
     assert done.returncode == 1
-    words = "error: JAX_PLATFORMS is rocm, but JAX finds no such device; unset it, or set JAX_PLA"
-    assert done.stderr.splitlines()[-1].startswith(words)
+    assert done.stderr.splitlines()[-1].startswith("error: JAX finds no device of those in JAX_PLA")
 
 
 def test_one_process_imports_all_commands_without_touching_global_flags():
@@ -62,8 +66,6 @@ MISTAKES = {
     "flags": [
         ("main --confg=x", "config"),
         ("main --mode=eval", "evaluate"),
-        ("main '--dry_run=a: b'", "--dry_run"),
-        ("search --k=ten", "--k"),
         ("search --k=0", "--k"),
     ],
     "missing": [
@@ -76,12 +78,12 @@ MISTAKES = {
     "combinations": [
         ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha"),
         ("compare runs/a --config=a.py", "either"),
-        ("plot disk --output=a.png", "either --workdir"),
+        ("plot disk --output=a.png", "--workdir or --embeddings"),
         ("plot disk --output=a.png --workdir=a --parts=val", "--parts=val"),
         ("plot map --output=a.png", "disk, grid"),
     ],
     "outputs": [
-        ("embed --workdir=a --images=. --output=g.txt", "end in"),
+        ("embed --workdir=a --images=. --output=g.txt", "ends in .npz"),
         ("plot disk --output=a.svg --workdir=a", "must be a file"),
         ("report --workdir=a --output=a.pdf", "ends in .html"),
         ("report --workdir=a --output=no/a.html", "no folder no"),
@@ -118,18 +120,3 @@ def test_the_example_of_a_command_exists(name, repository, monkeypatch):
     example = importlib.import_module(f"hypjax.{name}").EXAMPLE
     assert example.startswith(f"python -m hypjax.{name} ")
     assert commands.problems(f"```\n{example}\n```\n") == []
-
-
-def test_messages_take_one_line_and_no_code_reaches_the_terminal(capsys):
-    assert str(UserError("no file a\nb\x1b[2J\t")) == "no file a b [2J"
-    command._show_warning("no glyph\n for \x1b[31m")
-    assert capsys.readouterr().err == "warning: no glyph\\n for \\x1b[31m\n"
-
-
-def test_help_shows_the_flags_of_the_command_alone():
-    done = python("-m", "hypjax.convert", "--help")
-    assert done.returncode == 0 and not done.stderr
-    example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
-    assert example in done.stdout and done.stdout.endswith(".safetensors\n")
-    assert "--output: File or folder" in done.stdout
-    assert "--config:" not in done.stdout and "--verbosity" not in done.stdout

@@ -2,7 +2,6 @@
 
 import itertools
 import pathlib
-import re
 
 import pytest
 
@@ -44,11 +43,6 @@ def finish_default(spec, *fields, **scores):
     finish(pathlib.Path(default_workdir(config, read_config(spec))), config=config, **scores)
 
 
-def texts(svg):
-    """Texts of a figure, which matplotlib draws as outlines, each after a comment."""
-    return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
-
-
 def rows(printed):
     return [line.split() for line in printed.out.splitlines()]
 
@@ -86,7 +80,8 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(compare)
     ]
 
 
-def test_named_runs_are_drawn_against_a_field(compare, tmp_path):
+def test_runs_are_drawn_against_a_field(compare, tmp_path):
+    """Named ones, and those of a sweep that are finished; test_sweep.py looks at figures."""
     names = []
     for variant, value in itertools.product(("hyp", "sph"), ("0.1", "0.2")):
         names.append(f"runs/{variant}-{value}")
@@ -95,22 +90,14 @@ def test_named_runs_are_drawn_against_a_field(compare, tmp_path):
     plain = compare(*names)
     drawn = compare(*names, "--x=objective.temperature", "--output=sweep.svg")
     assert drawn.err == "wrote sweep.svg\n" and drawn.out == plain.out
-    shown = texts(tmp_path / "sweep.svg")
-    assert {"objective.temperature", "recall@1 of the head"} <= shown
-    assert {"objective.space=poincare", "objective.space=sphere"} <= shown
-
-
-def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path):
-    arguments = [f"--config={CONFIG}", "--field=model.head", "--output=sweep.svg"]
+    arguments = [f"--config={CONFIG}", "--field=model.head", "--output=heads.png"]
     arguments += [f"--value={value}" for value in ("dense", "norm_dense", "none")]
     assert compare(*arguments, "--check") == ("", "")
-    for value, message in (("dense", "nothing to draw"), ("none", "all have dense")):
+    for value, message in (("dense", "not none"), ("none", "dense")):
         with pytest.raises(UserError, match=message):
             compare(*arguments)
         finish_default(CONFIG, f"model.head={value}", head=0.5)
-    assert rows(compare(*arguments))
-    shown = texts(tmp_path / "sweep.svg")
-    assert {"model.head", "dense", "none"} <= shown and "norm_dense" not in shown
+    assert rows(compare(*arguments)) and (tmp_path / "heads.png").exists()
 
 
 def test_runs_on_different_datasets_are_refused(compare, tmp_path):

@@ -11,7 +11,7 @@ from hypjax.data.splits import open_splits
 from hypjax.training import states
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
-from tests.helpers.system_limits import fill, ordinary_user, small_disk
+from tests.helpers.system_limits import ordinary_user
 
 CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
 TEST = ["train"] * 8 + ["test"] * 8
@@ -57,7 +57,7 @@ def test_folders_that_hold_no_classes(mistake, tmp_path):
 
 
 def test_images_that_cannot_be_read_are_named(mistake, open_folder):
-    """Each with its reason; of many, the first ones."""
+    """Each with its reason."""
     write_pictures(open_folder, CLASSES)
     for suffix in ("jpg", "png", "webp"):
         broken = open_folder / f"a/3.{suffix}"
@@ -69,9 +69,6 @@ def test_images_that_cannot_be_read_are_named(mistake, open_folder):
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
     assert f"{open_folder}/a/1.png (Permission denied)" in line
-    for i in range(7):
-        (open_folder / f"a/broken{i}.jpg").write_bytes(b"")
-    assert "cannot read 7 of 23 images" in mistake(open_folder)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +119,6 @@ def test_changed_images(mistake, tmp_path):
     for mode in (evaluate.evaluate, train.train_and_evaluate):
         where = {"workdir": tmp_path / "run", "mode": mode, "compiling": True}
         assert "the images have changed" in mistake(tmp_path / "photos", *overrides, **where)
-
-
-def test_workdir_that_cannot_be_written(mistake, photos_folder, tmp_path):
-    with small_disk(tmp_path / "disk", "8k") as disk:
-        fill(disk)
-        line = mistake(photos_folder, workdir=disk / "run")
-        assert line == f"cannot write to {disk}/run (No space left on device)"
 
 
 def test_evaluation_without_a_checkpoint(mistake, photos_folder):

@@ -28,7 +28,7 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     draw("disk", f"--workdir={run}", f"--output={file}", "--parts=train,test", "--thumbnails")
     told = capsys.readouterr()
     assert "rank correlation of distances in the picture and in the ball" in told.out
-    assert "embedding 18 test images" in told.err and f"wrote {file}" in told.err
+    assert "embedding 18 images" in told.err and f"wrote {file}" in told.err
     assert Image.open(file).width == 1600
     draw("hits", f"--workdir={run}", f"--output={file}", "--queries=5", "--k=3")
     found = re.match(

@@ -1,7 +1,6 @@
 """The report of runs."""
 
 import functools
-import html.parser
 import math
 import re
 import shutil
@@ -36,40 +35,18 @@ def runs(photos_folder, tmp_path_factory):
 write = functools.partial(commands.call, "report")
 
 
-class Page(html.parser.HTMLParser):
-    """What a page holds."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.links, self.images, self.items, self.ids, self.open = [], [], [], set(), []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.links += [attrs[name] for name in ("href", "src") if name in attrs]
-        self.images += [attrs] if tag == "img" else []
-        self.items += [attrs] if tag == "li" else []
-        self.ids |= {attrs["id"]} if "id" in attrs else set()
-        if tag not in ("img", "meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     output = tmp_path / "report.html"
     where = [f"--workdir={runs / name}" for name in ("hyp", "decay")]
     write(*where, f"--output={output}", "--queries=10", "--k=3")
     text = output.read_text()
-    page = Page(text)
-    assert not page.open
-    for link in page.links:
-        assert link.startswith("data:image/") or link.removeprefix("#") in page.ids
-    assert all(image["alt"] for image in page.images)
-    assert len(page.items) == 10 and all(item["tabindex"] == "0" for item in page.items)
-    assert "optim.weight_decay" in text.split("All fields")[0]  # Differences come first.
+    ids = set(re.findall(r' id="(\w+)"', text))
+    for link in re.findall(r' (?:href|src)="(.*?)"', text):
+        assert link.startswith("data:image/") or link.removeprefix("#") in ids
+    assert text.count("<img ") == len(re.findall('<img [^>]*alt="[^"]', text)) > 60
+    assert text.count('<li tabindex="0"') == 10
+    assert "optim.weight_decay" in text
     assert len(re.findall(r"δ-hyperbolicity of the head's features 0\.\d+, which", text)) == 2
     assert "3 classes, 18 images" in text and "&lt;b&gt;&amp;x" in text and "<b>&x" not in text
     (row,) = text.split(" now, with its 95% interval</th>")[1:]
@@ -91,12 +68,11 @@ def test_the_best_scores_of_runs_stand_out():
 
 def failing(queries):
     """What the report reads of a run whose failures are pairs of query and hit."""
-    searches = [Search(int(q[1]), [int(h[1])], [0.0], [q[0] == h[0]]) for q, h in queries]
-    names = {int(each[1]): each[0] for pair in queries for each in pair}
+    searches = [
+        Search(int(q[1]), [int(h[1])], [0.0], [q[0] == h[0]], (q[0], h[0])) for q, h in queries
+    ]
     failures = sum(not search.right[0] for search in searches)
-    images = SimpleNamespace(class_name=names.get)
-    run = SimpleNamespace(splits=SimpleNamespace(test=images, gallery=None))
-    return SimpleNamespace(searches=searches, failures=failures, run=run)
+    return SimpleNamespace(searches=searches, failures=failures)
 
 
 def test_failures_of_runs_and_of_pairs_of_classes_take_turns():
@@ -108,7 +84,7 @@ def test_failures_of_runs_and_of_pairs_of_classes_take_turns():
 
 
 def test_searches_and_classes_are_those_of_the_results(runs):
-    (run,) = open_runs({str(runs / "hyp"): "hyp"})
+    (run,) = open_runs([runs / "hyp"])
     found = search_test_images(run, k=4)
     recall = read_results(runs / "hyp" / "results.json")["best"]["head"]["recall@1"]
     assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18
@@ -129,21 +105,11 @@ def test_searches_and_classes_are_those_of_the_results(runs):
 @pytest.mark.slow
 def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeypatch, capsys):
     config = small_runs.load(photos_folder, "run.report=True")
-    for name in ("written", "failed"):
-        shutil.copytree(runs / "hyp", tmp_path / name)
-        (tmp_path / name / "results.json").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
-        train.train_and_evaluate(config, tmp_path / "written")
+    shutil.copytree(runs / "hyp", tmp_path / "written")
+    (tmp_path / "written/results.json").unlink()
+    monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
+    train.train_and_evaluate(config, tmp_path / "written")
     assert capsys.readouterr().out.endswith(f"the report is {tmp_path}/written/report.html\n")
     page = (tmp_path / "written/report.html").read_text()
     assert "written" in page and "&lt;few&gt; classes" in page
     assert "<few> classes" in read_warnings(tmp_path / "written")
-
-    def fails(*_, **__):
-        raise UserError("no space")
-
-    monkeypatch.setattr("hypjax.analysis.report.write_report", fails)
-    results = train.train_and_evaluate(config, tmp_path / "failed")
-    assert read_results(tmp_path / "failed/results.json") == results
-    assert "there is no report: no space" in capsys.readouterr().err

@@ -91,26 +91,17 @@ def test_an_objective_that_does_not_suit_the_data_leaves_no_folder(load_glyphs, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("file", ["config.json", "results.json"])
-def test_files_that_are_no_runs_are_refused(file, load_glyphs, tmp_path):
-    """Or were cut off."""
+def test_folders_that_are_no_runs_are_refused(load_glyphs, tmp_path):
+    """A file was cut off, or nothing says whether the results are of this configuration."""
     config = load_glyphs()
-    begin(config, tmp_path)
-    for content in ("[1]", '{"identity": {"se'):
-        (tmp_path / file).write_text(content)
+    begin(config, tmp_path / "run")
+    for file in ("results.json", "config.json"):
+        (tmp_path / "run" / file).write_text('{"identity": {"se')
         with pytest.raises(UserError, match=f"{file} is damaged "):
-            train.train_and_evaluate(config, tmp_path)
-
-
-def test_a_run_without_its_configuration_is_refused(load_glyphs, tmp_path):
-    """Nothing says whether its results are those of this configuration."""
-    config = load_glyphs()
-    (tmp_path / "saved" / "checkpoints" / "5").mkdir(parents=True)
-    (tmp_path / "ended").mkdir()
-    (tmp_path / "ended" / "results.json").write_text("{}")
-    for run in ("saved", "ended"):
-        with pytest.raises(UserError, match="holds a run without its config.json"):
-            train.train_and_evaluate(config, tmp_path / run)
+            train.train_and_evaluate(config, tmp_path / "run")
+    (tmp_path / "saved/checkpoints/5").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a run without its config.json"):
+        train.train_and_evaluate(config, tmp_path / "saved")
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system import console
 from hypjax.system.files import write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
@@ -74,7 +73,7 @@ class Panel(NamedTuple):
     places: Places
     labels: Groups
     captions: Sequence[str]  # What the images show, in words.
-    read: ImageReader  # Reads the image that a point stands for, by its index.
+    read: ImageReader | None  # Reads the image that a point stands for, by its index.
 
 
 class Colours(NamedTuple):
@@ -91,6 +90,7 @@ class Proxies(NamedTuple):
 
     places: Places
     parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
+    above: Int[np.ndarray, " n"] | None = None  # Proxy above each point of the only panel.
 
 
 class Drawing(NamedTuple):
@@ -117,18 +117,17 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
-        empty_disk(axes)
+        axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
+        axes.axis("off")
+        axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+        draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
-        scatter_groups(axes, panel.places, panel.labels, chosen, drawing.names)
+        _scatter_groups(axes, panel, chosen, drawing.names)
         if drawing.proxies:
-            places, parents = drawing.proxies
-            child = np.flatnonzero(parents >= 0)
-            edges = geodesics(places[child], places[parents[child]])
-            draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
-            draw_proxies(axes, places)
+            _draw_tree(axes, panel.places, *drawing.proxies)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
-    place_legend(figure, row[0], drawing.legend)
+    _place_legend(figure, row[0], drawing.legend)
     if drawing.note:
         figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
@@ -160,23 +159,14 @@ def grid_lines() -> Complex[np.ndarray, "lines points"]:
     return np.concatenate([lines, lines * 1j])
 
 
-def empty_disk(axes: Axes) -> None:
-    """Draws the unit circle and a grid of geodesics."""
-    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
-    axes.axis("off")
-    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
-    draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
-
-
 def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
     """Draws lines through points."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
-def scatter_groups(
-    axes: Axes, places: Places, labels: Groups, chosen: Colours, names: Sequence[str]
-) -> None:
+def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
     """Draws points in the colours of their groups."""
+    places, labels = panel.places, panel.labels
     size = float(np.clip(12000 / max(len(places), 1), 4, 24))
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
         own = places[labels == group]
@@ -189,7 +179,7 @@ def scatter_groups(
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
-def place_legend(figure: Figure, axes: Axes, title: str) -> None:
+def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
     """Draws the legend of a disk's groups below the disks."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
@@ -209,10 +199,21 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
         handle.set_sizes([36])
 
 
-def draw_proxies(axes: Axes, places: Places) -> None:
-    """Draws proxies as circles."""
+def _draw_tree(
+    axes: Axes,
+    points: Places,
+    proxies: Places,
+    parents: Int[np.ndarray, " p"],
+    above: Int[np.ndarray, " n"] | None,
+) -> None:
+    """Draws proxies as circles, and the edges of their tree as geodesics."""
+    child = np.flatnonzero(parents >= 0)
+    edges = geodesics(proxies[child], proxies[parents[child]])
+    draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
+    if above is not None:
+        draw_lines(axes, geodesics(points, proxies[above]), color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
+    axes.scatter(proxies.real, proxies.imag, s=22, label="proxy", **style)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
@@ -280,14 +281,8 @@ class ImageSet(NamedTuple):
     title: str
     points: Float[np.ndarray, "n d"]
     groupings: Mapping[str, Grouping]  # By name; the first are the classes.
-    names: Sequence[str]  # Of the images.
+    captions: Sequence[str]  # What the images show, in words.
     read: Callable[[int], Image.Image]
-
-    def captions(self) -> list[str]:
-        """Returns the class and the name of each image."""
-        classes = self.groupings[CLASS]
-        named = zip(classes.labels.tolist(), self.names, strict=True)
-        return [f"{classes.names[label]}, {name}" for label, name in named]
 
 
 class PlotData(NamedTuple):
@@ -295,8 +290,8 @@ class PlotData(NamedTuple):
 
     sets: list[ImageSet]
     space: Space
-    proxies: Float[np.ndarray, "p d"]
-    parents: Int[np.ndarray, " p"]  # Index of each proxy's parent; −1 if it has none.
+    proxies: Float[np.ndarray, "p d"] | None = None
+    parents: Int[np.ndarray, " p"] | None = None  # Index of each one's parent; −1 without any.
 
 
 def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
@@ -306,10 +301,12 @@ def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
     paths, title = gallery.ids[chosen].tolist(), _title(path.name, len(chosen), len(gallery))
+    captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
     images = ImageSet(
-        title, gallery.vectors[chosen], {CLASS: grouping}, paths, lambda i: read_image(paths[i], 3)
+        *(title, gallery.vectors[chosen], {CLASS: grouping}, captions),
+        lambda i: read_image(paths[i], 3),
     )
-    return PlotData([images], gallery.space, gallery.vectors[:0], np.zeros(0, int))
+    return PlotData([images], gallery.space)
 
 
 def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
@@ -318,7 +315,7 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
     Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
     images of a part, train or test, random ones are chosen.
     """
-    (run,) = open_runs({workdir: ""})
+    (run,) = open_runs([workdir])
     config, splits = run.config, run.splits
     embed, space, proxies = scored_head(run)
     sets = []
@@ -326,15 +323,13 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
         dataset = getattr(splits, name)
         if dataset is None:
             raise UserError(f"{config.data.name} has no {name} images; leave out --parts={name}")
-        chosen = _choose(len(dataset), most, seed)
-        console.say(f"embedding {len(chosen):,} {name} images")
-        images = dataset.take(chosen)
+        images = dataset.take(_choose(len(dataset), most, seed))
         title = _title(name, len(images), len(dataset))
-        names = [images.name(i) for i in range(len(images))]
+        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
         grouped = groupings(config.data.name, images)
-        sets.append(ImageSet(title, embed(images), grouped, names, read_rgb(images)))
+        sets.append(ImageSet(title, embed(images), grouped, captions, read_rgb(images)))
     if proxies is None:
-        return PlotData(sets, space, sets[0].points[:0], np.zeros(0, int))
+        return PlotData(sets, space)
     with_origin = np.pad(proxies, ((0, 1), (0, 0)))
     distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
     among, radii = distances[:, :-1], distances[:, -1]
@@ -378,18 +373,24 @@ def _title(name: str, chosen: int, count: int) -> str:
 
 
 def place_in_disk(
-    data: PlotData, layout: str, grouping: str, seed: int
+    data: PlotData, layout: str, colour: str | None, seed: int
 ) -> tuple[Drawing, tuple[float, float] | None]:
     """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
 
-    Also returns the rank correlations of distances in the space with those in the layout and of two
-    principal components, None for fewer than three points.
+    Colours stand for a grouping, by default `default_grouping`. Also returns the rank correlations
+    of distances in the space with those in the layout and of two principal components, None for
+    fewer than three points.
     """
-    points = np.concatenate([*(images.points for images in data.sets), data.proxies])
+    known = data.sets[0].groupings
+    grouping = colour or default_grouping(known)
+    if grouping not in known:
+        raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
+    points = [images.points for images in data.sets]
+    everything = np.concatenate(points if data.proxies is None else [*points, data.proxies])
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
-    places = lay_out(points, data.space, seed=seed)
-    ranks = layouts.faithfulness(points, places, data.space)
-    *parts, proxies = np.split(places, np.cumsum([len(images.points) for images in data.sets]))
+    places = lay_out(everything, data.space, seed=seed)
+    ranks = layouts.faithfulness(everything, places, data.space)
+    *parts, proxies = np.split(places, np.cumsum([len(each) for each in points]))
     found = [images.groupings[grouping] for images in data.sets]
     names = list(dict.fromkeys(name for each in found for name in each.names))
     index = {name: i for i, name in enumerate(names)}
@@ -397,8 +398,8 @@ def place_in_disk(
     for images, own, each in zip(data.sets, found, parts, strict=True):
         labels = np.array([index[name] for name in own.names])[own.labels]
         read = ImageReader(images.read)
-        panels.append(Panel(images.title, each, labels, images.captions(), read))
-    tree = Proxies(proxies, data.parents) if len(proxies) else None
+        panels.append(Panel(images.title, each, labels, images.captions, read))
+    tree = None if data.proxies is None else Proxies(proxies, data.parents)
     return Drawing(panels, names, grouping, tree, _NOTES[layout]), ranks
 
 

@@ -1,6 +1,5 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
-import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.known_hierarchy import Side, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
-from hypjax.analysis.tanglegram import Side, draw_tanglegram
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -28,11 +26,11 @@ from hypjax.analysis.trees import (
     purity,
     separation,
 )
-from hypjax.data.groupings import CLASS, Grouping
+from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
 from hypjax.runs.tables import aligned
-from hypjax.system.files import write_json, write_text
+from hypjax.system.files import write_json
 
 _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
@@ -44,15 +42,6 @@ _INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span
 Affinity = Float[np.ndarray, "classes classes"]
 
 
-class Leaf(NamedTuple):
-    """A proxy without any proxy beneath it."""
-
-    proxy: int
-    size: int  # Number of images beneath it.
-    nearest: list[int]  # Indices of the images, by their distance from it.
-    beneath: list[bool]  # Which of these are beneath it.
-
-
 class Hierarchy(NamedTuple):
     """What a run makes of the images."""
 
@@ -61,8 +50,8 @@ class Hierarchy(NamedTuple):
     nodes: list[dict[str, Any]]  # Its nodes, as in tree.json.
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
-    leaves: Sequence[Leaf]  # Those with most images first.
-    of_classes: Sequence[Side] = ()  # The same trees as in `scores`, with classes as leaves.
+    leaves: Sequence[Sequence[Picture]]  # Images near the proxies without any beneath them.
+    classes: Side  # The tree of average linkage, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -96,8 +85,8 @@ def find_hierarchy(
     if len(images.groupings) > 1:
         measured = known_hierarchy.measure(points, space, distances, images.groupings)
         scores["known_hierarchy"] = measured
-    side = _of_classes("average linkage, by height", clusters, -heights, images)
-    found = Hierarchy(scores, clusters, nodes, affinity, None, (), [side])
+    side = _of_classes(clusters, heights, images)
+    found = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
 
@@ -134,10 +123,8 @@ def _with_proxies(
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
-    leaves = _leaves(distances[:n], tree, used)
-    shown = _of_classes("tree of the proxies, by radius", tree, [*radii[kept], 0], images)
-    of_classes = [shown, *found.of_classes]
-    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, of_classes)
+    leaves = _leaves(distances[:n], tree, used, images)
+    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, found.classes)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -172,7 +159,9 @@ def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
             for name, each in labels.items()
         },
         "separation": {
-            name: separation(tree, labels[CLASS], each)._asdict()
+            name: dict(
+                zip(("nearer", "correlation"), separation(tree, labels[CLASS], each), strict=True)
+            )
             for name, each in labels.items()
             if name != CLASS
         },
@@ -203,19 +192,27 @@ def _scores_of_radii(
 
 
 def _leaves(
-    distances: Float[np.ndarray, "n p"], tree: Tree, used: Int[np.ndarray, " used"]
-) -> list[Leaf]:
-    images = tree.leaves
-    above = tree.parents[:images]
-    numbers = np.bincount(above, minlength=len(tree.parents))
-    found = np.setdiff1d(np.arange(images, images + len(used)), tree.parents[images:])
-    leaves = []
-    for node in found[np.argsort(-numbers[found], kind="stable")]:
-        proxy = used[node - images]
-        nearest = np.argsort(distances[:, proxy], kind="stable")
-        beneath = above[nearest] == node
-        leaves.append(Leaf(int(proxy), int(numbers[node]), nearest.tolist(), beneath.tolist()))
-    return leaves
+    distances: Float[np.ndarray, "n p"],
+    tree: Tree,
+    used: Int[np.ndarray, " used"],
+    images: ChosenImages,
+) -> list[list[Picture]]:
+    """The nearest images of each leaf among the proxies, for those with most images beneath them.
+
+    Frames mark the images beneath the proxy.
+    """
+    n, above = tree.leaves, tree.parents[: tree.leaves]
+    counts = np.bincount(above, minlength=len(tree.parents))
+    found = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
+    rows = []
+    for node in found[np.argsort(-counts[found], kind="stable")][:_ROWS]:
+        proxy, row = used[node - n], []
+        for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
+            head = "" if row else f"proxy {proxy}, {counts[node]} images\n"
+            colour = "tab:blue" if above[image] == node else "none"
+            row.append(Picture(image, head + images.dataset.class_name(image), colour))
+        rows.append(row)
+    return rows
 
 
 def _nodes(
@@ -236,8 +233,22 @@ def _nodes(
     ]
 
 
-def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line for each tree of some `scores`: purity with chance, and separation."""
+def tables(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the tables of some runs' `scores`, with their titles but for the first."""
+    found = [_scores_table(runs)]
+    if any("radii" in run for run in runs):
+        found.append(_radii_table(runs))
+    if "known_hierarchy" in runs[0]:
+        levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
+        found.append(f"first hits, and distances in the known hierarchy of {levels}:")
+        found[-1] += f"\n{known_hierarchy.agreement_table(runs)}"
+        found.append("median distance from the origin (share of nodes nearer than their children):")
+        found[-1] += f"\n{known_hierarchy.radii_table(runs)}"
+    return "\n\n".join(found)
+
+
+def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each tree: purity with chance, and separation."""
     first = runs[0]["trees"][0]
     groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
     for name in first["purity"]:
@@ -255,8 +266,8 @@ def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns one line per run with hierarchical proxies; empty without any."""
+def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each run with hierarchical proxies."""
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
     for run in runs:
@@ -264,95 +275,55 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
             images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
             row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
             rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
-    return aligned(rows) if len(rows) > 1 else ""
+    return aligned(rows)
 
 
 def as_json(value: Any) -> Any:
-    """Returns `scores` with None in place of numbers that do not exist."""
+    """Returns numbers with None in place of those that do not exist."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def newick(found: Hierarchy) -> str:
-    """Returns the tree in Newick's format, with names in quotation marks and edge lengths."""
-    children: list[list[str]] = [[] for _ in found.nodes]
-    for i in np.argsort(-found.tree.depths, kind="stable"):
-        node = found.nodes[i]
-        name = " ".join(node["name"].split()).replace("'", "''")
-        text = f"({','.join(children[i])})'{name}'" if children[i] else f"'{name}'"
-        children[i] = []  # Their texts are part of this one now.
-        if node["parent"] is not None:
-            children[node["parent"]].append(f"{text}:{node['length']:.6g}")
-    return f"{text};\n"  # The root is the last.
-
-
-def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the tree and the figures of a run, and returns their files."""
-    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "proxy-trees.png")
-    files = [folder / name for name in (*names, "disk.png", "leaves.png")]
-    tree, text, affinity, trees, of_proxies, places, leaves = files
+def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
+    """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
+    folder = parent / found.scores["run"].strip("/").replace("/", "-")
+    names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
+    files = tree, affinity, trees, places, leaves = [folder / name for name in names]
     with writing(folder):
+        folder.mkdir(exist_ok=True)
         write_json(tree, found.nodes)
-        write_text(text, newick(found))
-        for old in files[3:]:  # Not every run has them.
+        for old in files[2:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
-    levels = known_hierarchy.nested_levels(images.groupings)
+    levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
         groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
-        for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
-            draw_tanglegram(side, _known_side(levels), groups, file)
+        draw_tanglegram(found.classes, levels, groups, trees)
     if found.places is not None:
-        title = disk.default_grouping(images.groupings)
-        _draw_disk(found.tree, found.places, images.groupings[title], title, places)
+        _draw_disk(found, images, places)
     if found.leaves:
-        _draw_leaves(found.leaves[:_ROWS], images, leaves)
+        draw_rows(found.leaves, leaves, disk.read_rgb(images.dataset))
     return [file for file in files if file.exists()]
 
 
-def _of_classes(
-    title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
-) -> Side:
-    """The tree of classes: each hangs on the deepest node with more than half of its images.
-
-    Inner nodes are as far from the root as their depths say, such as the proxies' radii.
-    """
+def _of_classes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: ChosenImages) -> Side:
+    """The tree of classes: each hangs on the deepest node with more than half of its images."""
     found, kept = label_tree(tree, images.groupings[CLASS].labels)
-    inner = np.asarray(depths)[kept]
-    inner = inner - inner[-1]  # The last is the root.
+    inner = heights[kept[-1]] - heights[kept]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
-    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
+    depths = np.append(np.ones(found.leaves), inner)
+    return Side("found: average linkage, by height", found, depths, ())
 
 
-def _known_side(levels: Mapping[str, Grouping]) -> Side:
-    tree = known_hierarchy.known_tree([level.labels for level in levels.values()])
-    names = list(itertools.chain(*(level.names for level in levels.values())))
-    return Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
-
-
-def _draw_disk(
-    tree: Tree, places: disk.Places, grouping: Grouping, title: str, output: pathlib.Path
-) -> None:
-    """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
-    figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
-    disk.empty_disk(axes)
-    child = np.flatnonzero(tree.parents >= 0)
-    leaf = child < tree.leaves
-    for edges, style in (
-        (child[leaf], {"color": "0.8", "linewidths": 0.3, "zorder": 1}),
-        (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
-    ):
-        arcs = disk.geodesics(places[edges], places[tree.parents[edges]])
-        disk.draw_lines(axes, arcs, **style)
-    groups, names = grouping
-    chosen = disk.colours(np.bincount(groups, minlength=len(names)))
-    disk.scatter_groups(axes, places[: tree.leaves], groups, chosen, names)
-    disk.draw_proxies(axes, places[tree.leaves : -1])
-    axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
-    disk.place_legend(figure, axes, title)
-    axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
-    save(figure, output)
+def _draw_disk(found: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
+    """Draws the tree of the proxies in the Poincaré disk; groups colour its leaves."""
+    n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
+    labels, names = images.groupings[legend]
+    above, parents = np.split(found.tree.parents - n, [n])
+    proxies = disk.Proxies(found.places[n:], np.maximum(parents, -1), above)
+    note = "distance from the origin: true; angle: place in the tree"
+    panel = disk.Panel("", found.places[:n], labels, [], None)
+    disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), output)
 
 
 def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
@@ -393,15 +364,3 @@ def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
 
     apart = squareform(affinity.max() - affinity, checks=False)
     return np.argsort(leaves_list(linkage(apart, method="average")))
-
-
-def _draw_leaves(leaves: Sequence[Leaf], images: ChosenImages, output: pathlib.Path) -> None:
-    rows = []
-    for leaf in leaves:
-        row = []
-        for image, beneath in list(zip(leaf.nearest, leaf.beneath, strict=True))[:_COLUMNS]:
-            head = "" if row else f"proxy {leaf.proxy}, {leaf.size} images\n"
-            title = head + images.dataset.class_name(image)
-            row.append(Picture(image, title, "tab:blue" if beneath else "none"))
-        rows.append(row)
-    draw_rows(rows, output, disk.read_rgb(images.dataset))

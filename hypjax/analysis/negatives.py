@@ -34,6 +34,8 @@ _POINTS = 200  # Ranks of a curve in a file.
 _NAME = 24  # Characters of a class in a table.
 _LEAST = 1e-8  # Weights below are not drawn: they would stretch the axis over what matters.
 
+Weighed = dict[str, Any]  # What a run makes of the negatives of some anchors, see `weigh`.
+
 
 class Choice(NamedTuple):
     """Anchors, and what is asked of their negatives."""
@@ -47,6 +49,12 @@ class Choice(NamedTuple):
     def labels(self) -> Int[np.ndarray, " anchors"]:
         """Classes of the anchors."""
         return self.splits.test.labels[self.anchors]
+
+    @property
+    def negatives(self) -> list[int]:
+        """Numbers of negatives of the anchors, one for each of their classes."""
+        items = searched(self.splits).labels
+        return [int(np.sum(items != label)) for label in np.unique(self.labels)]
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
@@ -65,8 +73,7 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
         anchors = np.concatenate([anchors[first], np.delete(anchors, first)])
         shown = len(first)
     choice = Choice(splits, anchors, shown, k)
-    fewest = min(_negatives_per_class(choice))
-    if k > fewest:
+    if k > (fewest := min(choice.negatives)):
         raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives; set --k={fewest}")
     return choice
 
@@ -74,22 +81,6 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
     """Indices below `count`, at equal distances."""
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
-
-
-def _negatives_per_class(choice: Choice) -> list[int]:
-    items = searched(choice.splits).labels
-    return [int(np.sum(items != label)) for label in np.unique(choice.labels)]
-
-
-class Weighed(NamedTuple):
-    """What a run makes of the negatives of some anchors."""
-
-    # As in negatives.json: "hardest" lists, for each anchor that is shown, the negatives nearest to
-    # it, with their weights, which over all negatives of an anchor sum to 1. "carriers" are the
-    # least numbers of negatives that carry 90% of it.
-    numbers: dict[str, Any]
-    curve: Float[np.ndarray, " ranks"]  # Mean weight of the hardest negative, of the second, ...
-    cumulative: Float[np.ndarray, " ranks"]  # That of the hardest together, up to each rank.
 
 
 def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
@@ -100,7 +91,7 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
     model, params = restore_trained(run)
     config = config_at(run.config, params)
     space = create_objective(config).space
-    embed = head_points(run.config, model, params, space)
+    embed = head_points(run, model, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))
@@ -116,6 +107,12 @@ def weigh(
 
     Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
     distances. Distances and weights are float64.
+
+    Returns:
+        A run of negatives.json. "hardest" lists, for each anchor that is shown, the negatives
+        nearest to it, with their weights, which over all negatives of an anchor sum to 1.
+        "carriers" are the least numbers of negatives that carry 90% of it, and "curve" holds the
+        mean weight of the hardest negative, of the second and so on, at 200 ranks.
     """
 
     @jax.jit
@@ -126,52 +123,30 @@ def weigh(
         weights = negative_weights(distances, negatives, temperature=temperature)
         return jnp.where(negatives, distances, jnp.inf), weights
 
-    test, images = choice.splits.test, searched(choice.splits)
+    classes = searched(choice.splits).labels
     curve, carriers, hardest = np.zeros(len(items)), [], []
     with jax.enable_x64(True):
         doubled = jnp.asarray(items, jnp.float64)
         for start in range(0, len(anchors), _BLOCK):
             block = slice(start, start + _BLOCK)
             points = jnp.asarray(anchors[block], jnp.float64)
-            compared = compare(points, choice.labels[block], doubled, images.labels)
+            compared = compare(points, choice.labels[block], doubled, classes)
             distances, weights = map(np.asarray, compared)
             falling = -np.sort(-weights, axis=1)
             curve += np.sum(falling, axis=0)
-            carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1))
+            carriers += (1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
-                found = np.argsort(distances[row], stable=True)[: choice.k]
-                hardest.append(
-                    {
-                        "index": anchor,
-                        "name": test.name(anchor),
-                        "label": test.class_name(anchor),
-                        "items": found.tolist(),
-                        "classes": [*map(images.class_name, found)],
-                        "distances": distances[row][found].tolist(),
-                        "weights": weights[row][found].tolist(),
-                    }
-                )
-    curve = curve[: max(_negatives_per_class(choice))] / len(anchors)
-    return summarise(name, temperature, np.concatenate(carriers), curve, hardest)
-
-
-def summarise(
-    name: str,
-    temperature: float,
-    carriers: Int[np.ndarray, " anchors"],
-    curve: Float[np.ndarray, " ranks"],
-    hardest: list[dict[str, Any]],
-) -> Weighed:
-    """Adds numbers over all anchors; of the curve, those at 200 ranks, evenly by logarithm."""
-    ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
+                hardest.append(_nearest(choice, anchor, distances[row], weights[row]))
+    curve = curve[: max(choice.negatives)] / len(anchors)
     cumulative = np.minimum(np.cumsum(curve), 1)
-    numbers = {
+    ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
+    return {
         "run": name,
         "temperature": temperature,
         "carriers": {"mean": float(np.mean(carriers))}
         | {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES},
         "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
-        "carriers_of_anchors": carriers.tolist(),
+        "carriers_of_anchors": carriers,
         "curve": {
             "rank": ranks.tolist(),
             "weight": curve[ranks - 1].tolist(),
@@ -179,42 +154,59 @@ def summarise(
         },
         "hardest": hardest,
     }
-    return Weighed(numbers, curve, cumulative)
+
+
+def _nearest(
+    choice: Choice,
+    anchor: int,
+    distances: Float[np.ndarray, " items"],
+    weights: Float[np.ndarray, " items"],
+) -> dict[str, Any]:
+    test, images = choice.splits.test, searched(choice.splits)
+    found = np.argsort(distances, stable=True)[: choice.k]
+    return {
+        "index": anchor,
+        "name": test.name(anchor),
+        "label": test.class_name(anchor),
+        "items": found.tolist(),
+        "classes": [*map(images.class_name, found)],
+        "distances": distances[found].tolist(),
+        "weights": weights[found].tolist(),
+    }
 
 
 def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:
     """Which of a shown anchor's hardest negatives in one run no other run has among its own."""
     items, *others = (
-        each.numbers["hardest"][place]["items"]
-        for each in (runs[run], *runs[:run], *runs[run + 1 :])
+        each["hardest"][place]["items"] for each in (runs[run], *runs[:run], *runs[run + 1 :])
     )
     return [bool(others) and not any(item in other for other in others) for item in items]
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
     """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
-    first = runs[0].numbers
+    first = runs[0]
     heads = [f"carry 90%: {name}" for name in first["carriers"]]
     rows = [["run", "", *heads, *(f"share of the hardest {n}" for n in first["shares"])]]
     for run in runs:
-        counts = [f"{value:.1f}" for value in run.numbers["carriers"].values()]
-        shares = [f"{value:.4f}" for value in run.numbers["shares"].values()]
-        rows.append([run.numbers["run"], "", *counts, *shares])
+        counts = [f"{value:.1f}" for value in run["carriers"].values()]
+        shares = [f"{value:.4f}" for value in run["shares"].values()]
+        rows.append([run["run"], "", *counts, *shares])
     return aligned(rows)
 
 
 def anchor_table(runs: Sequence[Weighed], place: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
-    anchor = runs[0].numbers["hardest"][place]
+    anchor = runs[0]["hardest"][place]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):
-        found = run.numbers["hardest"][place]
+        found = run["hardest"][place]
         columns = (found["classes"], found["items"], found["distances"], found["weights"])
         found = zip(*columns, only_here(runs, i, place), strict=True)
         for rank, (label, item, distance, weight, alone) in enumerate(found, 1):
             name = shortened(on_one_line(label), _NAME)
             numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
-            rows.append([run.numbers["run"], name, *numbers])
+            rows.append([run["run"], name, *numbers])
     title = on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")
     return f"{title}\n{aligned(rows)}"
 
@@ -224,11 +216,9 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
-        ranks = np.arange(1, len(run.curve) + 1)
-        weight.plot(
-            ranks, np.where(run.curve >= _LEAST, run.curve, np.nan), label=run.numbers["run"]
-        )
-        cumulative.plot(ranks, run.cumulative, label=run.numbers["run"])
+        ranks, mean, share = run["curve"].values()
+        weight.plot(ranks, np.where(np.array(mean) >= _LEAST, mean, np.nan), label=run["run"])
+        cumulative.plot(ranks, share, label=run["run"])
     cumulative.axhline(_CARRIED, color="grey", linestyle="dashed", linewidth=1)
     weight.set(ylabel="mean weight p(x⁻)", yscale="log")
     ticks = [0, 0.25, 0.5, 0.75, _CARRIED]
@@ -250,10 +240,10 @@ def draw_hardest(
     """
     read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
     rows = []
-    for place in range(len(runs[0].numbers["hardest"])):
+    for place in range(len(runs[0]["hardest"])):
         for i, run in enumerate(runs):
-            found, only = run.numbers["hardest"][place], only_here(runs, i, place)
-            title = run.numbers["run"] if i else f"{found['label']}\n{run.numbers['run']}"
+            found, only = run["hardest"][place], only_here(runs, i, place)
+            title = run["run"] if i else f"{found['label']}\n{run['run']}"
             row = [Picture((read_anchor, found["index"]), title, "black")]
             columns = zip(found["items"], found["classes"], found["weights"], only, strict=True)
             for item, name, weight, alone in columns:

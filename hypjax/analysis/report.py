@@ -20,18 +20,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax import __version__
-from hypjax.analysis.disk import COLOURS, Drawing, Panel, default_grouping, draw_disks, read_rgb
-from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
+from hypjax.analysis.disk import COLOURS, ImageSet, PlotData, draw_disks, place_in_disk, read_rgb
+from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import TrainedRun, searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
-from hypjax.config import default_config, identity
+from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError, writing
-from hypjax.geometry import layout, spaces
+from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.geometry.learned import reported_names
-from hypjax.inference.features import Encodings
 from hypjax.inference.model_folder import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
@@ -40,26 +39,11 @@ from hypjax.runs.tables import format_learned
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from hypjax.system.files import write_text
-from hypjax.training.setup import Setup
 
 _CLASSES = 20  # Classes with the lowest recall that are listed.
 _POINTS = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
-# Metrics of the curves, and what they are called.
-_CURVES = {
-    "loss": "Loss",
-    "batch_recall@1": "Recall@1 within the batch",
-    "validation": "Recall@1 of the head, validation",
-    "feature_norm": "Mean norm of the features",
-    "embedding_norm": "Mean norm of the embeddings",
-    "clipped_share": "Share of clipped features",
-    "cone_loss": "Angle outside the own cone and inside others, in radians",
-    "cone_inside": "Share of images in the cone of their coarse class",
-    "cone_inside_others": "Share of images in another cone, on average",
-    "cone_apex_norm": "Mean norm of the apexes' features",
-    "gradient_norm": "Norm of the gradient",
-    "images_per_second": "Images per second",
-}
+_NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Of the fields of metrics.jsonl.
 _STATES = {
     "untrained": "the model before its first step",
     "final": "the model after its last step",
@@ -95,44 +79,31 @@ class Run(NamedTuple):
     metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
     seconds: Mapping[str, float]  # Of the parts of its last launch.
     warnings: Sequence[str]
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks on its results."""
-        return self.results.get("notes", []) if self.results else ["the run is not finished"]
-
-    @property
-    def published(self) -> str:
-        """Published scores, and differences from these."""
-        return compare(self.results, self.found.run.config)
+    notes: Sequence[str]
+    published: str  # Published scores, and differences from these.
 
 
 def write_report(
-    opened: Sequence[TrainedRun],
-    output: pathlib.Path,
-    *,
-    queries: int,
-    k: int,
-    encodings: Encodings | None = None,
+    opened: Sequence[TrainedRun], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Embeds the test images of runs that have the same, and writes a page about the runs.
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
-    `encodings` are what a run that has just ended has kept.
     """
     console.say("writing the report")
-    runs = []
-    for run in opened:
-        console.say(f"embedding the test images with the model of {run.name}")
-        found = search_test_images(run, k, encodings)
-        with reading(run.workdir) as folder:
-            results, warnings = read_results(folder / RESULTS), read_warnings(folder)
-            metrics, times = _read_metrics(folder / METRICS), folder / TIMES
-            seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-        runs.append(Run(run.name, found, results or {}, metrics, seconds, warnings))
-    page = _render(runs, queries)
+    page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
     with writing(output):
         write_text(output, page)
+
+
+def _read_run(run: TrainedRun, found: RunSearches) -> Run:
+    with reading(run.workdir) as folder:
+        results, warnings = read_results(folder / RESULTS) or {}, read_warnings(folder)
+        metrics, times = _read_metrics(folder / METRICS), folder / TIMES
+        seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
+    notes = results.get("notes", []) if results else ["the run is not finished"]
+    published = compare(results, run.config)
+    return Run(run.name, found, results, metrics, seconds, warnings, notes, published)
 
 
 def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -145,16 +116,7 @@ def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _render(runs: Sequence[Run], queries: int) -> str:
-    configs = [run.found.run.config for run in runs]
-    identities = [identity(config) for config in configs]
-    fields = _rows(identities)
-    defaults = [identity(default_config(config.objective.name)) for config in configs]
-    unusual = {
-        field
-        for own, usual in zip(identities, defaults, strict=True)
-        for field in usual
-        if own[field] != usual[field]
-    }
+    fields = _rows([identity(run.found.run.config) for run in runs])
     differing = [row for row in fields if any(cell != row.cells[0] for cell in row.cells)]
     by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
     classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
@@ -166,9 +128,8 @@ def _render(runs: Sequence[Run], queries: int) -> str:
         date=datetime.date.today().isoformat(),
         runs=runs,
         about=_rows([_facts(run) for run in runs]) + differing,
-        fields=[row for row in fields if row.label in unusual],
         meanings=_STATES,
-        scores=_intervals(runs) + _scores(runs),
+        scores=_scores(runs),
         curves=_curves(runs),
         disks=[_disk(run.found) for run in runs],
         searches=_searches([run.found for run in runs], queries),
@@ -197,7 +158,13 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _scores(runs: Sequence[Run]) -> list[Row]:
-    """A row for each score, of which the best is marked."""
+    """A row for each score, of which the best is marked, after Recall@1 with its interval."""
+    rows = []
+    if any(run.found.interval for run in runs):
+        found = [run.found.interval or [math.nan] * 3 for run in runs]
+        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
+        marked = _marked([each[0] for each in found], texts)
+        rows.append(Row("head: Recall@1 now, with its 95% interval", marked))
     columns = [
         {
             (state, part, metric): value
@@ -207,22 +174,13 @@ def _scores(runs: Sequence[Run]) -> list[Row]:
         }
         for run in runs
     ]
-    rows = []
-    for state, part, metric in dict.fromkeys(key for column in columns for key in column):
-        values = [column.get((state, part, metric), math.nan) for column in columns]
+    for label, values in _rows(columns):
+        state, part, metric = label
         *place, name = metric.split("/")
-        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values])))
+        words = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        numbers = [math.nan if value == "" else value for value in values]
+        rows.append(Row(words, _marked(numbers, [f"{value:.4f}" for value in numbers])))
     return rows
-
-
-def _intervals(runs: Sequence[Run]) -> list[Row]:
-    if not any(run.found.interval for run in runs):
-        return []
-    found = [run.found.interval or [math.nan] * 3 for run in runs]
-    texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
-    marked = _marked([each[0] for each in found], texts)
-    return [Row("head: Recall@1 now, with its 95% interval", marked)]
 
 
 def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
@@ -235,22 +193,17 @@ def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
 
 def _curves(runs: Sequence[Run]) -> str:
     """A figure of all metrics over the steps, learned scalars among them; '' without any."""
-    objectives = [run.found.run.config.objective for run in runs]
-    learned = {name: f"Learned {name}" for each in objectives for name in reported_names(each)}
-    titles = {
-        name: title
-        for name, title in {**_CURVES, **learned}.items()
-        if any(name in line for run in runs for line in run.metrics)
-    }
+    logged = {name for run in runs for line in run.metrics for name in line}
+    titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
     if not titles:
         return ""
     columns = min(len(titles), 4)
     rows = -(-len(titles) // columns)
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (name, title) in zip(panels, titles.items(), strict=False):
+    for axes, name in zip(panels, titles, strict=False):
         _draw_curve(axes, runs, name)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
     if len(runs) > 1:
@@ -262,7 +215,7 @@ def _curves(runs: Sequence[Run]) -> str:
 
 
 def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Draws a metric over the steps; every axis but that of the loss begins at 0."""
+    """Draws a metric over the steps, on an axis that shows 0."""
     for i, run in enumerate(runs):
         found = [(line["step"], _value(line[metric])) for line in run.metrics if metric in line]
         colour = COLOURS[i % len(COLOURS)]
@@ -270,8 +223,7 @@ def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     axes.grid(color="0.9")
     axes.ticklabel_format(useOffset=False)
     axes.locator_params(nbins=5)
-    if metric != "loss":
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
 
 def _value(found: Any) -> float:
@@ -299,12 +251,8 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Failures of each run in turn, then successes of all, half of the queries if there are any."""
     failures, successes = [], []
     for i, run in enumerate(runs):
-        test, items = run.run.splits.test, searched(run.run.splits)
-
-        def pair(search: Search, test: Dataset = test, items: Dataset = items) -> frozenset[str]:
-            return frozenset((test.class_name(search.query), items.class_name(search.hits[0])))
-
-        failures += [(i, search.query) for search in in_turn(run.searches[: run.failures], pair)]
+        wrong = in_turn(run.searches[: run.failures], lambda search: frozenset(search.classes))
+        failures += [(i, search.query) for search in wrong]
         successes += [(i, search.query) for search in run.searches[run.failures :]]
     wrong, right = (
         list(dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0))))
@@ -324,16 +272,15 @@ def _disk(found: RunSearches) -> dict[str, str]:
     """The disk of a run with what it says of it, relative δ and the c that suits it included."""
     run, images = found.run, found.run.splits.test
     chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
-    grouped = groupings(run.config.data.name, images)
-    grouping = grouped[title := default_grouping(grouped)]
-    points = found.points[chosen]
-    places = layout.lay_out(points, found.space)
-    ranks = layout.faithfulness(points, places, found.space)
+    points, shown = found.points[chosen], images.take(chosen)
+    title, grouped = (
+        f"{run.name}: {len(chosen):,} test images",
+        groupings(run.config.data.name, shown),
+    )
+    data = PlotData([ImageSet(title, points, grouped, [], read_rgb(shown))], found.space)
+    drawing, ranks = place_in_disk(data, "mds", None, 0)
+    draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
-    shown = f"{run.name}: {len(points):,} test images"
-    panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(images)))
-    file = io.BytesIO()
-    draw_disks(Drawing([panel], grouping.names, title), file)
     delta = curvature = ""
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(found.space, found.points))
@@ -342,12 +289,12 @@ def _disk(found: RunSearches) -> dict[str, str]:
         delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
     return {
         "image": data_url(file.getvalue(), "png"),
-        "grouping": title,
+        "grouping": drawing.legend,
         **{"rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature},
     }
 
 
-def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
+def write_own_report(folder: pathlib.Path, location: str, splits: Splits) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
     `location` is the path or URL of the folder, and names the run. Returns whether there is a
@@ -356,10 +303,9 @@ def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """
     if jax.process_count() > 1:
         return False
-    name, encodings = pathlib.Path(location).name, setup.evaluator.images.encodings
     try:
-        run = TrainedRun(name, str(folder), saved_config(folder), setup.splits)
-        write_report([run], folder / REPORT, queries=50, k=6, encodings=encodings)
+        run = TrainedRun(pathlib.Path(location).name, str(folder), saved_config(folder), splits)
+        write_report([run], folder / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

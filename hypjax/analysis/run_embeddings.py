@@ -1,12 +1,13 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
@@ -15,18 +16,14 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.features import (
-    DatasetEmbedder,
-    Encodings,
-    evaluation_input,
-    frozen_encodings,
-)
+from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder, create_embedder
+from hypjax.models import Embedder
 from hypjax.objectives import Hier, create_objective, scored_space
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
+from hypjax.system.caches import keep_compiled_programs
 from hypjax.training import setup, states
 from hypjax.training.step import create_state, evaluated_model
 
@@ -42,13 +39,18 @@ class TrainedRun(NamedTuple):
     splits: Splits
 
 
-def open_runs(names: Mapping[str, str]) -> list[TrainedRun]:
+def open_runs(workdirs: Sequence[str]) -> list[TrainedRun]:
     """Opens runs with the same test images; says which are not finished.
 
-    `names` holds each run's name in reports, by its folder or URL.
+    Their names are those of the folders, if these differ.
     """
+    keep_compiled_programs()
+    workdirs = list(dict.fromkeys(map(str, workdirs)))
+    names = [os.path.basename(os.path.abspath(workdir)) for workdir in workdirs]
+    if len(set(names)) < len(names):
+        names = list(map(redacted, workdirs))
     runs = []
-    for workdir, name in names.items():
+    for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
             config = saved_config(folder)
             if Workdir(folder, config, compared=()).results is None:
@@ -90,17 +92,12 @@ class ChosenImages(NamedTuple):
         If fewer than two classes fit, random images are chosen instead.
         """
         name, test = run.config.data.name, run.splits.test
-        if test.num_classes in (1, len(test)):
-            raise UserError(
-                f"the test images of {name} cannot be analysed by class: they are "
-                f"{test.describe()}, of which two of one class and one of another are needed"
-            )
         chosen = _choose(test.labels, most, np.random.default_rng(seed))
         images = test.take(chosen)
-        if images.num_classes < 2 or images.num_classes == len(images):
+        if images.num_classes in (1, len(images)):
             raise UserError(
-                f"--images is {most}, too few for two classes and two images of one of them; "
-                f"there are {test.describe()}"
+                f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
+                "class: two of one class and one of another are needed"
             )
         classes = f"{images.num_classes} of {test.num_classes} classes"
         summary = f"{len(images)} of {len(test)} test images, {classes}"
@@ -138,37 +135,30 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
-    config, objective = run.config, create_objective(run.config)
-    if not isinstance(objective, Hier):
-        model, params = restore_trained(run)
-        space = scored_space(config, params)
-        embed = head_points(config, model, params, space, kept_encodings(run, model))
-        return ScoredHead(embed, space, None)
+    model, params = restore_trained(run)
+    space, proxies = scored_space(run.config, params), None
+    if isinstance(create_objective(run.config), Hier):
+        proxies = np.asarray(jax.jit(space.embed)(_restore_proxies(run)))
+        space.check(proxies)
+    return ScoredHead(head_points(run, model, params, space), space, proxies)
+
+
+def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
-    with reading(run.workdir, training=True) as folder:
-        workdir = Workdir(folder, config, compared=())
-        workdir.require({"images": run.splits.fingerprint})
-        if not workdir.has_checkpoint:
-            raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
-        built = setup.build(config)
-        like = jax.eval_shape(
-            lambda: states.trees(built.learner, create_state(built.learner, built.spec))
-        )
-        with contextlib.closing(workdir.checkpoints(read_only=True)) as checkpoints:
-            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    params, (of_objective, *_) = found.trees
-    space = scored_space(config, params)
-    proxies = np.asarray(jax.jit(space.embed)(of_objective["hierarchy"]))
-    space.check(proxies)
-    model = create_embedder(config, evaluating=True)
-    embed = head_points(config, model, params, space, kept_encodings(run, model))
-    return ScoredHead(embed, space, proxies)
-
-
-def kept_encodings(run: TrainedRun, model: Embedder) -> Encodings | None:
-    """What the run has kept of its frozen encoder's embeddings; None if the encoder is trained."""
-    return frozen_encodings(run.config, model, evaluation_input(run.config), run.splits)
+    built = setup.build(run.config)
+    like = jax.eval_shape(
+        lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+    )
+    with (
+        reading(run.workdir, training=True) as folder,
+        contextlib.closing(
+            Workdir(folder, run.config, compared=()).checkpoints(read_only=True)
+        ) as checkpoints,
+    ):
+        found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+    _, (of_objective, *_) = found.trees
+    return of_objective["hierarchy"]
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:
@@ -183,22 +173,18 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
 
 
 def head_points(
-    config: ConfigDict,
-    model: Embedder,
-    params: PyTree,
-    space: Space,
-    encodings: Encodings | None = None,
+    run: TrainedRun, model: Embedder, params: PyTree, space: Space
 ) -> Callable[[Dataset], Points]:
-    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
-
-    `encodings` are what the run has kept of its frozen encoder's embeddings.
-    """
-    source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
+    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
+    config, source = run.config, evaluation_input(run.config)
+    encodings = frozen_encodings(config, model, source, run.splits)
+    scaling = config.data.mean, config.data.std
     images = DatasetEmbedder(
         model, lambda params: {"head": space}, scaling, source, config.eval.scales, encodings
     )
 
     def points(dataset: Dataset) -> Points:
+        console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
         found = images.points(params, dataset)["head"]
         space.check(found)
         return found

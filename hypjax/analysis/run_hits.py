@@ -13,14 +13,11 @@ from hypjax.analysis.hit_grid import Picture, draw_rows
 from hypjax.analysis.run_embeddings import (
     TrainedRun,
     head_points,
-    kept_encodings,
     open_runs,
     restore_trained,
     searched,
 )
-from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
-from hypjax.inference.features import Encodings
 from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
@@ -34,6 +31,7 @@ class Search(NamedTuple):
     hits: list[int]  # Indices among the searched images.
     distances: list[float]
     right: list[bool]  # Which hits show the query's class.
+    classes: tuple[str, str]  # Of the query, and of its nearest image.
 
 
 class ClassRecall(NamedTuple):
@@ -60,16 +58,15 @@ class RunSearches(NamedTuple):
     classes: list[ClassRecall]  # The lowest recall first.
 
 
-def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = None) -> RunSearches:
+def search_test_images(run: TrainedRun, k: int) -> RunSearches:
     """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. `encodings` are what a run that has just ended has kept.
+    `eval.pca`.
     """
     model, params = restore_trained(run)
     space = scored_space(run.config, params)
-    encodings = kept_encodings(run, model) if encodings is None else encodings
-    embed = head_points(run.config, model, params, space, encodings)
+    embed = head_points(run, model, params, space)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None
     points = embed(test)
@@ -86,26 +83,27 @@ def search_test_images(run: TrainedRun, k: int, encodings: Encodings | None = No
     correct = np.flatnonzero(answerable & right[:, 0])
     wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
     correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
-    searches = [
-        Search(i, found[i].tolist(), distances[i].tolist(), right[i].tolist())
-        for i in np.concatenate([wrong, correct]).tolist()
-    ]
+    searches = []
+    for i in np.concatenate([wrong, correct]).tolist():
+        names = test.class_name(i), items.class_name(found[i, 0])
+        hits = found[i].tolist(), distances[i].tolist(), right[i].tolist()
+        searches.append(Search(i, *hits, names))
     first = right[answerable, 0].astype(np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
-    classes = _classes(test, items, searches)
-    return RunSearches(run, points, space, searches, len(wrong), interval, classes)
+    return RunSearches(run, points, space, searches, len(wrong), interval, _classes(searches))
 
 
-def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[ClassRecall]:
-    searches_of = collections.defaultdict(list)
+def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
+    hits_of = collections.defaultdict(list)
     for search in searches:
-        searches_of[test.class_name(search.query)].append(search)
+        query, hit = search.classes
+        hits_of[query].append("" if search.right[0] else hit)
     classes = []
-    for name, own in searches_of.items():
-        wrong = [search.hits[0] for search in own if not search.right[0]]
-        found = collections.Counter(map(items.class_name, wrong))
-        confused, times = next(iter(found.most_common(1)), ("", 0))
-        classes.append(ClassRecall(name, len(own), 1 - len(wrong) / len(own), confused, times))
+    for name, hits in hits_of.items():
+        wrong = collections.Counter(filter(None, hits))
+        confused, times = next(iter(wrong.most_common(1)), ("", 0))
+        recall = 1 - wrong.total() / len(hits)
+        classes.append(ClassRecall(name, len(hits), recall, confused, times))
     return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 
@@ -115,7 +113,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     At most half of them, the first, find an image of another class first; if there are fewer such
     queries, more others are drawn. Classes take turns.
     """
-    (run,) = open_runs({workdir: pathlib.Path(workdir).name})
+    (run,) = open_runs([workdir])
     found = search_test_images(run, k)
     rng = np.random.default_rng(seed)
     labels = run.splits.test.labels
@@ -145,7 +143,7 @@ def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:
 
 def _row(run: TrainedRun, search: Search) -> list[Picture]:
     test, items = run.splits.test, searched(run.splits)
-    row = [Picture((test, search.query), f"query {test.class_name(search.query)}", "black")]
+    row = [Picture((test, search.query), f"query {search.classes[0]}", "black")]
     for i, distance, right in zip(search.hits, search.distances, search.right, strict=True):
         row.append(Picture((items, i), f"{distance:.3f} {items.class_name(i)}", _COLOURS[right]))
     return row

@@ -2,12 +2,12 @@
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +19,6 @@ from hypjax.analysis.run_embeddings import (
     untrained_parameters,
 )
 from hypjax.data.dataset import Dataset
-from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.objectives import scored_space
 from hypjax.objectives.comparisons import similarity
@@ -27,7 +26,6 @@ from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
 
 _BINS = 100
-_BLOCK = 512  # Points that are compared with all others at once.
 _SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
 _SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart.
 
@@ -39,17 +37,13 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
     model, trained = restore_trained(run)
-
-    def spread(state: str, params: PyTree) -> dict[str, Any]:
+    found: dict[str, Any] = {"run": run.name}
+    states = {"untrained": untrained_parameters(run.config), "trained": trained}
+    for state, params in states.items():
         space = scored_space(run.config, params)
-        points = head_points(run.config, model, params, space)(images)
-        try:
-            return find_spread(points, images.labels, space)
-        except UserError as error:
-            raise UserError(f"{run.name}, {state}: {error}") from error
-
-    before = spread("untrained", untrained_parameters(run.config))
-    return {"run": run.name, "untrained": before, "trained": spread("trained", trained)}
+        points = head_points(run, model, params, space)(images)
+        found[state] = find_spread(points, images.labels, space)
+    return found
 
 
 def find_spread(
@@ -65,19 +59,13 @@ def find_spread(
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances
     energy = np.cumsum(variances) / np.sum(variances)
-    # The range of the histograms takes one pass, and counting another: all similarities at once
-    # might not fit into memory.
-    least, largest = np.inf, -np.inf
-    for pairs in _similarities(points, labels, space):
-        found = np.concatenate(pairs)
-        least, largest = min(least, found.min()), max(largest, found.max())
-    edges = np.linspace(least, largest, _BINS + 1)
-    counts, sums = np.zeros((2, _BINS), int), np.zeros(2)
-    for pairs in _similarities(points, labels, space):
-        for i, found in enumerate(pairs):
-            counts[i] += np.histogram(found, edges)[0]
-            sums[i] += found.sum()
-    pairs = counts.sum(axis=1)
+    compare = jax.jit(lambda x: similarity(space.distance_matrix(x, x)))
+    similarities = np.asarray(compare(points), np.float64)
+    once = np.tri(len(points), k=-1, dtype=bool)
+    same = labels[:, None] == labels
+    edges = np.linspace(similarities[once].min(), similarities[once].max(), _BINS + 1)
+    found = [similarities[once & pairs] for pairs in (same, ~same)]
+    counts = np.stack([np.histogram(pairs, edges)[0] for pairs in found])
     return {
         "cumulative_energy": energy.tolist(),
         "components": {f"{share:.0%}": components(energy, share) for share in _SHARES},
@@ -85,9 +73,9 @@ def find_spread(
             "edges": edges.tolist(),
             "pairs_of_one_class": counts[0].tolist(),
             "pairs_of_different_classes": counts[1].tolist(),
-            "mean_of_one_class": float(sums[0] / pairs[0]),
-            "mean_of_different_classes": float(sums[1] / pairs[1]),
-            "overlap": float(np.minimum(*(counts / pairs[:, None])).sum()),
+            "mean_of_one_class": float(found[0].mean()),
+            "mean_of_different_classes": float(found[1].mean()),
+            "overlap": float(np.minimum(*(counts / counts.sum(axis=1, keepdims=True))).sum()),
         },
     }
 
@@ -95,19 +83,6 @@ def find_spread(
 def components(energy: Float[np.ndarray, " dim"], share: float) -> int:
     """Least number of principal components that hold a share of the variance."""
     return int(np.searchsorted(energy, share * (1 - 1e-12)) + 1)
-
-
-def _similarities(
-    points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
-) -> Iterator[tuple[Float[np.ndarray, " same"], Float[np.ndarray, " other"]]]:
-    """Yields the similarities of pairs of one class, and of different classes; each pair once."""
-    compare = jax.jit(lambda x, y: similarity(space.distance_matrix(x, y)))
-    numbers = np.arange(len(points))
-    for start in range(0, len(points) - 1, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        found = np.asarray(compare(points[block], points), np.float64)
-        same, later = labels[block, None] == labels, numbers > numbers[block, None]
-        yield found[same & later], found[~same & later]
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:

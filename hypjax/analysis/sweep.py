@@ -5,7 +5,7 @@ import math
 import operator
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -19,6 +19,7 @@ from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
 from hypjax.objectives import unused_fields
 from hypjax.runs import tables
+from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
@@ -30,6 +31,27 @@ _LINE = 30  # Characters of labels that fit below an axis.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
 # Fields that have no effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
+
+
+class Run(NamedTuple):
+    """A finished run, with its scores by the metrics that all runs have.
+
+    They are those of the run's best model or, without validation, its last.
+    """
+
+    name: str
+    config: ConfigDict
+    validation: Recalls | None  # On the validation classes, if there are any.
+    test: Recalls
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that its scores depend on, by dotted name."""
+        unused = {f"objective.{name}" for name in unused_fields(self.config.objective)} | _LABELS
+        fields = flatten(self.config).items()
+        return {n: v for n, v in fields if n not in unused and not n.startswith("run.")}
+
+
+Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
 
 
 def default_folders(
@@ -44,23 +66,23 @@ def default_folders(
     return folders
 
 
-def require_one_dataset(folders: Mapping[str, pathlib.Path]) -> None:
-    """Raises an error if runs were trained on different images."""
+def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
+    """Raises an error if a run is not finished, or was trained on other images than another."""
+    for name, folder in folders.items():
+        if read_results(folder / RESULTS) is None:
+            raise UserError(f"no finished run in {name}: it has no results.json")
     for (one, left), (other, right) in itertools.pairwise(folders.items()):
         if saved_fingerprint(left) != saved_fingerprint(right):
             raise UserError(f"{one} and {other} have different images; compare runs on one dataset")
 
 
-def common_scores(
-    results: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, Recalls], dict[str, Recalls]]:
-    """Scores on the validation classes of the runs that have any, and on the test classes.
-
-    They are those of a run's best model or, without validation, its last, by the metrics that all
-    runs have.
-    """
+def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
+    """Reads the runs that are finished."""
+    read = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: found for name, found in read.items() if found}
     held_out = {name: each["validation"] for name, each in results.items() if "validation" in each}
-    return _common(held_out), _common(results)
+    validation, test = _common(held_out), _common(results)
+    return [Run(n, saved_config(folders[n]), validation.get(n), test[n]) for n in results]
 
 
 def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
@@ -75,19 +97,17 @@ def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
     }
 
 
-def print_tables(
-    validation: Mapping[str, Recalls], test: Mapping[str, Recalls], field: str | None
-) -> None:
+def print_tables(runs: Sequence[Run], field: str | None) -> None:
     """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
 
     `field` is the one in which the runs differ, if any; seeds are summarised, and not chosen.
     """
     title, seeds = f"{field}, " if field else "", field == "seed"
-    if seeds:
-        validation, test = _with_spread(validation), _with_spread(test)
+    validation = {run.name: run.validation for run in runs if run.validation}
+    test = {run.name: run.test for run in runs}
     if validation:
         print(f"{title}recall on the validation classes:")
-        print(tables.format_results(validation))
+        print(tables.format_results(validation | (_spread(validation) if seeds else {})))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
             metric = tables.selecting(next(iter(validation.values()))["head"])
@@ -95,70 +115,38 @@ def print_tables(
             print(f"best: {best}, by {metric} of the head on the validation classes")
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
     print(f"{title}{tables.title(test).lower()}{report_only}:")
-    print(tables.format_results(test))
+    print(tables.format_results(test | (_spread(test) if seeds else {})))
 
 
-def _with_spread(runs: Mapping[str, Recalls]) -> Mapping[str, Recalls]:
-    """The scores, with the mean and the sample standard deviation over several runs."""
-    if len(runs) < 2:
-        return runs
-    spread = {
+def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
+    """The mean and the sample standard deviation of the scores over several runs."""
+    return {
         name: {
             part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
             for part, values in next(iter(runs.values())).items()
         }
         for name, statistic in (("mean", statistics.mean), ("std", statistics.stdev))
+        if len(runs) > 1
     }
-    return {**runs, **spread}
 
 
-class Run(NamedTuple):
-    """A finished run, as a figure shows it."""
+def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
+    """Draws the recalls of heads, at the smallest K, against a field of the runs.
 
-    name: str  # In messages.
-    config: ConfigDict
-    validation: float | None  # Its score on the validation classes, if there are any.
-    test: float  # Its score on the test classes.
-
-    def fields(self) -> dict[str, Any]:
-        """The fields that its scores depend on, by dotted name."""
-        unused = {f"objective.{name}" for name in unused_fields(self.config.objective)} | _LABELS
-        fields = flatten(self.config).items()
-        return {n: v for n, v in fields if n not in unused and not n.startswith("run.")}
-
-
-Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
-
-
-def draw_runs(
-    folders: Mapping[str, pathlib.Path],
-    validation: Mapping[str, Recalls],
-    test: Mapping[str, Recalls],
-    field: str,
-    output: pathlib.Path,
-) -> None:
-    """Draws the recall of the heads of runs, at the smallest K, against a field; see `draw`."""
-    score, runs = tables.selecting(next(iter(test.values()))["head"]), []
-    for name, recalls in test.items():
-        held_out = validation.get(name, {"head": {}})["head"].get(score)
-        runs.append(Run(name, saved_config(folders[name]), held_out, recalls["head"][score]))
-    draw(runs, field, score, output)
-
-
-def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> None:
-    """Draws scores against a field: on the validation classes, if there are any, and in tests.
-
-    Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
-    highest. Each combination of the other fields in which runs differ is a line. The axis of the
-    field is logarithmic for positive numbers that span more than a factor of 5, and has categories
-    for values that are no numbers.
+    They are those on the validation classes, if there are any, and on the test classes. Runs that
+    differ only in the seed are one point, their mean, with a bar from the lowest to the highest.
+    Each combination of the other fields in which runs differ is a line. The axis of the field is
+    logarithmic for positive numbers that span more than a factor of 5, and has categories for
+    values that are no numbers.
     """
     drawn = curves(runs, field)
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
-    if len({_text(value) for value in values}) < 2:
+    texts = list(dict.fromkeys(map(_text, values)))
+    if len(texts) < 2:
         raise UserError(
-            f"a figure needs runs with several values of {field}, but all have {_text(values[0])}"
+            f"a figure needs finished runs with several values of {field}, not {texts or 'none'}"
         )
+    score = tables.selecting(runs[0].test["head"])
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
         save(_figure(drawn, values, field, score), output)
@@ -204,16 +192,21 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
         "test classes (to report)": operator.attrgetter("test"),
     }
     points = [found for curve in drawn.values() for found in curve.values()]
-    if all(run.validation is None for found in points for run in found):
+    if not any(run.validation for found in points for run in found):
         del panels["validation classes (to choose by)"]
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
-    for axis, (title, score_of) in zip(axes, panels.items(), strict=True):
+    for axis, (title, recalls_of) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
         for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
-            _line(axis, curve, positions, score_of, color=colour, marker=marker)
+            found = {positions[x]: [recalls_of(run) for run in own] for x, own in curve.items()}
+            scores = {x: [each["head"][score] for each in own if each] for x, own in found.items()}
+            rows = [(x, statistics.mean(s), min(s), max(s)) for x, s in scores.items() if s]
+            x, mean, low, high = np.array(rows).reshape(-1, 4).T
+            bars = [mean - low, high - mean]
+            axis.errorbar(x, mean, yerr=bars, elinewidth=1, color=colour, marker=marker)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
     seeds = any(len(found) > 1 for found in points)
@@ -233,30 +226,12 @@ def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
     """Sets up the horizontal axis, and returns where on it each value is."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
     positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    wide = numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]
-    if wide or not numbers:
-        axis.set_xscale("log" if wide else "linear")
-        labels = [_text(value) for value in values]
-        rotation = 90 if len("".join(labels)) > _LINE else 0
-        axis.set_xticks(list(positions.values()), labels, rotation=rotation)
-        axis.set_xticks([], minor=True)
+    if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
+        axis.set_xscale("log")
+    labels = [_text(value) for value in values]
+    rotation = 90 if len("".join(labels)) > _LINE else 0
+    axis.set_xticks(list(positions.values()), labels, rotation=rotation)
+    axis.set_xticks([], minor=True)
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
     return positions
-
-
-def _line(
-    axis: Axes,
-    curve: Curve,
-    positions: Mapping[Any, float],
-    score_of: Callable[[Run], float | None],
-    **style: str,
-) -> None:
-    """Draws the means of a line's points, with bars from the lowest to the highest score."""
-    scores = {
-        positions[x]: [s for run in runs if (s := score_of(run)) is not None]
-        for x, runs in curve.items()
-    }
-    points = [(x, statistics.mean(s), min(s), max(s)) for x, s in scores.items() if s]
-    x, mean, low, high = np.array(points).reshape(-1, 4).T
-    axis.errorbar(x, mean, yerr=[mean - low, high - mean], elinewidth=1, **style)

@@ -7,7 +7,6 @@ Hierarchical Clustering" (ICML 2005), for dendrogram purity.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -119,29 +118,19 @@ def chance_purity(tree: Tree, labels: Labels) -> float:
     return float(np.sum(met * (2 + (sizes - 2) * others) / sizes) / np.sum(met))
 
 
-class Separation(NamedTuple):
-    """How a tree separates groups of labels.
-
-    Attributes:
-        nearer: Probability that two leaves of one group are nearer to each other than two leaves of
-            different groups; equal distances count half. 0.5 if the tree knows nothing of groups.
-        correlation: Spearman's correlation of the distance of two leaves and whether their groups
-            differ, where equal distances share the mean of their ranks. 0 if the tree knows nothing
-            of groups; its largest possible value is below 1, and small where few pairs are of one
-            group.
-    """
-
-    nearer: float
-    correlation: float
-
-
-def separation(tree: Tree, labels: Labels, groups: Labels) -> Separation:
+def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float]:
     """Compares the distances of leaves in the tree with their groups, over all pairs.
 
     Pairs are those of leaves with different labels. Their distance is the number of leaves of their
-    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind. Both
-    numbers are NaN if all pairs are of one group, or none is; the correlation also if all distances
-    are equal.
+    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind.
+
+    Returns:
+        The probability that two leaves of one group are nearer to each other than two leaves of
+        different groups, where equal distances count half: 0.5 if the tree knows nothing of groups.
+        And Spearman's correlation of the distance of two leaves and whether their groups differ: 0
+        if the tree knows nothing of groups. Its largest possible value is below 1, and small where
+        few pairs are of one group. Both are NaN if all pairs are of one group, or none is; the
+        correlation also if all distances are equal.
     """
     together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, of_label, of_group, of_both = (
@@ -154,14 +143,14 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> Separation:
         for pairs in (of_group - of_both, all_pairs - of_label - of_group + of_both)
     )
     if not near.any() or not far.any():
-        return Separation(np.nan, np.nan)
+        return np.nan, np.nan
     pairs, share = near + far, far.sum() / (near.sum() + far.sum())
     nearer = np.sum(far * (np.cumsum(near) - near / 2)) / (near.sum() * far.sum())
     ranks = np.cumsum(pairs) - pairs / 2
     ranks -= np.average(ranks, weights=pairs)
     variance = np.average(ranks**2, weights=pairs) * share * (1 - share)
     correlation = np.sum(far * ranks) / pairs.sum() / variance**0.5 if variance else np.nan
-    return Separation(float(nearer), float(correlation))
+    return float(nearer), float(correlation)
 
 
 def farther_in(
@@ -187,6 +176,17 @@ def ancestors(
     return np.where(closer.any(axis=1), nearest, -1)
 
 
+def _with_ancestors(
+    parents: Int[np.ndarray, " all"], nodes: Int[np.ndarray, " some"]
+) -> Bool[np.ndarray, " all"]:
+    """Marks the nodes, and all above them."""
+    marked = np.zeros(len(parents), bool)
+    while not marked[nodes := np.unique(nodes[nodes >= 0])].all():
+        marked[nodes] = True
+        nodes = parents[nodes]
+    return marked
+
+
 def ancestor_tree(
     of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
@@ -195,13 +195,7 @@ def ancestor_tree(
     Given is the proxy above each sample and each proxy, −1 for the origin. Also returns the indices
     of the proxies in the tree.
     """
-    used, found = np.zeros(len(of_proxies), bool), of_samples
-    while len(found):
-        found = np.unique(found[found >= 0])
-        found = found[~used[found]]
-        used[found] = True
-        found = of_proxies[found]
-    kept, n = np.flatnonzero(used), len(of_samples)
+    kept, n = np.flatnonzero(_with_ancestors(of_proxies, of_samples)), len(of_samples)
     nodes = np.full(len(of_proxies) + 1, n + len(kept))  # −1 finds the last, the origin.
     nodes[kept] = n + np.arange(len(kept))
     return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[kept]], [-1]]), n), kept
@@ -236,11 +230,7 @@ def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inne
     for counts in tree.counts(labels):
         holding = tree.leaves + np.flatnonzero(2 * counts[tree.leaves :] > counts[root])
         of_labels.append(holding[np.argmax(tree.depths[holding])])
-    used, found = np.zeros(len(parents), bool), np.unique(of_labels)
-    while len(found):
-        used[found] = True
-        found = np.unique(parents[found])
-        found = found[(found >= 0) & ~used[found]]
+    used = _with_ancestors(parents, np.array(of_labels))
     below = np.flatnonzero(used & (parents >= 0))
     children = np.bincount([*of_labels, *parents[below]], minlength=len(parents))
     kept = np.flatnonzero(used & ((children > 1) | (parents < 0)))

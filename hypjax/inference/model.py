@@ -17,7 +17,7 @@ from hypjax.config.own import own_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Given, given_photos
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError, devices_explained, redacted, require_package
+from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
@@ -68,7 +68,7 @@ class Model(ImageEmbedder):
         source = _located(source)
         self.source, self.part = str(source), part
         keep_compiled_programs()
-        with devices_explained(), reading(source) as folder:
+        with reading(source) as folder:
             if encoder is not None:
                 _register(folder, encoder)
             self._read(folder)

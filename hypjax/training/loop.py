@@ -35,7 +35,7 @@ class Loop:
 
     setup: Setup
     train_step: TrainStep
-    probe_step: TrainStep | None  # The step while the encoder does not change.
+    probe_step: TrainStep  # The step while the encoder does not change.
     checkpoints: Checkpoints
     monitor: Monitor
 

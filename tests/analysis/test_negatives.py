@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import anchor_table, choose, only_here, summarise, weigh
+from hypjax.analysis.negatives import anchor_table, choose, only_here, weigh
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
@@ -39,17 +39,17 @@ def test_weights_are_those_of_a_loop(monkeypatch):
         count = 1
         while weights[:count].sum() < 0.9:
             count += 1
-        assert found.numbers["carriers_of_anchors"][place] == count
+        assert found["carriers_of_anchors"][place] == count
         if place < choice.shown:
-            told = found.numbers["hardest"][place].values()
+            told = found["hardest"][place].values()
             index, _, name, items, classes, shown, shares = told
             assert (index, name) == (anchor, f"class {label}")
             assert items == nearest[:4]
             assert classes == [f"class {label}" for label in TEST.test.labels[items]]
             np.testing.assert_allclose(shown, [distances[i] for i in items], rtol=1e-5)
             np.testing.assert_allclose(shares, weights[:4], rtol=1e-4)
-    np.testing.assert_allclose(found.curve, curve, rtol=1e-4)
-    assert len(found.numbers["hardest"]) == choice.shown == 5
+    np.testing.assert_allclose(found["curve"]["weight"], curve, rtol=1e-4)
+    assert len(found["hardest"]) == choice.shown == 5
 
 
 def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
@@ -67,7 +67,7 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
     choice = choose(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
     points = np.array([[0.1], [0.0], [0.3], [0.2]], np.float32)
     found = weigh("a", np.array([[0.25]], np.float32), points, choice, BALL, 0.2)
-    assert found.numbers["hardest"][0]["items"] == [3, 0, 1]
+    assert found["hardest"][0]["items"] == [3, 0, 1]
 
 
 def test_impossible_choices_are_refused():
@@ -78,16 +78,19 @@ def test_impossible_choices_are_refused():
 
 
 def weighed(name, items):
-    classes = ["Ö U+00D6", "b" * 99, "c"]
-    hardest = {"index": 5, "name": "x.png", "label": "Ŏ", "items": items, "classes": classes}
-    hardest |= {"distances": [0.1, 0.2, 0.3], "weights": [0.5, 0.3, 0.1]}
-    return summarise(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
+    """What `weigh` returns of one anchor, as far as `only_here` and `anchor_table` read it."""
+    hardest = {"index": 5, "name": "x.png", "label": "Ŏ", "items": items}
+    hardest |= {
+        "classes": ["Ö U+00D6", "b" * 99, "c"],
+        "distances": [1, 2, 3],
+        "weights": [3, 2, 1],
+    }
+    return {"run": name, "hardest": [hardest]}
 
 
 def test_negatives_of_one_run_only_are_marked():
     runs = [weighed("a", [1, 2, 3]), weighed("b", [3, 4, 1])]
     assert only_here(runs, 0, 0) == [False, True, False]
-    assert only_here(runs, 1, 0) == [False, True, False]
     assert only_here(runs[:1], 0, 0) == [False] * 3
     title, _, *lines = anchor_table(runs, 0).splitlines()
     assert title == "anchor 5 (x.png), Ŏ" and f"a    {'b' * 23}…" in lines[1]

@@ -106,7 +106,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     expected = np.sort(model.space.distance(points[3], points))[1]
     assert hits.distances[1] == pytest.approx(expected, rel=1e-4)
 
-    (opened,) = open_runs({str(run): "run"})
+    (opened,) = open_runs([run])
     assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
     assert objective_at(opened.config, params).space == model.space
 
