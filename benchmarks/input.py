@@ -43,9 +43,7 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
         job.write_photos(folder / "small", 500, 64, [0])  # Of CUB's typical size.
     files = _open_dataset(options.images or folder / "small")
     height, width = files.sizes.mean(axis=0).round().astype(int)
-    cached = dataclasses.replace(
-        files, decoded=ArrayCache(folder / "decoded", len(files))
-    )
+    cached = dataclasses.replace(files, decoded=ArrayCache(folder / "decoded", len(files)))
     fill_cache(cached, channels=3)
     variants = {**_decoders(files), "exact pixels, host cache": cached}
     yield from _crops(variants, f"{width}×{height}", batches, _BATCH)
