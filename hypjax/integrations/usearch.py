@@ -39,7 +39,7 @@ from hypjax.retrieval.euclidean import (
 )
 from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
-from hypjax.system.files import checksums, locked, sync_all, write_json
+from hypjax.system.files import locked, sha256, sync_all, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
@@ -143,7 +143,7 @@ class GraphGallery(ArrayGallery):
         facts = json.loads((path / _FACTS).read_text())
         folder, sums = path / facts.pop("folder"), facts.pop("checksums")
         for name, expected in sums.items():  # usearch crashes on damaged files.
-            if checksums(folder / name) != expected:
+            if sha256(folder / name) != expected:
                 raise ValueError(f"the checksum of {name} is wrong")
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
@@ -181,7 +181,7 @@ class GraphGallery(ArrayGallery):
                 np.save(folder / _POINTS, self.vectors)
                 pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
                 sync_all(folder)
-                sums = {name: checksums(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)}
+                sums = {name: sha256(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)}
                 facts = {
                     "space": describe_space(self.space),
                     "fingerprint": self.fingerprint,

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hypjax import evaluate
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -137,7 +137,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
     found.insert(5, found[0]._replace(path=broken))
-    whole = embedder.embed_to(tmp_path / "whole.npz", ImageSet.of_photos(found))
+    whole = embedder.embed_to(tmp_path / "whole.npz", images_of_photos(found))
     batches, seen = embedder.batches, []
 
     def interrupted(dataset, few):
@@ -146,12 +146,12 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 
     monkeypatch.setattr(embedder, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]
     )
-    resumed = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    resumed = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -162,7 +162,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(find_photos(str(tmp_path))))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(find_photos(str(tmp_path))))
     assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
@@ -175,7 +175,7 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed_photos(found)
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
@@ -187,13 +187,13 @@ def test_a_file_of_other_images_is_not_replaced(embedder, photos_folder, tmp_pat
     shutil.copytree(photos_folder, tmp_path / "photos")
     found = find_photos(str(tmp_path / "photos"))
     path = tmp_path / "g.npz"
-    embedder.embed_to(path, ImageSet.of_photos(found))
+    embedder.embed_to(path, images_of_photos(found))
     for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
-            embedder.embed_to(path, ImageSet.of_photos(changed))
+            embedder.embed_to(path, images_of_photos(changed))
     Image.new("RGB", (25, 25)).save(found[3].path)
     with pytest.raises(UserError, match="exists already"):
-        embedder.embed_to(path, ImageSet.of_photos(found))
+        embedder.embed_to(path, images_of_photos(found))
 
 
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hypjax.data import image_set
 from hypjax.data.dataset import joined
-from hypjax.data.image_set import ImageSet, open_prepared
+from hypjax.data.image_set import open_prepared
 from hypjax.data.parts import Splits
 from hypjax.data.photo_dataset import as_dataset
 from hypjax.data.photos import Photo, find_photos
@@ -173,11 +173,11 @@ def test_joined_datasets_keep_groups_and_boxes(photos_folder):
     photos = find_photos(str(photos_folder))
     grouped = as_dataset([p._replace(superlabel=p.label[-1]) for p in photos])
     first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
-    both = ImageSet(joined(first, second), [(i,) for i in range(60)])
-    assert both.superlabels.tolist() == [photo.label[-1] for photo in photos]
-    assert both.labels.tolist() == [photo.label for photo in photos]
-    assert both[5:9].ids.tolist() == [str(photo.path) for photo in photos[5:9]]
-    assert joined(first, second).boxes is None
+    both = joined(first, second)
+    assert both.groups.tolist() == [photo.label[-1] for photo in photos]
+    assert both.class_names.tolist() == [photo.label for photo in photos]
+    assert both[5:9].names.tolist() == [str(photo.path) for photo in photos[5:9]]
+    assert both.boxes is None
 
 
 def test_splits_of_folders_and_tables_are_kept(embedder, photos_folder, tmp_path):
