@@ -101,7 +101,7 @@ def test_downloads_that_fail_are_one_sentence_and_leave_nothing_to_use(ask):
     for fault in ("portal", "dropped", "cut", "portal", "dropped"):
         assert ask(fault, "model").startswith("error: cannot read the repository me/a"), fault
         assert ask(fault, "weights").startswith("error: they are not in "), fault
-        assert "hf-hub:OWNER/NAME" in ask("", "name")
+    assert "hf-hub:OWNER/NAME" in ask("", "name")
     assert ask("", "model") == "['hypjax.json', 'model.safetensors']"
     assert ask("", "weights") == "2048"
     ask.server.shutdown()
