@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
@@ -82,25 +81,14 @@ class Evaluator:
     def query_scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, whose means are `scores`; processes share the work."""
+        """Scores of each query, whose means are `scores`."""
         queries = self._projected(params, task.queries, projections)
         searched = dict.fromkeys(queries)
         if task.gallery:
             searched = self._projected(params, task.gallery, projections)
-        count, rows = len(task.queries), None
-        # Re-ranking compares the neighbourhoods of all queries.
-        shared = jax.process_count() > 1 and not self._refinement.reranking
-        if shared:
-            rows = processes.share(count)
-        found = {
-            part: self._scored(task, queries[part], searched[part], space, rows)
-            for part, space in self.images.spaces(params).items()
-        }
-        if not shared:
-            return found
         return {
-            part: {name: processes.gather_rows(x, count) for name, x in scores.items()}
-            for part, scores in found.items()
+            part: self._scored(task, queries[part], searched[part], space)
+            for part, space in self.images.spaces(params).items()
         }
 
     def _scored(
@@ -109,10 +97,9 @@ class Evaluator:
         points: Float[np.ndarray, "queries d"],
         items: Float[np.ndarray, "gallery d"] | None,
         space: Space,
-        rows: slice | None,
-    ) -> dict[str, Float[np.ndarray, " r"]]:
+    ) -> dict[str, Float[np.ndarray, " queries"]]:
         """Scores of one part; of judged queries at each level of difficulty."""
-        how = {"space": space, "refinement": self._refinement, "rows": rows}
+        how = {"space": space, "refinement": self._refinement}
         if task.judgements is None:
             labels = task.queries.labels, task.gallery.labels if task.gallery else None
             return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)

@@ -130,7 +130,6 @@ def test_subsets_and_splits_of_a_repository(written):
     for where, words in (
         ("hf://me/photos?split=dev", "no split dev"),
         ("hf://me/photos?subset=large", "large"),
-        ("hf://me/bees", "hf://me/bees"),
         ("hf://birds", "names no repository"),
     ):
         with pytest.raises(UserError, match=words):
@@ -186,23 +185,17 @@ def test_columns_are_known_by_types_names_and_options(birds):
     ("columns", "options", "words"),
     [
         ({"label": list("abcd")}, "?label=species", "no species"),
-        ({"label": list("abcd")}, "?split=test", "no split test"),
         ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
         ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
-        ({"label": list("abcd"), "split": ["s"] * 4}, "", "has the split 's'"),
     ],
 )
-def test_mistakes_are_one_sentence(columns, options, words, birds):
+def test_mistakes_are_one_sentence(columns, options, words, birds, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=words):
         open_at(birds(**columns) + options)
-
-
-def test_damaged_and_missing_files_are_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(b"damaged" * 99)
-    for name in ("a", "b-*"):
-        with pytest.raises(UserError, match=r"cannot read .*\.tar"):
-            open_images(str(tmp_path / f"{name}.tar"))
+    with pytest.raises(UserError, match=r"cannot read .*\.tar"):
+        open_images(str(tmp_path / "a.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
         open_images(str(tmp_path / "a.tar"))
@@ -249,24 +242,18 @@ def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeyp
 
 
 def test_what_is_not_pushed_is_one_sentence(tmp_path):
-    gallery = embeddings(clusters(BALL, 30), BALL)
+    gallery, theirs = embeddings(clusters(BALL, 30), BALL), tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "photos.parquet").touch()
     with serving(tmp_path / "cache") as hub:
+        hub.put("datasets/me/gallery", theirs)
+        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
+            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
         hub.close()
         with pytest.raises(UserError, match="wrote .*, but did not upload it: the hub cannot be"):
             find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
-    where = str(tmp_path / "gallery.hf")
-    for count in (30, 20):  # Of another gallery in the same place.
-        find_export("dataset")(gallery.take(np.arange(count)), tmp_path / "gallery.hf")
-        assert len(datasets.load_dataset(where, split="gallery")) == count
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/photos.parquet").touch()
-    with serving(tmp_path / "cache") as hub:
-        hub.put("datasets/me/gallery", tmp_path / "theirs")
-        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
-            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
-        assert len(hub.commits["datasets/me/gallery"]) == 1
-    with pytest.raises(UserError, match="names no repository"):
-        find_export("hf://gallery")
+    find_export("dataset")(gallery.take(np.arange(20)), tmp_path / "gallery.hf")
+    assert len(datasets.load_dataset(str(tmp_path / "gallery.hf"), split="gallery")) == 20
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="are no inner products"):
         find_export("dataset")(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused")
