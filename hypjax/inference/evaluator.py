@@ -159,15 +159,8 @@ def create_evaluator(
         found = scored_spaces(config, params)
         return {name: space for name, space in found.items() if part_of(name) in parts}
 
-    images = DatasetEmbedder(
-        model,
-        spaces,
-        (config.data.mean, config.data.std),
-        source,
-        config.eval.scales,
-        splits and frozen_encodings(config, model, source, splits),
-    )
-    return Evaluator(images, config)
+    encodings = splits and frozen_encodings(config, model, source, splits)
+    return Evaluator(DatasetEmbedder(model, spaces, source, encodings), config)
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:

@@ -183,6 +183,9 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery, monkeypatch
             b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
         )
         assert connection.recv(999).startswith(b"HTTP/1.1 408 ")
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        assert connection.recv(999) == b""  # It is closed.
 
 
 def test_mistakes_of_the_command_are_one_sentence(run, file, model, gallery):

@@ -70,7 +70,8 @@ def test_few_images_and_few_queries_are_searched(count, dim, tmp_path):
     export_usearch(embeddings(points, BALL), path)
     gallery = open_gallery(path)
     assert gallery.recall == 1 and len(gallery.nearest(points[:1], count + 1)[0].ids) == count
-    for queries in (points[:0], points[:1], points):
+    assert found_in(gallery, points[:0], count)[1].shape == (0, count)
+    for queries in (points[:1], points):
         check_neighbours(found_in(gallery, queries, count), queries, points, BALL, 1.0)
 
 
