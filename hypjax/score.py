@@ -141,19 +141,18 @@ def _task() -> EmbeddedTask:
     from hypjax.system import console
 
     truth = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
-    # In a ball, prefixes are those of features before they are clipped.
-    queries, how = None, {"space": _space(), "keep_features": bool(_PREFIX.value)}
+    queries, space = None, _space()
     splits = open_prepared(_DATASET.value, _DATA_DIR.value) if _DATASET.value else None
     for note in splits.notes if splits else ():
         console.say(note)
     if _ENCODER.encoder.value:
         embeddings = _embedded(splits)
     else:
-        embeddings = Embeddings.load(_EMBEDDINGS.value, labels=_LABELS.value, **how)
+        embeddings = Embeddings.load(_EMBEDDINGS.value, space, labels=_LABELS.value)
         if splits:
             require_images(embeddings, splits)
     if _QUERIES.value:
-        queries = Embeddings.load(_QUERIES.value, labels=_QUERY_LABELS.value, **how)
+        queries = Embeddings.load(_QUERIES.value, space, labels=_QUERY_LABELS.value)
     return task_of(embeddings, queries, truth, splits.judgements if splits else None)
 
 
@@ -168,7 +167,7 @@ def _embedded(splits: Splits | None) -> Embeddings:
     file = command.output_file(_EMBEDDINGS, ".npz")
     images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
     _ENCODER.open(batch_size=_BATCH_SIZE.value).embed_to(file, images)
-    return Embeddings.load(file, _space(), keep_features=False)
+    return Embeddings.load(file, _space())
 
 
 def _space() -> Space | None:

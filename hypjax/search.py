@@ -67,15 +67,12 @@ def main(overrides: list[str]) -> None:
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
-    if _PREFIX.value and _RERANK.value:
-        raise UserError("--rerank compares the neighbours of all images; leave out --prefix")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
     from hypjax.inference.model import load
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.gallery_files import open_gallery
-    from hypjax.retrieval.prefixes import Shortlist
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -98,8 +95,8 @@ def main(overrides: list[str]) -> None:
             embedder = _ENCODER.open(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match
     reranking = Reranking() if _RERANK.value else None
-    shortlist = Shortlist(_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else None
-    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, shortlist)
+    prefix = (_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else ()
+    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, *prefix)
     results = find_hits(queries, photos, gallery, _K.value, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw

@@ -1,12 +1,16 @@
-"""The Poincaré ball as a space."""
+"""The Poincaré ball as a space, and what it shares with the hyperboloid."""
 
 import dataclasses
+import numbers
+from types import ModuleType
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
+from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.spaces import (
     MAX_SQUARE_NORM,
@@ -14,20 +18,67 @@ from hypjax.geometry.spaces import (
     Role,
     SearchTerms,
     as_tree,
-    raise_on_flaws,
     require_positive,
-    require_radius,
-    require_searchable,
 )
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
+_SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
 _SQRT2 = 2**0.5
+
+
+class CurvedSpace(InnerProductSpace):
+    """A model of hyperbolic space, with distances and means by the functions of its module."""
+
+    functions: ClassVar[ModuleType]
+    c: float | Float[Array, ""]
+    clip_radius: float | None
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if a number is out of range, or no number."""
+        require_positive("c", self.c)
+        radius: Any = self.clip_radius
+        if radius is not None and not (isinstance(radius, numbers.Real) and radius > 0):
+            raise ValueError(f"clip_radius is {radius!r}; it must be a number above 0, or None")
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
+        return self.functions.dist(x, y, self.c)
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The Fréchet mean, see `poincare.frechet_mean`."""
+        return self.functions.frechet_mean(x, self.c, weights)
+
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """sinh²(√c·d/2)/c of the distance d."""
+        return self.functions.separation(x, y, self.c)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """(2/√c)·asinh(√(c·separation))."""
+        return poincare.dist_at(separation, self.c)
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
+        """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
+        return self.functions.dist_matrix(x, y, self.c)
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
+        if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
+            raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
+        super().check(x, first=first)
 
 
 @as_tree
 @dataclasses.dataclass(frozen=True)
-class PoincareBall(InnerProductSpace):
+class PoincareBall(CurvedSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
 
     Attributes:
@@ -37,20 +88,10 @@ class PoincareBall(InnerProductSpace):
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
     """
 
+    functions = poincare
     c: float | Float[Array, ""] = 0.1
     clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
     riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    def __post_init__(self) -> None:
-        """Raises a `ValueError` if a number is out of range, or no number."""
-        require_positive("c", self.c)
-        require_radius(self.clip_radius)
-        if self.riemannian not in (True, False):
-            raise ValueError(f"riemannian is {self.riemannian!r}; it must be True or False")
-
-    def __repr__(self) -> str:
-        riemannian = ", riemannian=True" if self.riemannian else ""
-        return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
 
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"
@@ -74,37 +115,9 @@ class PoincareBall(InnerProductSpace):
         v = poincare.clip_features(features, longest)
         return poincare.project(poincare.expmap0(v, self.c), self.c)
 
-    def distance(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """Geodesic distances, see `poincare.dist`."""
-        return poincare.dist(x, y, self.c)
-
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
-
-    def mean(
-        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Float[Array, "*b d"]:
-        """The Fréchet mean, see `poincare.frechet_mean`."""
-        return poincare.frechet_mean(x, self.c, weights)
-
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """sinh²(√c·d/2)/c, see `poincare.separation`."""
-        return poincare.separation(x, y, self.c)
-
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """(2/√c)·asinh(√(c·separation))."""
-        return poincare.dist_at(separation, self.c)
-
-    def distance_matrix(
-        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-    ) -> Float[Array, "n m"]:
-        """Geodesic distances of all pairs, see `poincare.dist_matrix`."""
-        return poincare.dist_matrix(x, y, self.c)
 
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
@@ -159,18 +172,11 @@ class PoincareBall(InnerProductSpace):
         return x
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks rows that are not finite, not inside the ball in float32, or too far out."""
+        """Marks rows that are not inside the ball in float32, or too far out."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
-        return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < MAX_SQUARE_NORM)}
-
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are finite and inside the ball in float32.
-
-        Scores would overflow in the huge balls of a tiny c > 0; it is an error, too.
-        """
-        require_searchable(self.c)
-        outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
-        words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
-        raise_on_flaws(self, x, first, words)
+        return {
+            "is outside the ball of radius 1/√c, or too close to its surface": ~inside,
+            "is too far out": ~(xx < MAX_SQUARE_NORM),
+        }

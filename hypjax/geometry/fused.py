@@ -99,14 +99,6 @@ class Fused(Space):
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return sum(weight * space.distance_matrix(a, b) for (space, weight), a, b in pairs)
 
-    def flaws(self, x: Float[ArrayLike, "n m*d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks rows whose coordinates in a space are not a point of it."""
-        pairs = zip(self.parts, self.split(x), strict=True)
-        found = [space.flaws(a) for (space, _), a in pairs]
-        return {
-            f"{name} {i}": rows for i, flaws in enumerate(found) for name, rows in flaws.items()
-        }
-
     def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points of each space."""
         for (space, _), coordinates in zip(self.parts, self.split(x), strict=True):

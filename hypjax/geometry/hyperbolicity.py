@@ -20,7 +20,6 @@ from hypjax.errors import UserError
 
 # Relative δ of the Poincaré disk of curvature −1, truncated where float32 ends (Khrulkov et al.).
 _DISK_DELTA = 0.144
-_MIN_POINTS = 4  # Any three points embed in a tree.
 _TILE = 512  # Largest side of a tile of the product, so that it fits into a CPU's cache.
 _CHUNK = 16  # Terms of the product that are reduced into a tile at a time.
 
@@ -47,7 +46,7 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     distances = jnp.asarray(distances)
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise UserError(f"distances must be a square matrix, got shape {distances.shape}")
-    _check_count(len(distances))
+    _require_four(distances)
     return _delta(distances.astype(jnp.result_type(jnp.float32, distances)))
 
 
@@ -64,8 +63,8 @@ def relative_delta(
 
     Args:
         points: Coordinates before any map into a hyperbolic space, [n, d], floating point.
-        num_samples: Points per sample, drawn without replacement. If there are no more points than
-            this, every sample is all points in their order, so the value is computed only once.
+        num_samples: Points per sample, at least 4, drawn without replacement. If there are no more
+            points, every sample is all of them in their order, and the value is computed once.
         num_trials: Number of samples.
         key: Random key. With the same key, more trials start with the same samples.
 
@@ -73,14 +72,13 @@ def relative_delta(
         One value per sample, [num_trials], float32.
 
     Raises:
-        UserError: The points are not a floating-point [n, d] array, not finite or fewer than 4; the
-            points of a sample are identical; or num_samples or num_trials is too small.
+        UserError: There are fewer than 4 points, one is not finite, or those of a sample are
+            identical.
     """
-    points = _check_points(points)
-    if num_samples < _MIN_POINTS:
-        raise UserError(f"num_samples must be at least {_MIN_POINTS}, got {num_samples}")
-    if num_trials < 1:
-        raise UserError(f"num_trials must be at least 1, got {num_trials}")
+    points = np.asarray(points)
+    _require_four(points)
+    if not np.isfinite(points).all():
+        raise UserError("the points are not all finite: they have no relative delta")
     if len(points) <= num_samples:
         return np.full(num_trials, _relative_delta(_normalise(points)), np.float32)
     deltas = np.empty(num_trials, np.float32)
@@ -105,22 +103,9 @@ def curvature_from_delta(delta: float) -> float:
     return (_DISK_DELTA / float(delta)) ** 2
 
 
-def _check_points(points: Float[ArrayLike, "n d"]) -> Float[np.ndarray, "n d"]:
-    points = np.asarray(points)
-    if points.ndim != 2 or 0 in points.shape:
-        raise UserError(f"points must be [number, dimension], got shape {points.shape}")
-    if not jnp.issubdtype(points.dtype, jnp.floating):
-        raise UserError(f"points must be floating-point numbers, got {points.dtype}")
-    _check_count(len(points))
-    invalid = np.flatnonzero(~np.isfinite(points).all(axis=1))
-    if len(invalid):
-        raise UserError(f"point {invalid[0]} is not finite ({len(invalid)} of {len(points)} rows)")
-    return points
-
-
-def _check_count(points: int) -> None:
-    if points < _MIN_POINTS:
-        raise UserError(f"hyperbolicity needs at least {_MIN_POINTS} points, got {points}")
+def _require_four(points: Array | np.ndarray) -> None:
+    if len(points) < 4:  # Any three points embed in a tree.
+        raise UserError(f"hyperbolicity needs at least 4 points, got {len(points)}")
 
 
 def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:

@@ -7,25 +7,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic, lorentz, poincare
-from hypjax.geometry.ball import PoincareBall
-from hypjax.geometry.spaces import (
-    MAX_SQUARE_NORM,
-    InnerProductSpace,
-    Role,
-    SearchTerms,
-    as_tree,
-    raise_on_flaws,
-    require_positive,
-    require_radius,
-    require_searchable,
-)
+from hypjax.geometry.ball import CurvedSpace, PoincareBall
+from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
 
 
 @as_tree
 @dataclasses.dataclass(frozen=True)
-class Lorentz(InnerProductSpace):
+class Lorentz(CurvedSpace):
     """The hyperboloid of curvature −c with the geodesic distance (MERU, ICML 2023).
 
     It is isometric to `PoincareBall(c, clip_radius)`: features are embedded at the same distances
@@ -41,6 +31,7 @@ class Lorentz(InnerProductSpace):
         feature_scale: Factor of features, above 0.
     """
 
+    functions = lorentz
     c: float | Float[Array, ""] = 0.1
     clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
     feature_scale: float | Float[Array, ""] = dataclasses.field(
@@ -49,8 +40,7 @@ class Lorentz(InnerProductSpace):
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
-        require_positive("c", self.c)
-        require_radius(self.clip_radius)
+        super().__post_init__()
         require_positive("feature_scale", self.feature_scale)
 
     def __str__(self) -> str:
@@ -75,38 +65,10 @@ class Lorentz(InnerProductSpace):
         (features,) = arithmetic.inexact(features)
         return features * jnp.asarray(self.feature_scale, features.dtype)
 
-    def distance(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """Geodesic distances, see `lorentz.dist`."""
-        return lorentz.dist(x, y, self.c)
-
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by half the logarithmic map at the origin."""
         v = lorentz.logmap0(x, self.c) / 2
         return v / jnp.asarray(self.feature_scale, v.dtype)
-
-    def mean(
-        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Float[Array, "*b d"]:
-        """The Fréchet mean, see `lorentz.frechet_mean`."""
-        return lorentz.frechet_mean(x, self.c, weights)
-
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """sinh²(√c·d/2)/c, see `lorentz.separation`."""
-        return lorentz.separation(x, y, self.c)
-
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """(2/√c)·asinh(√(c·separation))."""
-        return poincare.dist_at(separation, self.c)
-
-    def distance_matrix(
-        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-    ) -> Float[Array, "n m"]:
-        """Geodesic distances of all pairs, see `lorentz.dist_matrix`."""
-        return lorentz.dist_matrix(x, y, self.c)
 
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
@@ -154,17 +116,7 @@ class Lorentz(InnerProductSpace):
         return lorentz.from_poincare(x, self.c)
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks rows that are not finite, or too far out."""
+        """Marks rows that are too far out for float32."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
-        near = (xx < MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2)
-        return {"infinite": ~jnp.isfinite(xx), "far": ~near}
-
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are finite and not too far out for float32.
-
-        Scores would overflow for a tiny c > 0; it is an error, too.
-        """
-        require_searchable(self.c)
-        words = {"infinite": "is not finite", "far": "is too far out"}
-        raise_on_flaws(self, x, first, words)
+        return {"is too far out": ~((xx < MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2))}

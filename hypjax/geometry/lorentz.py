@@ -119,7 +119,7 @@ def dist_matrix(
     that takes their mean to the origin. Close points lose digits as in `poincare.dist_matrix`.
     """
     x, y = arithmetic.floating(x, y)
-    centre = _best_origin(lax.stop_gradient(x), c)
+    centre = poincare.best_origin(separation, lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = (_in_ball(*moved_to_origin(z, centre, c), c) for z in (x, y))
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
@@ -164,13 +164,6 @@ def _difference(x: Array, y: Array, c: Scalar) -> Array:
     first = x_cosh < y_cosh
     nearer, cosh = jnp.where(first, x, y), jnp.where(first, x_cosh, y_cosh)
     return delta * ((1 + cosh) / scale) - nearer * (rise / scale)
-
-
-def _best_origin(x: Array, c: Scalar) -> Array:
-    """The mean of the points if all are nearer to it than the farthest is to the origin."""
-    mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
-    from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
-    return jnp.where(from_mean < from_origin, mean, origin)
 
 
 def _in_ball(x: Array, q: Array, c: Scalar) -> tuple[Array, Array]:

@@ -22,6 +22,8 @@ Sources: Ganea et al., "Hyperbolic Neural Networks" (NeurIPS 2018), Section 2, f
 operations and the maps; Ermolov et al., "Hyperbolic Vision Transformers" (CVPR 2022), Eqs. 1-3.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -159,14 +161,15 @@ def logmap(
 ) -> Float[Array, "*b d"]:
     """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
     x, y = arithmetic.floating(x, y)
-    difference, q = _mobius_difference(x, y, c)
+    difference, s, p = _mobius_difference(x, y, c)
+    q = s / p
     # artanh(√c‖w‖) / (√c‖w‖) for w = −x ⊕ y.
     length = arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)
     return difference * length * (1 - c * arithmetic.square_norm(x))
 
 
-def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
-    """(−x) ⊕ y and q = s/P, in a form that is exactly 0 for x = y.
+def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Array]:
+    """(−x) ⊕ y, s and P, in a form that is exactly 0 for x = y.
 
     The numerator of the textbook formula, (1 − c‖x‖²)·y − (1 − 2c⟨x,y⟩ + c‖y‖²)·x, is rearranged
     in terms of y − x. The denominator equals P + c·s.
@@ -175,7 +178,7 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     s = arithmetic.square_norm(delta)
     inside = 1 - c * arithmetic.square_norm(x)
     p = inside * (1 - c * arithmetic.square_norm(y))
-    return (inside * delta - c * s * x) / (p + c * s), s / p
+    return (inside * delta - c * s * x) / (p + c * s), s, p
 
 
 def dist(
@@ -218,14 +221,14 @@ def dist_matrix(
     spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
     """
     x, y = arithmetic.floating(x, y)
-    centre = _best_origin(lax.stop_gradient(x), c)
-    (x, x_gap), (y, y_gap) = _moved_to_origin(x, centre, c), _moved_to_origin(y, centre, c)
+    centre = best_origin(separation, lax.stop_gradient(x), c)
+    (x, x_gap), (y, y_gap) = (_moved_to_origin(z, centre, c) for z in (x, y))
     # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
 
 
-def _best_origin(x: Array, c: Scalar) -> Array:
+def best_origin(separation: Callable[[Array, Array, Scalar], Array], x: Array, c: Scalar) -> Array:
     """The mean of the points if all are nearer to it than the farthest is to the origin."""
     mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
     from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
@@ -234,11 +237,8 @@ def _best_origin(x: Array, c: Scalar) -> Array:
 
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     """W = (−m) ⊕ x for a centre m, and 1 − c‖w‖²."""
-    delta = x - centre
-    s = arithmetic.square_norm(delta)
-    inside = 1 - c * arithmetic.square_norm(centre)
-    p = inside * (1 - c * arithmetic.square_norm(x))
-    return (inside * delta - c * s * centre) / (p + c * s), p / (p + c * s)
+    moved, s, p = _mobius_difference(centre, x, c)
+    return moved, p / (p + c * s)
 
 
 def frechet_mean(
@@ -273,7 +273,8 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
 
     def step(carry):
         mean, moving, count = carry
-        w, q = _mobius_difference(mean[..., None, :], x, c)
+        w, s, p = _mobius_difference(mean[..., None, :], x, c)
+        q = s / p
         move = _majorised_step(w, q, c, weights)
         mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each on its own.
         moving &= arithmetic.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
@@ -294,7 +295,8 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
     """The mean after a Newton step, which does not move it but carries its derivatives."""
-    step = _newton_step(*_mobius_difference(mean[..., None, :], x, c), c, weights)
+    w, s, p = _mobius_difference(mean[..., None, :], x, c)
+    step = _newton_step(w, s / p, c, weights)
     return mobius_add(mean, expmap0(step / 2, c), c)
 
 

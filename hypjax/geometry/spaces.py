@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
-from hypjax.geometry.arithmetic import Scalar
 
 if TYPE_CHECKING:
     from hypjax.geometry.ball import PoincareBall
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 Role = Literal["query", "gallery"]
 # Above this ‖x‖², the search terms of a point would overflow in float32.
 MAX_SQUARE_NORM = 1e37
-_SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 of a space that is searched.
+_INFINITE = "is not finite"
 _FEW = 2**12  # Rows, up to which their number is rounded up.
 
 
@@ -107,14 +106,32 @@ class Space(Protocol):
         raise TypeError(f"{self} is not isometric to a Poincaré ball")
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks the rows that are not points of the space, by the name of the flaw."""
+        """Marks finite rows that are not points of the space, by what a message says of them."""
+        return {}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Checks that all rows are points of the space.
 
+        By default those are the finite rows without `flaws`. The device that holds the rows
+        searches for others.
+
         Raises:
             UserError: A row is not; the message names it, and counts from `first`.
         """
+        if not len(x):
+            return
+        checked = x
+        if isinstance(x, np.ndarray) and len(x) < _FEW:  # Or each number of queries were compiled.
+            checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
+        with jax.enable_x64(True):
+            found = jax.device_get(_flaws(self, checked))
+        for why in sorted(found, key=lambda why: why != _INFINITE):  # It may have other flaws, too.
+            rows = np.flatnonzero(found[why][: len(x)])
+            if len(rows):
+                raise UserError(
+                    f"embedding {first + rows[0]} {why} ({len(rows)} of {len(x)} rows)"
+                    + ("; points are what space.embed(features) returns" * (why != _INFINITE))
+                )
 
 
 @runtime_checkable
@@ -168,30 +185,6 @@ def as_tree(space: type) -> type:
     return space
 
 
-def raise_on_flaws(
-    space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]
-) -> None:
-    """Raises a `UserError` for the first flaw; the device that holds the points searches for it.
-
-    `first` is the number of the first row in messages, and `words` are, by the name of a flaw, what
-    follows the number of the row.
-    """
-    if not len(x):
-        return
-    checked = x
-    if isinstance(x, np.ndarray) and len(x) < _FEW:  # Or each number of queries were compiled.
-        checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
-    with jax.enable_x64(True):
-        found = jax.device_get(_flaws(space, checked))
-    for flaw, why in words.items():
-        rows = np.flatnonzero(found[flaw][: len(x)])
-        if len(rows):
-            raise UserError(
-                f"embedding {first + rows[0]} {why} ({len(rows)} of {len(x)} rows)"
-                + ("" if flaw == "infinite" else "; points are what space.embed(features) returns")
-            )
-
-
 @jax.jit
 def distance_matrix(
     space: Space, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
@@ -208,7 +201,8 @@ def features(space: Space, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
 
 @jax.jit
 def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-    return space.flaws(x.astype(jnp.float64))
+    x = x.astype(jnp.float64)
+    return {_INFINITE: ~jnp.isfinite(jnp.sum(x * x, axis=-1))} | space.flaws(x)
 
 
 def require_positive(name: str, value: Any) -> None:
@@ -221,16 +215,3 @@ def require_positive(name: str, value: Any) -> None:
     known = isinstance(value, numbers.Real | np.ndarray) and np.asarray(value).dtype.kind in "iuf"
     if not known or not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf)):
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")
-
-
-def require_radius(clip_radius: Any) -> None:
-    """Raises a `ValueError` for a clip radius that is neither a number above 0 nor None."""
-    known = clip_radius is None or (isinstance(clip_radius, numbers.Real) and clip_radius > 0)
-    if not known:
-        raise ValueError(f"clip_radius is {clip_radius!r}; it must be a number above 0, or None")
-
-
-def require_searchable(c: Scalar) -> None:
-    """Raises a `UserError` for a c at which scores overflow: above 0, but below 1e-12."""
-    if not (c == 0 or c >= _SMALLEST_CURVATURE):
-        raise UserError(f"c is {float(c):g}; to search, it must be 0 or at least 1e-12")

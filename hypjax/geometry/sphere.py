@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic
-from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, raise_on_flaws
+from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms
 
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
@@ -82,14 +82,7 @@ class Sphere(InnerProductSpace):
         return SearchTerms(vectors, vectors, offset, jnp.ones_like(offset))
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks rows that are not finite or not of length 1."""
+        """Marks rows that are not of length 1."""
         (x,) = arithmetic.inexact(x)
-        xx = jnp.sum(x * x, axis=-1)
-        wrong = ~(jnp.abs(jnp.sqrt(xx) - 1) <= _LENGTH_TOLERANCE)
-        return {"infinite": ~jnp.isfinite(xx), "length": wrong}
-
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are finite and of length 1."""
-        raise_on_flaws(
-            self, x, first, {"infinite": "is not finite", "length": "is not of length 1"}
-        )
+        length = jnp.sqrt(jnp.sum(x * x, axis=-1))
+        return {"is not of length 1": ~(jnp.abs(length - 1) <= _LENGTH_TOLERANCE)}

@@ -1,6 +1,5 @@
 """Searching a gallery with images as queries, and what that finds."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -82,7 +81,7 @@ def find_hits(
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
-    if dataclasses.replace(refinement, shortlist=None) != Refinement():
+    if refinement.expansion or refinement.reranking:
         match = None
     return [
         Hits(

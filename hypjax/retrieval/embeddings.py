@@ -4,15 +4,16 @@ A file holds points of a space, as runs embed them, or the features of any other
 mapped into a space when they are read.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
@@ -21,13 +22,11 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
-from hypjax.retrieval.feature_files import FORMAT, FeatureTable, as_names, feature_table
+from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
-from hypjax.retrieval.prefixes import prefix_points
+from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import replacing
-
-_BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -51,9 +50,9 @@ class Embeddings(ArrayGallery):
     ids: np.ndarray
     labels: np.ndarray
     space: Space
-    fingerprint: str
-    images: str
-    unreadable: dict[str, str]
+    fingerprint: str = ""
+    images: str = ""
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     given: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
@@ -66,7 +65,6 @@ class Embeddings(ArrayGallery):
         *,
         space: Space | None = None,
         ids: Sequence[str] | None = None,
-        points: bool = False,
     ) -> "Embeddings":
         """Embeddings of any model.
 
@@ -75,31 +73,21 @@ class Embeddings(ArrayGallery):
             labels: Names or numbers of their classes, [n]; None if they are unknown.
             space: The space; `Sphere()`, which compares by cosine, if it is None.
             ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
-            points: Whether the features are points of the space already.
 
         Raises:
             UserError: An array has another shape or type, or a row is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
-        table = feature_table(
-            {n: None if x is None else np.asarray(x) for n, x in arrays.items()}, "the arrays"
-        )
-        return cls._of_table(table, space, points=points)
+        return cls._of_table(feature_table(arrays, "the arrays"), space)
 
     @classmethod
-    def _of_table(
-        cls, table: FeatureTable, space: Space | None, *, points: bool = False, keep: bool = True
-    ) -> "Embeddings":
+    def _of_table(cls, table: FeatureTable, space: Space | None, **origin: Any) -> "Embeddings":
         space = Sphere() if space is None else space
         inputs.check_space(space)
-        features = table.features
-        vectors = np.asarray(features, np.float32) if points else _embedded(space, features, keep)
-        found = cls(
-            *(vectors, table.ids, table.labels, space, "", "", {}),
-            given=None if points or not keep else features,
-            splits=table.splits,
-            superlabels=table.superlabels,
-        )
+        embed = jax.jit(lambda features: space.embed(features.astype(jnp.float32)))
+        vectors = inputs.by_blocks(embed, table.features)
+        columns = table._asdict()
+        found = cls(vectors, space=space, given=columns.pop("features"), **columns, **origin)
         found.check()
         return found
 
@@ -126,7 +114,7 @@ class Embeddings(ArrayGallery):
         vectors, given = prefix_points(self.vectors, dim, space=self.space), None
         if self.given is not None:
             given = np.ascontiguousarray(self.given[:, :dim])
-            vectors = _embedded(self.space, given, keep=True)
+            vectors = self._of_table(FeatureTable(given, self.ids, self.labels), self.space).vectors
         own = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
         fingerprint = own if self.fingerprint else ""
         return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
@@ -137,15 +125,14 @@ class Embeddings(ArrayGallery):
         Raises:
             UserError: One is not; the message names the first.
         """
-        for rows in inputs.blocks(len(self), _BLOCK):
-            self.space.check(self.vectors[rows], first=rows.start)
+        inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
-        path and reason), `space` (JSON), `fingerprint`, `images`, `format`, and perhaps `splits`
-        and `superlabels`.
+        path and reason), `space` (JSON), `fingerprint`, `images`, and perhaps `splits` and
+        `superlabels`.
 
         Raises:
             UserError: A vector is not a point of the space, or the file cannot be written.
@@ -158,7 +145,6 @@ class Embeddings(ArrayGallery):
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
             np.savez(
                 opened,
-                format=np.array(FORMAT),
                 **rows,
                 **{name: column for name, column in groups.items() if column is not None},
                 ids=self.ids,
@@ -176,7 +162,6 @@ class Embeddings(ArrayGallery):
         space: Space | None = None,
         *,
         labels: str | os.PathLike[str] | None = None,
-        keep_features: bool = True,
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
@@ -185,8 +170,6 @@ class Embeddings(ArrayGallery):
             space: The space to map features into, also those of points of another space. None is
                 the space of the file, or else `Sphere()`.
             labels: A file with the classes, if the first one has none.
-            keep_features: Whether features are kept besides the points, so that `features` returns
-                them as they were.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -194,39 +177,36 @@ class Embeddings(ArrayGallery):
         """
         path = pathlib.Path(path).expanduser()
         arrays = feature_files.read_arrays(path, labels)
-        if "features" not in arrays:
-            found = cls._of_points(path, arrays)
-            if space is None or describe_space(space) == describe_space(found.space):
-                return found
-            table = feature_table({**arrays, "features": found.features()}, str(path))
-            return cls._of_table(table, space, keep=keep_features)
-        table = feature_table(arrays, str(path))
-        if "format" not in arrays:
-            return cls._of_table(table, space, keep=keep_features)
-        with _explained(path):
-            space = space or space_of(json.loads(str(arrays["space"])))
-            found = cls._of_table(table, space, keep=keep_features)
-            return dataclasses.replace(found, **_origin(arrays))
+        if "space" in arrays:
+            return cls._of_file(path, arrays, space)
+        return cls._of_table(feature_table(arrays, str(path)), space)
 
     @classmethod
-    def _of_points(cls, path: pathlib.Path, arrays: dict[str, np.ndarray]) -> "Embeddings":
-        if str(arrays.get("format")) != FORMAT:
-            names = ", ".join(sorted(arrays)) or "none"
-            raise UserError(
-                f"{path} has no array features, and was not written by hypjax.embed; its arrays "
-                f"are {names}"
-            )
-        with _explained(path):
-            return cls(
-                vectors=arrays["vectors"],
-                ids=arrays["ids"],
-                # Perhaps of another file.
-                labels=as_names(arrays["labels"], "labels", len(arrays["vectors"]), str(path)),
-                space=space_of(json.loads(str(arrays["space"]))),
-                **_origin(arrays),
-                splits=arrays.get("splits"),
-                superlabels=arrays.get("superlabels"),
-            )
+    def _of_file(
+        cls, path: pathlib.Path, arrays: dict[str, np.ndarray], space: Space | None
+    ) -> "Embeddings":
+        """The embeddings of a file that `save` wrote."""
+        try:
+            known = space_of(json.loads(str(arrays["space"])))
+            origin = {
+                "fingerprint": str(arrays["fingerprint"]),
+                "images": str(arrays["images"]),
+                "unreadable": dict(arrays["unreadable"].tolist()),
+            }
+            if "features" in arrays:
+                return cls._of_table(feature_table(arrays, str(path)), space or known, **origin)
+            vectors, ids = arrays["vectors"], arrays["ids"]
+            # Perhaps of another file.
+            labels = as_names(arrays["labels"], "labels", len(vectors), str(path))
+            groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}); embed the images again") from error
+        found = cls(vectors, ids, labels, known, **groups, **origin)
+        if space is None or describe_space(space) == describe_space(known):
+            return found
+        return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
 
     def nearest_refined(
         self,
@@ -263,45 +243,6 @@ class Embeddings(ArrayGallery):
         return np.asarray(self.space.features(self.vectors))
 
 
-def _origin(arrays: dict[str, np.ndarray]) -> dict[str, object]:
-    """The fields of a file that say where embeddings come from."""
-    return {
-        "fingerprint": str(arrays["fingerprint"]),
-        "images": str(arrays["images"]),
-        "unreadable": dict(arrays["unreadable"].tolist()),
-    }
-
-
-@contextlib.contextmanager
-def _explained(path: pathlib.Path) -> Iterator[None]:
-    """Reports fields of a file that are missing, or have other types, in one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); embed the images again") from error
-
-
-def _embedded(
-    space: Space, features: Float[np.ndarray, "n d"], keep: bool
-) -> Float[np.ndarray, "n k"]:
-    """Maps features into a space, in their own memory if they need not be kept."""
-    embed = jax.jit(space.embed)
-    points = None
-    for rows in inputs.blocks(len(features), _BLOCK):
-        block = inputs.float32(features[rows])
-        # Padded, so that one program is compiled.
-        padded = inputs.pad_rows(block, min(_BLOCK, len(features)))
-        found = np.asarray(embed(padded))[: len(block)]
-        if points is None:
-            own = found.shape[1:] == features.shape[1:] and features.dtype == np.float32
-            in_place = own and not keep and features.flags.writeable
-            points = features if in_place else np.empty((len(features), found.shape[1]), np.float32)
-        points[rows] = found
-    return points
-
-
 def read_features(
     path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
 ) -> FeatureTable:
@@ -316,8 +257,8 @@ def read_features(
     """
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels)
-    if "features" not in arrays:
-        arrays |= {"features": Embeddings._of_points(path, arrays).features()}
+    if "features" not in arrays and "space" in arrays:
+        arrays |= {"features": Embeddings._of_file(path, arrays, None).features()}
     return feature_table(arrays, str(path))
 
 

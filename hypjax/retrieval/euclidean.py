@@ -10,6 +10,7 @@ Whatever finds candidates, they are ranked by their exact distances, and the sha
 among them is measured. Points of a space that is isometric to a ball are compared in that ball.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -121,10 +122,8 @@ def from_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarra
 def _converted(
     convert: Callable[[Space, Array], Array], space: Space, points: Float[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n d"]:
-    rows = 1 << (len(points) - 1).bit_length()  # Few sizes to compile for.
-    padded = inputs.pad_rows(np.asarray(points, np.float64), rows)
     with jax.enable_x64(True):
-        return np.asarray(convert(space, padded))[: len(points)]
+        return inputs.by_blocks(functools.partial(convert, space), points.astype(np.float64))
 
 
 _to_ball = jax.jit(lambda space, points: space.to_ball(points))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
 from hypjax.errors import UserError, reason
@@ -18,7 +19,6 @@ from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz
 
 SUFFIXES = (".npz", ".npy", ".parquet")
-FORMAT = "hypjax embeddings 1"
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
 _CHECKED = 1 << 16  # Rows that are checked at once.
@@ -55,8 +55,14 @@ def has_features(path: pathlib.Path) -> bool:
         return False
 
 
-def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> FeatureTable:
+def feature_table(arrays: Mapping[str, ArrayLike | None], place: str) -> FeatureTable:
     """Checks the arrays of a table by their names; raises `UserError`s that name the place."""
+    if "features" not in arrays:
+        names = ", ".join(sorted(arrays)) or "none"
+        raise UserError(
+            f"{place} has no array features, and was not written by hypjax.embed; its arrays are "
+            f"{names}"
+        )
     features = np.asarray(arrays["features"])
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         raise UserError(
@@ -79,7 +85,7 @@ def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> Featur
 
 
 def as_names(
-    given: np.ndarray | None, name: str, count: int, place: str
+    given: ArrayLike | None, name: str, count: int, place: str
 ) -> Shaped[np.ndarray, " n"] | None:
     """One of the other columns as strings; None if there is none."""
     if given is None:
@@ -135,7 +141,6 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
     names, facts = table.column_names, table.schema.metadata or {}
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
         return {
-            "format": np.array(FORMAT),
             "vectors": _matrix(table, "vector", path),
             "ids": np.array(table.column("id").to_pylist(), dtype=str),
             "labels": np.array([x or "" for x in table.column("label").to_pylist()], dtype=str),

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval.neighbors import nearest_by_subtraction, search
-from hypjax.retrieval.selection import KeptGallery
+from hypjax.retrieval.selection import StreamedGallery
 
 _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
@@ -211,9 +211,9 @@ class ArrayGallery:
             self.__dict__.pop(name, None)
 
     @functools.cached_property
-    def kept_vectors(self) -> KeptGallery:
+    def kept_vectors(self) -> StreamedGallery:
         """The points, prepared for more than one exact search."""
-        return KeptGallery(self.vectors)
+        return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
     def _row_of_path(self) -> dict[str, int]:

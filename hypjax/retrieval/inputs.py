@@ -1,9 +1,9 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
 import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,8 +16,9 @@ MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
 # Separations are computed for a multiple of this many items. A vector loop would leave the rest to
 # another one, which may round differently, and duplicates must be equally far.
 LANES = 16
+_BLOCK = 1 << 14  # Rows of a block.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
-Points = Float[np.ndarray | Array, "n d"]  # In the memory of the host or of devices.
+Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Of some points.
 
 
@@ -39,13 +40,8 @@ def items_of_classes(labels: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " c"
     return np.split(order, np.cumsum(np.bincount(labels)))
 
 
-def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
-    """Converts points to float32; JAX arrays stay on their devices."""
-    return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
-
-
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
-    """Some points in host memory, float32."""
+    """Some points in float32."""
     return np.asarray(x[rows], np.float32)
 
 
@@ -60,10 +56,21 @@ def split(rows: Rows, size: int) -> list[Rows]:
     return [rows[block] for block in blocks(len(rows), size)]
 
 
-def pad_rows(x: Array, rows: int) -> Array:
+def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
     """Appends rows of zeros to an array, up to a number of rows."""
-    pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
-    return pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+    return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+
+def by_blocks(
+    function: Callable[[np.ndarray], Array], points: Float[np.ndarray, "n d"]
+) -> Float[np.ndarray, "n k"]:
+    """A jitted function of points, in padded blocks of few sizes to compile for."""
+    size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
+    found = []
+    for rows in blocks(max(len(points), 1), size):
+        block = points[rows]
+        found.append(np.asarray(function(pad_rows(block, size)))[: len(block)])
+    return np.concatenate(found)
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -91,16 +98,15 @@ def check_space(space: object) -> None:
 
 def check_in(space: Space, points: Points) -> None:
     """Raises a `UserError` unless all points belong to the space; converts few of them at once."""
-    size = len(points) if isinstance(points, jax.Array) else PART_BYTES // (4 * points.shape[1])
-    for part in blocks(len(points), size):
-        space.check(float32(points[part]), first=part.start)
+    for part in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
+        space.check(host_rows(points, part), first=part.start)
 
 
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Points, Points]:
-    """Checks shapes and types, and returns points as arrays; JAX arrays stay on their devices."""
-    queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
+    """Checks shapes and types, and returns points as NumPy arrays."""
+    queries, gallery = np.asarray(queries), np.asarray(gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):
         numbers = jnp.issubdtype(points.dtype, jnp.floating)
         if not numbers or points.ndim != 2 or 0 in points.shape:
@@ -155,7 +161,7 @@ def labelled(
     return asked, Labelled(gallery, numbers[len(queries) :])
 
 
-def _checked_labels(name: str, points: Array, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
+def _checked_labels(name: str, points: Points, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
         labels = labels.astype(str)

@@ -1,7 +1,7 @@
 """Retrieval metrics: a score for each query, and means over queries."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -14,7 +14,8 @@ from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
 from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.relevance import Relevance, by_labels
+from hypjax.retrieval.relevance import Lists, Relevance, by_labels
+from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
@@ -82,23 +83,9 @@ def recall_at_k(
         UserError: A point is not finite or not in the space, shapes do not match, or no query has
             a match.
     """
-    return _means_at_k("recall", ks, (queries, query_labels, gallery, gallery_labels), space)
-
-
-def mean_reciprocal_rank(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
-    *,
-    space: Space,
-) -> float:
-    """Mean of 1 / (rank of the nearest match), with ranks from 1.
-
-    Arguments and errors are those of `recall_at_k`.
-    """
     points = (queries, query_labels, gallery, gallery_labels)
-    return mean_score(query_scores(*points, metrics=["mrr"], space=space)["mrr"])
+    scores = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
+    return {k: mean_score(scores[f"recall@{k}"]) for k in ks}
 
 
 def mean_average_precision_at_r(
@@ -133,22 +120,6 @@ def r_precision(
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])
-
-
-def precision_at_k(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
-    *,
-    ks: Sequence[int],
-    space: Space,
-) -> dict[int, float]:
-    """Precision@K: share of matches among the K nearest items of a query.
-
-    Arguments and errors are those of `recall_at_k`; K may be at most the number of items.
-    """
-    return _means_at_k("precision", ks, (queries, query_labels, gallery, gallery_labels), space)
 
 
 def query_scores(
@@ -186,23 +157,51 @@ def query_scores(
     inputs.check_space(space)
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    among_themselves = asked is searched
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    matches -= among_themselves
+    matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    _report_trivial(metrics, items=len(searched.labels) - among_themselves)
-    reordered = None  # Whether the first results are matches, in their new order.
-    if refinement is not None and refinement.expansion:
-        points = refinement.expanded(asked.points, asked.ids, searched.points, space)
+    points, first = _refined(refinement, asked.points, asked.ids, searched.points, space)
+    if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    if refinement is not None and refinement.reranking is not None:
-        found = refinement.first_results(asked.points, asked.ids, searched.points, space)
-        reordered = searched.labels[found] == asked.labels[:, None]
+    hits = None if first is None else searched.labels[first] == asked.labels[:, None]
+    scores = _scores_by_labels(asked, searched, matches, selected, space, hits)
+    return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+
+
+def _refined(
+    refinement: Refinement | None,
+    queries: Float[np.ndarray, "n d"],
+    own_ids: Int[np.ndarray, " n"] | None,
+    gallery: Float[np.ndarray, "m d"],
+    space: Space,
+) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "n depth"] | None]:
+    """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
+    if refinement is None:
+        return queries, None
+    queries = refinement.expanded(queries, own_ids, gallery, space)
+    if refinement.reranking is None:
+        return queries, None
+    numbers = refinement.reranking
+    return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
+
+
+def _scores_by_labels(
+    asked: Labelled,
+    searched: Labelled,
+    matches: Int[np.ndarray, " n"],
+    metrics: Mapping[str, Metric],
+    space: Space,
+    reordered: Bool[np.ndarray, "n depth"] | None,
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores from as few ranks as the metrics need.
+
+    `reordered` tells which of the first results are matches, in the order of a re-ranking.
+    """
     scores = {}
-    first = {name: metric for name, metric in selected.items() if metric.depth is FIRST}
-    listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
+    first = {name: metric for name, metric in metrics.items() if metric.depth is FIRST}
+    listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
         listed, first = listed | first, {}  # The lists show whether there is a match.
@@ -214,10 +213,10 @@ def query_scores(
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
         scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reordered)
-    if full := {name: metric for name, metric in selected.items() if metric.depth is ALL}:
-        relevance = by_labels(asked, searched)
-        scores |= _scores_of_all(asked.points, searched.points, relevance, full, space, reordered)
-    return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+    if full := {name: metric for name, metric in metrics.items() if metric.depth is ALL}:
+        lists = by_labels(asked, searched)
+        scores |= _scores_of_all(asked.points, searched.points, lists, full, space, reordered)
+    return scores
 
 
 def relevance_scores(
@@ -251,17 +250,15 @@ def relevance_scores(
     """
     inputs.check_space(space)
     queries, gallery = inputs.check_points(queries, gallery)
-    relevance = relevance.checked(len(queries), len(gallery))
+    lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
-    _report_excluded(np.array([len(items) for items in relevance.positives]))
+    _report_excluded(np.array([len(positives) for positives, _ in lists]))
     reordered = None
-    if refinement is not None:
-        queries = refinement.expanded(queries, None, gallery, space)
-        if refinement.reranking is not None:
-            found = refinement.first_results(queries, None, gallery, space)
-            listed = zip(found, relevance.positives, relevance.ignored, strict=True)
-            reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, wanted, out in listed]
-    return _scores_of_all(queries, gallery, relevance, selected, space, reordered)
+    queries, first = _refined(refinement, queries, None, gallery, space)
+    if first is not None:
+        found = zip(first, lists, strict=True)
+        reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, (wanted, out) in found]
+    return _scores_of_all(queries, gallery, lists, selected, space, reordered)
 
 
 def average_precision(
@@ -319,14 +316,14 @@ def _ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
 def _scores_of_all(
     queries: Float[ArrayLike, "n d"],
     gallery: Float[ArrayLike, "m d"],
-    relevance: Relevance,
+    lists: Iterable[Lists],
     metrics: Mapping[str, Metric],
     space: Space,
     reordered: Sequence[Bool[np.ndarray, " k"]] | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores from the ranks of all positives, the first of them from `reordered` if it is given."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    for i, ranks in enumerate(positive_ranks(queries, gallery, relevance, space)):
+    for i, ranks in enumerate(positive_ranks(queries, gallery, lists, space)):
         if reordered is not None:
             hits = np.flatnonzero(reordered[i])
             ranks = np.concatenate([hits, ranks[len(hits) :]])
@@ -334,26 +331,6 @@ def _scores_of_all(
             for name, metric in metrics.items():
                 scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
     return scores
-
-
-def _means_at_k(
-    name: str, ks: Sequence[int], points: tuple[ArrayLike | None, ...], space: Space
-) -> dict[int, float]:
-    """Means over queries of a metric at each K."""
-    ks = [inputs.check_whole_number("a K in ks", k) for k in ks]
-    values = query_scores(*points, metrics=[f"{name}@{k}" for k in ks], space=space)
-    return {k: mean_score(values[f"{name}@{k}"]) for k in ks}
-
-
-def _report_trivial(metrics: Sequence[str], items: int) -> None:
-    """Warns of recalls that are 1 by definition, because K reaches the number of items."""
-    names = [name for name in metrics if name.startswith("recall@")]
-    trivial = [name for name in names if int(name.partition("@")[2]) >= items]
-    if trivial:
-        warnings.warn(
-            f"{', '.join(trivial)} cannot be below 1: a query has only {items} items to find",
-            stacklevel=3,
-        )
 
 
 def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
@@ -369,25 +346,6 @@ def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:
     """Mean of scores [n] over the queries that have a match; NaN marks the others."""
     return float(np.nanmean(scores))
-
-
-def scores_by_class(
-    scores: Float[np.ndarray, " n"], labels: Shaped[ArrayLike, " n"]
-) -> dict[int, float]:
-    """Mean score of each class, without queries that have no match.
-
-    Args:
-        scores: Scores of the queries, [n]; NaN for queries without a match.
-        labels: Class numbers or names of the queries, [n].
-
-    Returns:
-        {class: mean score}, without classes that have no match.
-    """
-    labels = np.asarray(labels)
-    kept = ~np.isnan(scores)
-    classes, indices = np.unique(labels[kept], return_inverse=True)
-    means = np.bincount(indices, scores[kept]) / np.bincount(indices)
-    return dict(zip(classes.tolist(), means.tolist(), strict=True))
 
 
 def bootstrap_interval(

@@ -1,5 +1,6 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
+import dataclasses
 import itertools
 from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
@@ -26,6 +27,7 @@ from hypjax.retrieval.scores import (
     separations,
     unique_rows,
 )
+from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
@@ -59,10 +61,9 @@ def nearest_neighbors(
     incomplete are searched again with products in float64, and at last by subtraction alone. Their
     numbers are logged.
 
-    A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
-    chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this holds at most 512 MB of memory, of host and devices
-    together; the C library may keep some of what was freed.
+    The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
+    and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
+    memory, of host and devices together; the C library may keep some of what was freed.
 
     Args:
         queries: Points of the space, [n, d].
@@ -94,7 +95,7 @@ def nearest_neighbors(
 def search(
     queries: Float[ArrayLike, "n d"],
     own_ids: Int[np.ndarray, " n"] | None,
-    gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
+    gallery: Float[ArrayLike, "m d"] | StreamedGallery,
     *,
     k: int,
     space: Space,
@@ -109,11 +110,16 @@ def search(
     check_number(k, gallery, own_ids)
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
-    kept = isinstance(gallery, selection.KeptGallery)
-    task = _Search(queries, own_ids, gallery, k, space, block_size)
-    score = Score.around(space, gallery.sample if kept else selection.sample(gallery))
+    if not isinstance(gallery, StreamedGallery):
+        gallery = StreamedGallery(gallery)
+    queries = np.asarray(queries)
+    distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int32)
+    # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
+    listed, certain = k + (own_ids is not None), np.zeros(len(queries), bool)
+    task = _Search(queries, own_ids, gallery, space, block_size, listed, distances, ids, certain)
+    score = Score.around(space, gallery.sample)
     certify("neighbours", queries, score, task.by_products, task.by_subtraction)
-    return task.distances, task.ids
+    return distances, ids
 
 
 def check_number(k: int, gallery: Sized, own_ids: Int[np.ndarray, " n"] | None) -> None:
@@ -157,20 +163,12 @@ def nearest_among(
             f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
             f"queries, got {candidates.dtype} of shape {candidates.shape}"
         )
-    found = np.empty((len(queries), k)), np.empty((len(queries), k), np.int32)
-    size = max(FETCH_BYTES // (4 * number * gallery.shape[1]), 1)
-    for part in inputs.blocks(len(queries), min(size, len(queries))):
-        ids = candidates[part]
-        points = inputs.host_rows(gallery, ids.reshape(-1))
-        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
-        rows = np.pad(rows, [(0, 0), (0, -number % inputs.LANES)])
-        with jax.enable_x64(True):
-            own = inputs.host_rows(queries, part)
-            apart = np.asarray(_separations_of_rows(space, own, points, rows))[:, :number]
-        order = _ascending(apart, ids)[:, :k]
-        for array, values in zip(found, (apart, ids), strict=True):
-            array[part] = np.take_along_axis(values, order, axis=1)
-    return _distances(space, found[0]), found[1]
+    found = _candidate_separations(
+        space, queries.astype(np.float32), StreamedGallery(gallery), candidates
+    )
+    order = _ascending(found, candidates)[:, :k]
+    found, ids = (np.take_along_axis(array, order, axis=1) for array in (found, candidates))
+    return _distances(space, found), ids.astype(np.int32)
 
 
 class _Block(NamedTuple):
@@ -181,71 +179,59 @@ class _Block(NamedTuple):
     vectors: Vectors
 
 
+@dataclasses.dataclass(frozen=True)
 class _Search:
     """A search, and the distances and ids it has found so far."""
 
-    def __init__(
-        self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
-        k: int,
-        space: Space,
-        block_size: int,
-    ) -> None:
-        self._queries, self._own_ids, self._points = queries, own_ids, gallery
-        self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
-        if isinstance(gallery, selection.KeptGallery):
-            self._gallery, self._points = gallery, gallery.array
-        elif isinstance(gallery, jax.Array):
-            self._gallery = selection.DeviceGallery(gallery)
-        else:
-            self._gallery = selection.HostGallery(gallery)
-        # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
-        self._listed = k + (own_ids is not None)
-        shape = (len(queries), k)
-        self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
-        self._certain = np.zeros(len(queries), bool)
+    queries: Float[np.ndarray, "n d"]
+    own_ids: Int[np.ndarray, " n"] | None
+    gallery: StreamedGallery
+    space: Space
+    block_size: int
+    listed: int  # Items that are found for a query, perhaps itself among them.
+    distances: Float[np.ndarray, "n k"]
+    ids: Int[np.ndarray, "n k"]
+    certain: Bool[np.ndarray, " n"]
 
     def by_products(self, rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
         """Sorts the items with the highest scores by their distances; see `scores.certify`."""
-        again = score.precision is Precision.DOUBLE
+        again, dim = score.precision is Precision.DOUBLE, self.queries.shape[1]
         spare = self.ids.shape[1] + _MORE if again else _SPARE
-        candidates = min(self._listed + spare, self._gallery.size)
+        candidates = min(self.listed + spare, len(self.gallery))
         itemsize = np.dtype(score.precision.value).itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
-        size = min(self._block_size, len(rows), most)
+        size = min(self.block_size, len(rows), most)
         size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)
-        limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * self._dim)
-        shape = size, inputs.round_up(max(min(self._gallery.rows, *limits), 1), inputs.MULTIPLE)
-        part_bytes = itemsize * max(self._dim, 2 * candidates) * size
+        limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * dim)
+        shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
+        part_bytes = itemsize * max(dim, 2 * candidates) * size
         blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
-        with ThreadPoolExecutor(selection.num_threads(self._gallery.mesh)) as pool:
+        with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
             selector = selection.Selector(
-                *(self._gallery.mesh, candidates, shape, score, pool),
-                columns=self._gallery.keeps(score),
+                *(self.gallery.mesh, candidates, shape, score, pool),
+                columns=self.gallery.keeps(score),
             )
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
                 blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
                 best = [None] * len(blocks)
-                for chunk in self._gallery.chunks(score, shape[1]):
+                for chunk in self.gallery.chunks(score, shape[1]):
                     for i, block in enumerate(blocks):
                         best[i] = selector.update(chunk, block.vectors, best[i])
                 list(pool.map(self._sort, blocks, best))
-        return rows[~self._certain[rows]]
+        return rows[~self.certain[rows]]
 
     def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
         """Measures all distances of some queries."""
-        for part in inputs.split(rows, inputs.PART_BYTES // (4 * self._dim)):
-            queries = inputs.host_rows(self._queries, part)
-            listed = nearest_by_subtraction(self._space, queries, self._points, self._listed)
+        for part in inputs.split(rows, inputs.PART_BYTES // (4 * self.queries.shape[1])):
+            queries = inputs.host_rows(self.queries, part)
+            listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
             self._store(part, *listed)
 
     def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
-        points = inputs.float32(self._queries[rows])
-        self._space.check(points, first=rows[0])
-        everywhere = NamedSharding(self._gallery.mesh, P())
+        points = inputs.host_rows(self.queries, rows)
+        self.space.check(points, first=rows[0])
+        everywhere = NamedSharding(self.gallery.mesh, P())
         points = jax.device_put(inputs.pad_rows(points, size), everywhere)
         return _Block(rows, points, score.factors(points).query)
 
@@ -255,31 +241,15 @@ class _Search:
         They are certain if the k-th is surely nearer than any item that is no candidate: no such
         item scores higher than the last candidate, and −separation is at most the score.
         """
-        found = self._candidate_separations(block.points, best.ids)
         ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
-        order = _ascending(found, ids)[:, : self._listed]
+        found = _candidate_separations(self.space, block.points, self.gallery, ids)
+        order = _ascending(found, ids)[:, : self.listed]
         found = np.take_along_axis(found, order, axis=1)
         # The certificate; where all items are candidates, none is needed.
-        certain = (-found[:, -1] > last) | (ids.shape[1] == self._gallery.size)
+        certain = (-found[:, -1] > last) | (ids.shape[1] == len(self.gallery))
         ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
-        self._store(block.rows, _distances(self._space, found)[:number], ids[:number])
-        self._certain[block.rows] = certain[:number]
-
-    def _candidate_separations(
-        self, queries: Float[Array, "b d"], ids: Int[np.ndarray | Array, "b c"]
-    ) -> Float[np.ndarray, "b c"]:
-        """Separations of queries and candidates, which are fetched in parts."""
-        found, candidates = np.empty(ids.shape), ids.shape[1]
-        items = max(FETCH_BYTES // (4 * self._dim), 1)
-        heights = inputs.blocks(len(ids), items // candidates)
-        for part in itertools.product(heights, inputs.blocks(candidates, items)):
-            points, rows = self._gallery.points(ids[part])
-            with jax.enable_x64(True):
-                pad = np.pad if isinstance(rows, np.ndarray) else jnp.pad
-                rows = pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
-                parted = _separations_of_rows(self._space, queries[part[0]], points, rows)
-            found[part] = np.asarray(parted)[:, : found[part].shape[1]]
-        return found
+        self._store(block.rows, _distances(self.space, found)[:number], ids[:number])
+        self.certain[block.rows] = certain[:number]
 
     def _store(
         self,
@@ -287,11 +257,30 @@ class _Search:
         distances: Float[np.ndarray, "r listed"],
         ids: Int[np.ndarray, "r listed"],
     ) -> None:
-        if self._own_ids is not None:
-            kept = ids != self._own_ids[rows, None]
+        if self.own_ids is not None:
+            kept = ids != self.own_ids[rows, None]
             kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
             distances, ids = (x[kept].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids
+
+
+def _candidate_separations(
+    space: Space,
+    queries: Float[np.ndarray | Array, "b d"],
+    gallery: StreamedGallery,
+    ids: Int[np.ndarray, "b c"],
+) -> Float[np.ndarray, "b c"]:
+    """Separations of queries and candidates, which are fetched in parts."""
+    found, candidates = np.empty(ids.shape), ids.shape[1]
+    items = max(FETCH_BYTES // (4 * queries.shape[1]), 1)
+    heights = inputs.blocks(len(ids), items // candidates)
+    for part in itertools.product(heights, inputs.blocks(candidates, items)):
+        points, rows = gallery.points(ids[part])
+        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+        with jax.enable_x64(True):
+            parted = _separations_of_rows(space, queries[part[0]], points, rows)
+        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
+    return found
 
 
 @jax.jit

@@ -1,14 +1,16 @@
-"""Principal component analysis of embeddings: fewer dimensions, and optionally whitening."""
+"""Fewer dimensions: principal components of embeddings, optionally whitened, and prefixes."""
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry import Space
@@ -150,3 +152,46 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
+
+
+def prefix_points(
+    points: Float[ArrayLike, "n d"], dim: int, *, space: Space
+) -> Float[np.ndarray, "n p"]:
+    """Points of the first `dim` features of other points: embed(features(x)[:dim]).
+
+    On the sphere, and in a ball that does not clip features, they are the points that a model has
+    learned for the prefix. A ball knows features only as they were after clipping, which has
+    shortened the prefix of a long feature with the rest of it: its prefix has the right direction,
+    but is nearer to the origin than it was in training. Distances then differ, and ranks may.
+
+    A model that was trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati et
+    al., NeurIPS 2022) suits them.
+
+    Args:
+        points: Points of the space, [n, d].
+        dim: Number of features, below that of the points.
+        space: Their space.
+
+    Returns:
+        Points of the same space that have `dim` features, float32.
+
+    Raises:
+        UserError: A point is not in the space, or the number is not between 1 and their features.
+    """
+    points, _ = inputs.check_points(points, points)
+    dim = inputs.check_whole_number("dim", dim)
+    one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
+    features = jax.eval_shape(space.features, one).shape[1]
+    if not 1 <= dim < features:
+        raise UserError(
+            f"a prefix of {dim} dimensions must be shorter than the {features} features"
+        )
+    inputs.check_in(space, points)
+    with jax.enable_x64(True):
+        return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)
+
+
+@functools.partial(jax.jit, static_argnames="dim")
+def _prefix(space: Space, points: Float[Array, "b d"], dim: int) -> Float[Array, "b p"]:
+    features = space.features(points.astype(jnp.float64))
+    return space.embed(features[:, :dim]).astype(jnp.float32)

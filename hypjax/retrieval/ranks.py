@@ -1,8 +1,9 @@
 """Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs, tiles
 from hypjax.retrieval.inputs import Labelled, Rows
-from hypjax.retrieval.relevance import Relevance
+from hypjax.retrieval.relevance import Lists
 from hypjax.retrieval.scores import (
     Factors,
     Precision,
@@ -50,7 +51,6 @@ def match_ranks(
     gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
-    ks: Sequence[int] | None = None,
     own_ids: Int[np.ndarray, " n"] | None = None,
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of the same class.
@@ -66,8 +66,6 @@ def match_ranks(
             each query is excluded from its own results.
         gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         space: Space that measures the distances.
-        ks: Numbers of neighbours of interest. If given, a rank may differ from the true one, but is
-            below the same ones of these numbers. That takes less time.
         own_ids: Gallery index to exclude for each query, [n], if there is a gallery that holds the
             queries, perhaps as other points.
 
@@ -78,13 +76,17 @@ def match_ranks(
         UserError: A point is not finite or not in the space, or shapes do not match.
     """
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
-    return first_ranks(asked, searched, space, ks)
+    return first_ranks(asked, searched, space, None)
 
 
 def first_ranks(
     asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
-    """As `match_ranks`, for what `inputs.labelled` returns."""
+    """As `match_ranks`, for what `inputs.labelled` returns.
+
+    With numbers of neighbours `ks`, a rank may differ from the true one, but is below the same ones
+    of these numbers. That takes less time.
+    """
     found = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
@@ -198,34 +200,20 @@ class _Pairs(NamedTuple):
     ) -> Int[np.ndarray, "chunks p 2"]:
         """Numbers of items that surely, and may, come before each query's nearest match."""
         counts = np.zeros((*self.queries.rows.shape, 2), np.int32)
-        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
-            if not (self.symmetric and column < row):
-                self._count(row, column, matches, counts)
-        return counts
-
-    def _count(
-        self,
-        row: int,
-        column: int,
-        matches: Float[np.ndarray, "2 chunks p"],
-        counts: Int[np.ndarray, "chunks p 2"],
-    ) -> None:
         _, program = programs(self.mesh, self.exclude_self, self.symmetric)
-        rows, columns = self._points(row, column)
-        bounds, transposed = matches[:, row], matches[:, column] if self.symmetric else None
-        matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
-        if self.symmetric and row == column:
-            others = others[others[:, 0] < others[:, 1]]
-        shared = self._distribute(matching, others)
-        found = program(self.space, rows, columns, bounds, transposed, *shared)
-        counts[row] += np.asarray(found[0])
-        if self.symmetric:
-            counts[column] += np.asarray(found[1])
-        if self.symmetric and row != column and len(matching):
-            # Classes that go on in the next chunk: their tiles do not stand for their transposes.
-            shared = self._distribute(matching[:, ::-1], others[:0])
-            found = program(self.space, columns, rows, transposed, bounds, *shared)
-            counts[column] += np.asarray(found[0])
+        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
+            matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
+            if self.symmetric:  # Tiles with matches do not stand for their transposes.
+                others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
+            if not len(matching) + len(others):
+                continue
+            shared = self._distribute(matching, others)
+            bounds = matches[:, row], matches[:, column] if self.symmetric else None
+            found = program(self.space, *self._points(row, column), *bounds, *shared)
+            counts[row] += np.asarray(found[0])
+            if self.symmetric:
+                counts[column] += np.asarray(found[1])
+        return counts
 
     def _points(self, row: int, column: int) -> tuple[tiles.Points, tiles.Points]:
         rows = self.queries.chunk(row)
@@ -380,12 +368,12 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
 
 
 def positive_ranks(
-    queries: Float[np.ndarray | Array, "n d"],
-    gallery: Float[np.ndarray | Array, "m d"],
-    relevance: Relevance,
+    queries: inputs.Points,
+    gallery: inputs.Points,
+    lists: Iterable[Lists],
     space: Space,
 ) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, in ascending order.
+    """Yields the ranks of each query's positives, in ascending order, from their lists.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
@@ -394,26 +382,25 @@ def positive_ranks(
     """
     score = Score.around(space, sample(gallery))
     inputs.check_in(space, gallery)
-    size = min(_BLOCK_SIZE, len(queries))
+    size, lists = min(_BLOCK_SIZE, len(queries)), iter(lists)
     with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(queries), size):
             block = inputs.host_rows(queries, np.s_[first : first + size])
             space.check(block, first=first)
             factors = score.factors(inputs.pad_rows(block, size))
-            rows = range(first, first + len(block))
-            lists = [_Positives(*(items[i] for items in relevance)) for i in rows]
+            positives = [_Positives(*pair) for pair in itertools.islice(lists, len(block))]
             # Pass the positives, then the whole gallery.
-            wanted = np.unique(np.concatenate([each.ids for each in lists]))
+            wanted = np.unique(np.concatenate([each.ids for each in positives]))
             for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
-                list(pool.map(functools.partial(_Positives.bound, items=items), lists, bounds))
+                list(pool.map(functools.partial(_Positives.bound, items=items), positives, bounds))
             for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
-                list(pool.map(functools.partial(_Positives.count, items=items), lists, bounds))
+                list(pool.map(functools.partial(_Positives.count, items=items), positives, bounds))
             ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
-            yield from pool.map(ranks, lists, block)
+            yield from pool.map(ranks, positives, block)
 
 
 def _bounds_of_items(
-    score: Score, queries: Factors, gallery: Float[np.ndarray | Array, "m d"], ids: Rows
+    score: Score, queries: Factors, gallery: inputs.Points, ids: Rows
 ) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
     """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
     block = len(queries.slack[0])

@@ -1,44 +1,52 @@
-"""Refined searches: of expanded queries, with re-ranked results, or both."""
+"""Refined searches: expanded queries, candidates by a prefix, and re-ranked results."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.neighbors import check_number, search
-from hypjax.retrieval.prefixes import Shortlist
+from hypjax.retrieval import inputs
+from hypjax.retrieval.neighbors import check_number, nearest_among, search
+from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.retrieval.selection import KeptGallery
+from hypjax.retrieval.selection import StreamedGallery
+
+# Largest size, in float64, of the points of a block and of the Hessians that a mean may need.
+_BLOCK_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
     """How the results of a search are refined.
 
-    With both, the re-ranked results are those of the expanded queries.
+    With expansion and re-ranking, the re-ranked results are those of the expanded queries. A search
+    by a prefix computes the prefixes of the gallery each time. To keep them, and for approximate
+    searches of them, use `prefix_points` and `nearest_among`.
 
     Attributes:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
-        alpha: Exponent of their similarities, see `expansion.expand_queries`.
+        alpha: Exponent of their similarities, see `expand_queries`.
         reranking: How results are re-ranked, see `reranking.rerank`; None for not at all.
-        shortlist: Which items are found at all, by a prefix of the points; None for any.
+        prefix: Number of first features by which candidates are found, which are then ranked by
+            all; 0 for a search by all features. It excludes re-ranking.
+        candidates: Number of these candidates, of which there are at least k.
     """
 
     expansion: int = 0
     alpha: float = 0.0
     reranking: Reranking | None = None
-    shortlist: Shortlist | None = None
+    prefix: int = 0
+    candidates: int = 100
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` for both: a re-ranking searches for neighbours of all items."""
-        if self.reranking is not None and self.shortlist is not None:
-            raise UserError(
-                "re-ranking compares the neighbours of all items; leave out the shortlist"
-            )
+        """Raises a `UserError` for re-ranking by a prefix: it needs the neighbours of all items."""
+        if self.reranking is not None and self.prefix:
+            raise UserError("re-ranking compares the neighbours of all items; leave out the prefix")
 
     def expanded(
         self,
@@ -53,21 +61,11 @@ class Refinement:
         k, alpha = self.expansion, self.alpha
         return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
 
-    def first_results(
-        self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"],
-        space: Space,
-    ) -> Int[np.ndarray, "n depth"]:
-        """The first results of expanded queries, re-ranked; arguments are those of `search`."""
-        return rerank(queries, gallery, space=space, own_ids=own_ids, numbers=self.reranking)[1]
-
     def search(
         self,
         queries: Float[ArrayLike, "n d"],
         own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | KeptGallery,
+        gallery: Float[ArrayLike, "m d"] | StreamedGallery,
         *,
         k: int,
         space: Space,
@@ -76,14 +74,74 @@ class Refinement:
 
         Re-ranking takes at least k results, and their distances are those by which it sorts them.
         """
-        array = gallery.array if isinstance(gallery, KeptGallery) else gallery
+        array = gallery.array if isinstance(gallery, StreamedGallery) else gallery
         queries = self.expanded(queries, own_ids, array, space)
-        if self.shortlist is not None:
-            check_number(k, gallery, own_ids)
-            return self.shortlist.search(queries, own_ids, array, k=k, space=space)
-        if self.reranking is None:
+        if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         check_number(k, gallery, own_ids)
-        numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-        found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
-        return tuple(array[:, :k] for array in found)
+        if self.reranking is not None:
+            numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
+            found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
+            return tuple(array[:, :k] for array in found)
+        listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
+        short, items = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
+        _, candidates = search(short, own_ids, items, k=listed, space=space)
+        return nearest_among(queries, candidates, array, k=k, space=space)
+
+
+def expand_queries(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    *,
+    k: int,
+    alpha: float = 0.0,
+    space: Space,
+    own_ids: Int[np.ndarray, " n"] | None = None,
+) -> Float[np.ndarray, "n d"]:
+    """Average (alpha = 0) and alpha-weighted query expansion.
+
+    A query becomes `space.mean` of itself, with weight 1, and its k nearest gallery items, with
+    weights max(similarity, 0)^alpha. The average is that of Chum et al., *Total Recall* (ICCV
+    2007); the weights are those of Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
+    Annotation* (TPAMI 2018). The search is exact.
+
+    Args:
+        queries: Points of the space, [n, d].
+        gallery: Points of the space to search, [m, d].
+        k: Number of gallery items in each mean.
+        alpha: Exponent of the similarities.
+        space: Space that measures distances and takes means.
+        own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
+            one of its neighbours.
+
+    Returns:
+        Points of the space, [n, d], float32.
+
+    Raises:
+        UserError: A point is not finite or not in the space, shapes do not match, alpha is
+            negative, or k is not between 1 and the number of items.
+    """
+    queries, gallery = inputs.check_points(queries, gallery)
+    if not alpha >= 0:
+        raise UserError(f"alpha is {alpha}; it must be at least 0")
+    k = inputs.check_whole_number("k", k)
+    distances, ids = search(queries, own_ids, gallery, k=k, space=space)
+    dim = queries.shape[1]
+    expanded = np.empty((len(queries), dim), np.float32)
+    for rows in inputs.blocks(len(queries), _BLOCK_BYTES // (8 * dim * max(k + 1, dim))):
+        own, found = np.asarray(queries[rows]), np.asarray(gallery[ids[rows]])
+        points = np.concatenate([own[:, None], found], axis=1)
+        with jax.enable_x64(True):
+            expanded[rows] = _means(space, points, distances[rows], alpha)
+    return expanded
+
+
+@jax.jit
+def _means(
+    space: Space, points: Float[Array, "b k+1 d"], distances: Float[Array, "b k"], alpha: float
+) -> Float[Array, "b d"]:
+    """Means of queries and the neighbours that follow them, in float64."""
+    similarities = space.similarity(distances.astype(jnp.float64))
+    weights = jnp.maximum(similarities, 0.0) ** alpha
+    weights = jnp.pad(weights, [(0, 0), (1, 0)], constant_values=1)
+    return space.mean(points.astype(jnp.float64), weights)

@@ -1,6 +1,6 @@
 """Who is relevant to whom: the items that a query should find, and those that do not count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypjax.types import Judgements
 
 LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
+Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]  # Of one: positives, ignored.
 
 
 class Relevance(NamedTuple):
@@ -27,15 +28,15 @@ class Relevance(NamedTuple):
     positives: Items
     ignored: Items | None = None
 
-    def checked(self, queries: int, items: int) -> "Relevance":
-        """The same with int64 arrays, and with `ignored` filled in; raises UserError if wrong."""
+    def checked(self, queries: int, items: int) -> list[Lists]:
+        """The lists of each query as int64 arrays; raises UserError if one is wrong."""
         ignored = [()] * queries if self.ignored is None else self.ignored
-        lists = {"positives": self.positives, "ignored": ignored}
-        found = {name: _checked(name, given, queries, items) for name, given in lists.items()}
-        for i, pair in enumerate(zip(found["positives"], found["ignored"], strict=True)):
+        given = {"positives": self.positives, "ignored": ignored}
+        found = [_checked(name, lists, queries, items) for name, lists in given.items()]
+        for i, pair in enumerate(pairs := list(zip(*found, strict=True))):
             if len(both := np.intersect1d(*pair)):
                 raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
-        return Relevance(**found)
+        return pairs
 
 
 def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
@@ -54,33 +55,17 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     return found
 
 
-def by_labels(asked: Labelled, searched: Labelled) -> Relevance:
+def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
     """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
-    # Lists that are made when a query is scored: all of them may need more memory than the points.
-    of_class = dict(enumerate(inputs.items_of_classes(searched.labels)))
+    # Lists are made when a query is scored: all of them may need more memory than the points.
+    of_class = inputs.items_of_classes(searched.labels)
     none = np.zeros(0, np.int64)
-
-    def positives(i: int) -> Int[np.ndarray, " items"]:
-        items = of_class.get(asked.labels[i], none)
-        return items if asked.ids is None else items[items != asked.ids[i]]
-
-    def ignored(i: int) -> Int[np.ndarray, " items"]:
-        return none if asked.ids is None else asked.ids[i : i + 1]
-
-    return Relevance(_Lists(positives, len(asked.labels)), _Lists(ignored, len(asked.labels)))
-
-
-class _Lists(Sequence):
-    """Lists of items that a function makes."""
-
-    def __init__(self, function: Callable[[int], Int[np.ndarray, " items"]], length: int) -> None:
-        self._function, self._length = function, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, i: int) -> Int[np.ndarray, " items"]:
-        return self._function(i)
+    for row, label in enumerate(asked.labels):
+        items = of_class[label] if label < len(of_class) else none
+        if asked.ids is None:
+            yield items, none
+        else:
+            yield items[items != asked.ids[row]], asked.ids[row : row + 1]
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:

@@ -1,6 +1,9 @@
 """k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
 
-Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*.
+Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*. Distances
+are used as they are, as the paper prints it; the authors' code squares them and divides them by the
+largest one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here,
+as in that code, it is: besides its k1 nearest others, and as the first of the k2.
 """
 
 import dataclasses
@@ -50,7 +53,7 @@ class Reranking:
 
 def rerank(
     queries: Float[ArrayLike, "n d"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery: Float[ArrayLike, "m d"],
     *,
     space: Space,
     own_ids: Int[np.ndarray, " n"] | None = None,
@@ -73,15 +76,9 @@ def rerank(
     - Eq. 10: the Jaccard distance of these means;
     - Eq. 12: (1 − λ) times that, plus λ times the original distance.
 
-    The distances d are used as they are, as the paper prints it; the authors' code squares them and
-    divides them by the largest one of each item. The paper leaves open whether an item is in its
-    own neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the
-    first of the k2.
-
     Args:
         queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each is its own item.
+        gallery: Points of the space to search, [m, d].
         space: Space that measures the distances.
         own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
             one of its results, but it takes part in the neighbourhoods.
@@ -97,8 +94,6 @@ def rerank(
         UserError: A point is not finite or not in the space, or shapes do not match.
     """
     numbers = numbers or Reranking()
-    if gallery is None:
-        gallery, own_ids = queries, np.arange(len(queries))
     queries, gallery = inputs.check_points(queries, gallery)
     depth = min(numbers.depth, len(gallery) - (own_ids is not None))
     distances, ids = search(queries, own_ids, gallery, k=depth, space=space)

@@ -293,7 +293,7 @@ def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray
 
 
 def separations(
-    space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray | Array, "m d"]
+    space: Space, queries: Float[np.ndarray, "n d"], gallery: Points
 ) -> Iterator[Float[np.ndarray, " m"]]:
     """Yields each query's separations from all items, by subtraction in float64.
 

@@ -1,4 +1,4 @@
-"""The items with the highest scores, chunk by chunk of a gallery in host or device memory."""
+"""The items with the highest scores, chunk by chunk of a gallery."""
 
 import functools
 import itertools
@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.scores import Precision, Score, Vectors, highest
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
-def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"]:
+def sample(gallery: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "s d"]:
     """Some points from all parts of a gallery, as float32."""
     # Blocks of consecutive rows, which a disk reads faster than single rows.
     starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
@@ -51,66 +51,25 @@ def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"
     return np.concatenate(blocks).astype(np.float32)
 
 
-class HostGallery:
-    """A NumPy array, possibly memory-mapped, that is streamed to all local devices."""
+class StreamedGallery:
+    """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
-    def keeps(self, score: Score) -> bool:
-        """Whether the vectors of a score are kept, as columns."""
-        return False
-
-    def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
-        devices = jax.local_devices()
-        self.mesh = Mesh(devices, AXIS)
-        self.size = len(gallery)
-        self.rows = -(-len(gallery) // len(devices))  # The most on one device.
-        self._gallery = gallery
-        self._on_devices: Array | None = None
-
-    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks of so many rows, which hold every point once, in order on each device.
-
-        Raises UserError if a point does not belong to the space.
-        """
-        ahead = self._chunk(score, 0, rows)
-        for start in range(0, self.size, rows * self.mesh.size)[1:]:
-            # The next chunk is checked and sent to the devices before this one is searched.
-            chunk, ahead = ahead, self._chunk(score, start, rows)
-            yield chunk
-        yield ahead
-
-    def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
-        step = rows * self.mesh.size
-        part = inputs.float32(self._gallery[start : start + step])
-        score.space.check(part, first=start)
-        points = jax.device_put(inputs.pad_rows(part, step), _by_rows(self.mesh))
-        if len(part) == self.size:  # Candidates are then looked up where they are already.
-            self._on_devices = points
-        first = start + rows * np.arange(self.mesh.size)
-        return _chunk(score, self.mesh, points, first, np.arange(step) < len(part))
-
-    def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
-        """Looks up items: an array of points, and the rows of it that are the items."""
-        if self._on_devices is not None:
-            return self._on_devices, ids
-        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
-        return inputs.float32(self._gallery[np.asarray(ids).reshape(-1)]), rows
-
-
-class KeptGallery(HostGallery):
-    """A gallery that is searched more than once: it keeps the vectors of its points, in float32.
-
-    They need a little more memory than the points. Those of more than 1 GiB of points are not kept.
-    As columns of a matrix they are multiplied with a few queries at the speed of the memory; as
-    rows, a CPU would copy them first.
+    If it is searched more than once, it may keep the vectors of its points, in float32. They need a
+    little more memory than the points; those of more than 1 GiB of points are not kept. As columns
+    of a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU
+    would copy them first.
     """
 
-    def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
-        super().__init__(gallery)
-        self.array = gallery
+    def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
+        self.array = np.asarray(points)
+        self.mesh = Mesh(jax.local_devices(), AXIS)
+        self.rows = -(-len(self.array) // self.mesh.size)  # The most on one device.
+        self._keep = keep and 4 * self.array.size <= _KEPT_BYTES
         self._kept: tuple[object, list[Chunk]] = None, []
+        self._on_devices: Array | None = None
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.array)
 
     @functools.cached_property
     def sample(self) -> Float[np.ndarray, "s d"]:
@@ -118,70 +77,50 @@ class KeptGallery(HostGallery):
         return sample(self.array)
 
     def keeps(self, score: Score) -> bool:
-        """See `HostGallery`."""
-        return score.precision is Precision.SINGLE and 4 * self.array.size <= _KEPT_BYTES
+        """Whether the vectors of a score are kept, as columns."""
+        return self._keep and score.precision is Precision.SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """See `HostGallery`; the vectors of the last search are kept."""
+        """Yields chunks of so many rows, which hold every point once, in order on each device.
+
+        Raises UserError if a point does not belong to the space.
+        """
         if not self.keeps(score):
-            return super().chunks(score, rows)
+            return self._stream(score, rows)
         key = rows, score.centre.tobytes(), str(score.space)
-        known, chunks = self._kept
-        if known != key:
+        if self._kept[0] != key:
             turn = _turned(self.mesh)
-            chunks = [
-                chunk._replace(vectors=turn(chunk.vectors)) for chunk in super().chunks(score, rows)
-            ]
-            self._kept = key, chunks
-        return iter(chunks)
+            streamed = self._stream(score, rows)
+            self._kept = key, [each._replace(vectors=turn(each.vectors)) for each in streamed]
+        return iter(self._kept[1])
 
+    def _stream(self, score: Score, rows: int) -> Iterator[Chunk]:
+        ahead = self._chunk(score, 0, rows)
+        for start in range(0, len(self), rows * self.mesh.size)[1:]:
+            # The next chunk is checked and sent to the devices before this one is searched.
+            chunk, ahead = ahead, self._chunk(score, start, rows)
+            yield chunk
+        yield ahead
 
-class DeviceGallery:
-    """Like `HostGallery`: a JAX array, of which each device that holds it searches equal parts."""
+    def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
+        by_rows, step = _by_rows(self.mesh), rows * self.mesh.size
+        part = inputs.host_rows(self.array, np.s_[start : start + step])
+        score.space.check(part, first=start)
+        points = jax.device_put(inputs.pad_rows(part, step), by_rows)
+        if len(part) == len(self):  # Candidates are then looked up where they are already.
+            self._on_devices = points
+        valid = jax.device_put(np.arange(step) < len(part), by_rows)
+        first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
+        return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
-    keeps = HostGallery.keeps
-
-    def __init__(self, gallery: Float[Array, "m d"]) -> None:
-        """Distributes the rows, or raises a `UserError` if devices cannot share them evenly."""
-        devices = sorted(gallery.sharding.device_set, key=lambda device: device.id)
-        if gallery.sharding.is_fully_replicated:
-            devices = devices[:1]
-        if len(gallery) % len(devices):
-            raise UserError(
-                f"a gallery of {len(gallery)} points cannot be split evenly over {len(devices)} "
-                "devices; pass it as a NumPy array"
-            )
-        self.mesh = Mesh(devices, AXIS)
-        self.size = len(gallery)
-        self.rows = len(gallery) // len(devices)
-        self._gallery = jax.device_put(inputs.float32(gallery), _by_rows(self.mesh))
-
-    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """See `HostGallery`."""
-        score.space.check(self._gallery)
-        for start in range(0, self.rows, rows):
-            # The last chunk starts earlier, so that it has as many rows as the others.
-            begin = max(min(start, self.rows - rows), 0)
-            points = _slice_each(self.mesh, rows)(self._gallery, begin)
-            items = begin + np.arange(rows)
-            valid = (items >= start) & (items < self.rows)
-            first = begin + self.rows * np.arange(self.mesh.size)
-            yield _chunk(score, self.mesh, points, first, np.tile(valid, self.mesh.size))
-
-    def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
-        """See `HostGallery`."""
-        return self._gallery, ids
-
-
-def _chunk(
-    score: Score,
-    mesh: Mesh,
-    points: Float[Array, "devices*r d"],
-    first: Int[np.ndarray, " devices"],
-    valid: np.ndarray,
-) -> Chunk:
-    vectors = score.factors(points, jax.device_put(valid, _by_rows(mesh))).gallery
-    return Chunk(vectors, jax.device_put(first.astype(np.int32), _by_rows(mesh)))
+    def points(
+        self, ids: Int[np.ndarray, "b k"]
+    ) -> tuple[Float[Array | np.ndarray, "m d"], Int[np.ndarray, "b k"]]:
+        """Looks up items: an array of points, and the rows of it that are the items."""
+        if self._on_devices is not None:
+            return self._on_devices, ids
+        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
+        return inputs.host_rows(self.array, ids.reshape(-1)), rows
 
 
 def _by_rows(mesh: Mesh) -> NamedSharding:
@@ -193,19 +132,6 @@ def _turned(mesh: Mesh) -> Callable[[Vectors], Vectors]:
     """Jitted function that makes columns of the rows that devices share."""
     by_columns = NamedSharding(mesh, P(None, AXIS))
     return jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
-
-
-@functools.cache
-def _slice_each(mesh: Mesh, rows: int):
-    """Jitted function that slices the same rows from every device's share, padded if too short."""
-
-    def slice_rows(points: Float[Array, "r d"], begin: Int[Array, ""]) -> Float[Array, "rows d"]:
-        if len(points) <= rows:
-            return inputs.pad_rows(points, rows)
-        return lax.dynamic_slice_in_dim(points, begin, rows)
-
-    specs = (P(AXIS), P())
-    return jax.jit(jax.shard_map(slice_rows, mesh=mesh, in_specs=specs, out_specs=P(AXIS)))
 
 
 def num_threads(mesh: Mesh) -> int:

@@ -61,7 +61,7 @@ class Sorted:
     def _make(self, index: int) -> Points:
         rows, valid = self.rows[index], self.rows[index] >= 0
         ids = rows if self._given.ids is None else self._given.ids[rows]
-        factors = self._score.factors(inputs.float32(self._given.points[rows]), valid)
+        factors = self._score.factors(inputs.host_rows(self._given.points, rows), valid)
         ids = np.where(valid, ids, NO_ID).astype(np.int32)
         return jax.device_put(Points(factors, self.labels[index], ids), self._everywhere)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypjax.errors import UserError
 from hypjax.geometry import (
     Fused,
-    InnerProductSpace,
     Lorentz,
     PoincareBall,
     Sphere,
@@ -212,33 +211,10 @@ def test_one_program_checks_several_numbers_of_points():
         PoincareBall(0.1).check(points[:6])
 
 
-def test_spaces_have_short_names_and_balls_are_expressions():
-    fused = Fused(((Sphere(), 1.0), (PoincareBall(0.1), 2.0)))
-    assert str(fused) == "1.0 × the sphere + 2.0 × the ball of c = 0.1"
-    assert str(Lorentz(0.1)) == "the hyperboloid of c = 0.1"
-    for space in (PoincareBall(0.1), PoincareBall(0.2, None, riemannian=True), Lorentz(0.3)):
-        assert eval(repr(space)) == space
-
-
-@pytest.mark.parametrize(
-    "space",
-    [Sphere(), WIDE, Lorentz(1e-4, None), Fused(((Sphere(), 1.0), (WIDE, 1.0)))],
-    ids=str,
-)
-def test_integers_count_as_floats(space):
+@pytest.mark.parametrize("space", [Sphere(), WIDE, Lorentz(1e-4, None)], ids=str)
+@pytest.mark.parametrize("name", ["distance", "distance_matrix", "separation"])
+def test_integers_count_as_floats(space, name):
     """Differences and squares of bytes would wrap around."""
-    x = np.random.default_rng(0).integers(0, 32, (3, 4), np.uint8)
-
-    @jax.jit
-    def results(x):
-        found = [space.embed(x), space.clipped(x), space.features(x), space.mean(x)]
-        found += [space.distance(x, x[::-1]), space.separation(x, x[::-1])]
-        found += [space.distance_matrix(x[:2], x[2:]), space.similarity(x), space.distance_at(x)]
-        found += space.flaws(x).values()
-        if isinstance(space, InnerProductSpace):
-            found += [space.search_vectors(x, role) for role in ("query", "gallery")]
-            found += space.search_terms(x, x[0])
-        return found
-
-    for found, expected in zip(results(x), results(x.astype(np.float32)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    x = np.random.default_rng(0).integers(0, 32, (4, 4), np.uint8)
+    found, expected = (getattr(space, name)(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

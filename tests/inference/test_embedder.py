@@ -23,9 +23,8 @@ from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
 from tests.helpers import commands, small_runs

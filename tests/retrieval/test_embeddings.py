@@ -1,5 +1,7 @@
 """Embeddings of any origin: from arrays, and from files of several kinds."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -7,7 +9,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import embeddings as module
+from hypjax.retrieval import inputs
 from hypjax.retrieval.embeddings import Embeddings, read_features
 
 BALL = PoincareBall(0.1, 2.3)
@@ -47,24 +49,18 @@ def files(features, labels, tmp_path_factory):
 
 @pytest.mark.parametrize("space", [Sphere(), BALL])
 def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 8)  # Three blocks, the last one padded.
+    monkeypatch.setattr(inputs, "_BLOCK", 8)  # Three blocks, the last one padded.
     for path, other in files:
         found = Embeddings.load(path, space, labels=other)
         np.testing.assert_allclose(found.vectors, space.embed(features), atol=1e-7)
         np.testing.assert_array_equal(found.features(), features)
         assert found.labels.tolist() == [str(label) for label in labels]
-        kept = Embeddings.load(path, space, labels=other, keep_features=False)
-        np.testing.assert_array_equal(kept.vectors, found.vectors)
-        assert kept.given is None
         np.testing.assert_array_equal(read_features(path, other).features, features)
 
 
 def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
     points = np.asarray(BALL.embed(features))
-    found = Embeddings.from_arrays(
-        points, space=BALL, ids=[f"{i}.png" for i in range(21)], points=True
-    )
-    np.testing.assert_array_equal(found.vectors, points)
+    found = Embeddings(points, np.array([f"{i}.png" for i in range(21)]), np.full(21, ""), BALL)
     found.save(tmp_path / "p.npz")
     again = Embeddings.load(tmp_path / "p.npz")
     assert again.space == BALL and again.ids[3] == "3.png" and set(again.labels) == {""}
@@ -75,7 +71,7 @@ def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, t
         atol=1e-6,
     )
     with pytest.raises(UserError, match="embedding 0 .*points are what space.embed"):
-        Embeddings.from_arrays(features * 100, space=BALL, points=True)
+        dataclasses.replace(found, vectors=features * 100).save(tmp_path / "p.npz")
 
 
 def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):

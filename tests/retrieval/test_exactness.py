@@ -194,7 +194,7 @@ def test_no_product_of_the_search_is_rounded(space):
     some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
     match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
     bounds = jnp.zeros((2, 64))
-    chunk = next(selection.HostGallery(x).chunks(score, 64))
+    chunk = next(selection.StreamedGallery(x).chunks(score, 64))
     programs = [
         match.trace(space, points, points, some),
         count.trace(space, points, points, bounds, bounds, some, some),

@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import mining, nearest_neighbors, neighbors
 from hypjax.retrieval.mining import hardest_negatives
-from hypjax.retrieval.selection import KeptGallery
+from hypjax.retrieval.selection import StreamedGallery
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
 from tests.helpers.process_pair import python
@@ -59,7 +59,7 @@ def test_a_kept_gallery_is_searched_as_any_other(space):
     x = points(space, 0, 700, 8)
     x[300:] = x[300] + 1e-7 * (x[300:] - x[300])  # A crowd, which needs float64.
     x = np.asarray(space.embed(space.features(x)))
-    kept = KeptGallery(x)
+    kept = StreamedGallery(x, keep=True)
     for rows in ([0], [5, 301, 650], range(40)):
         queries, own = x[rows], np.array(rows)
         expected = neighbors.search(queries, own, x, k=5, space=space)
@@ -92,11 +92,10 @@ def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_
     np.save(tmp_path / "gallery.npy", y)
     mapped = np.load(tmp_path / "gallery.npy", mmap_mode="r")
     monkeypatch.setattr(neighbors, "_SCORE_BYTES", block_bytes)
-    for gallery in (mapped, jnp.asarray(y)):
-        for block_size in (64, 100):
-            found = nearest_neighbors(x, gallery, k=70, space=space, block_size=block_size)
-            np.testing.assert_array_equal(found[1], expected[1])
-            np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    for block_size in (64, 100):
+        found = nearest_neighbors(x, mapped, k=70, space=space, block_size=block_size)
+        np.testing.assert_array_equal(found[1], expected[1])
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
 
 
 def test_half_precision_points_are_compared_in_float32():
@@ -118,7 +117,6 @@ def test_padding_of_fused_galleries_hides_no_item():
 
 DEVICES = """
 import sys, jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import PoincareBall
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, tiles
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
@@ -134,15 +132,11 @@ for space, spread in ((PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)):
         np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
     np.save(sys.argv[1], x)
     mapped = np.load(sys.argv[1], mmap_mode="r")
-    shards = [Mesh(jax.devices()[:count], "rows") for count in (1, 2, 4)]
-    held = [jax.device_put(x, NamedSharding(mesh, P("rows"))) for mesh in shards]
     whole = neighbors._SCORE_BYTES
-    for limit, galleries in ((whole, (x, held[2])), (20_000, (mapped, *held[:2]))):
+    for limit, gallery in ((20_000, mapped), (whole, x)):
         neighbors._SCORE_BYTES = limit
-        for gallery in galleries:
-            _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
-            np.testing.assert_array_equal(ids, order[:150, :30])
-    neighbors._SCORE_BYTES = whole
+        _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
+        np.testing.assert_array_equal(ids, order[:150, :30])
 """
 
 

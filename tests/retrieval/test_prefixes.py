@@ -1,5 +1,7 @@
 """Prefixes of points, searches with them, and ranking of what these find."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import nearest_among, prefix_points
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.prefixes import Shortlist
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from tests.helpers.exact_order import true_order
@@ -50,7 +51,7 @@ def test_a_shortlist_of_everything_is_the_exact_search(space):
     gallery[7] = queries[2]
     for own in (None, np.where(np.arange(30) == 2, 7, -1)):
         expected = search(queries, own, gallery, k=9, space=space)
-        refinement = Refinement(shortlist=Shortlist(4, candidates=500))
+        refinement = Refinement(prefix=4, candidates=500)
         found = refinement.search(queries, own, gallery, k=9, space=space)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -59,7 +60,8 @@ def test_a_shortlist_of_everything_is_the_exact_search(space):
 @pytest.mark.parametrize("space", [BALL, pytest.param(SPHERE, marks=pytest.mark.slow)], ids=str)
 def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     queries, gallery = points(space, 0, 30, 12), points(space, 1, 120, 12)
-    distances, ids = Shortlist(4, candidates=20).search(queries, None, gallery, k=3, space=space)
+    refinement = Refinement(prefix=4, candidates=20)
+    distances, ids = refinement.search(queries, None, gallery, k=3, space=space)
     short = [prefix_points(x, 4, space=space) for x in (queries, gallery)]
     listed = true_order(space, *short)[:, :20]
     with jax.enable_x64(True):
@@ -69,15 +71,6 @@ def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     np.testing.assert_array_equal(ids, np.take_along_axis(listed, order, axis=1))
     np.testing.assert_allclose(distances, np.take_along_axis(own, order, axis=1), rtol=1e-6)
     assert (ids != true_order(space, queries, gallery)[:, :3]).any()
-
-
-def test_fewer_candidates_than_neighbours_become_as_many():
-    queries, gallery = points(BALL, 0, 30, 12), points(BALL, 1, 120, 12)
-    few, as_many = (
-        Shortlist(4, candidates).search(queries, None, gallery, k=20, space=BALL)[1]
-        for candidates in (2, 20)
-    )
-    np.testing.assert_array_equal(few, as_many)
 
 
 def test_ties_are_in_the_order_of_the_gallery(tmp_path):
@@ -101,7 +94,7 @@ def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
     loaded = Embeddings.load(tmp_path / "short.npz")
     np.testing.assert_array_equal(loaded.vectors, short.vectors)
     np.testing.assert_array_equal(loaded.labels, embeddings.labels)
-    known = Embeddings.from_arrays(short.vectors, space=BALL, points=True)
+    known = dataclasses.replace(short, given=None)
     np.testing.assert_array_equal(
         known.prefix(3).vectors, prefix_points(known.vectors, 3, space=BALL)
     )
@@ -114,5 +107,5 @@ def test_wrong_arguments_are_refused():
     for candidates, k in ((np.full((9, 2), 9), 1), (np.zeros((9, 2), int), 3)):
         with pytest.raises(UserError, match="candidates"):
             nearest_among(x, candidates, x, k=k, space=SPHERE)
-    with pytest.raises(UserError, match="leave out the shortlist"):
-        Refinement(reranking=Reranking(), shortlist=Shortlist(4))
+    with pytest.raises(UserError, match="leave out the prefix"):
+        Refinement(reranking=Reranking(), prefix=4)

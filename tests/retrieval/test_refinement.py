@@ -8,9 +8,9 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
-from hypjax.retrieval import expansion, nearest_neighbors, neighbors, query_scores
-from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
+from hypjax.retrieval import refinement as module
+from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.galleries import labelled, points
 from tests.retrieval.test_metrics import by_definition
@@ -37,7 +37,7 @@ def looped(space, queries, gallery, own_ids, k, alpha):
 @pytest.mark.parametrize("space", [SPHERE, PoincareBall(0.3, 2.0)], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
 def test_expansion_equals_a_loop(space, alpha, monkeypatch):
-    monkeypatch.setattr(expansion, "_BLOCK_BYTES", 6400)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 6400)
     queries, gallery = points(space, 0, 40), points(space, 1, 40)
     gallery[3] = queries[2]
     nowhere = np.full(40, -1)
@@ -46,7 +46,10 @@ def test_expansion_equals_a_loop(space, alpha, monkeypatch):
         cases = [
             (looped(space, queries, gallery, nowhere, 7, alpha), (queries, gallery, None)),
             (looped(space, queries, gallery, own_ids, 7, alpha), (queries, gallery, own_ids)),
-            (looped(space, gallery, gallery, np.arange(40), 7, alpha), (gallery, None, None)),
+            (
+                looped(space, gallery, gallery, np.arange(40), 7, alpha),
+                (gallery, gallery, np.arange(40)),
+            ),
         ]
     for expected, (asked, searched, own) in cases:
         got = expand_queries(asked, searched, k=7, alpha=alpha, space=space, own_ids=own)
@@ -114,7 +117,7 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
     x, _ = labelled(space, 120, 8, noise=0.6)
     _, first = nearest_neighbors(x, x, k=numbers[3], space=space, exclude_self=True)
     final = transcription(distances_of(space, x), *numbers[:3])
-    got, ids = rerank(x, space=space, numbers=Reranking(*numbers))
+    got, ids = rerank(x, x, own_ids=np.arange(120), space=space, numbers=Reranking(*numbers))
     np.testing.assert_array_equal(ids, sorted_within(first, final))
     np.testing.assert_allclose(got, np.take_along_axis(final, ids, 1), rtol=1e-5, atol=1e-6)
     assert not (ids == np.arange(120)[:, None]).any()
@@ -135,18 +138,9 @@ def test_items_are_the_gallery_and_the_queries_outside_it():
     np.testing.assert_array_equal(ids[10:], sorted_within(first[5:7], final[5:7]))
 
 
-def test_results_do_not_depend_on_which_items_are_searched_for():
-    x, _ = labelled(SPHERE, 120, 8, noise=0.6)
-    whole = rerank(x, space=SPHERE, numbers=Reranking(depth=10))
-    own_ids = np.array([7, 30])
-    one = rerank(x[own_ids], x, own_ids=own_ids, space=SPHERE, numbers=Reranking(depth=10))
-    for got, expected in zip(one, whole, strict=True):
-        np.testing.assert_array_equal(got, expected[own_ids])
-
-
 def test_two_items_are_enough():
     x, _ = labelled(SPHERE, 2, 8, noise=0.6, seed=6)
-    distances, ids = rerank(x, space=SPHERE)
+    distances, ids = rerank(x, x, own_ids=np.arange(2), space=SPHERE)
     assert distances.shape == (2, 1) and ids.tolist() == [[1], [0]]
 
 
@@ -192,7 +186,8 @@ def test_a_search_re_ranks_at_least_as_many_as_it_returns():
     x, _ = labelled(SPHERE, 60, 12, noise=0.8, seed=3)
     own_ids = np.arange(60)
     distances, ids = Refinement(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
-    whole = rerank(x, space=SPHERE, numbers=Reranking(k1=8, k2=3, depth=20))
+    numbers = Reranking(k1=8, k2=3, depth=20)
+    whole = rerank(x, x, own_ids=own_ids, space=SPHERE, numbers=numbers)
     np.testing.assert_array_equal(ids, whole[1])
     np.testing.assert_array_equal(distances, whole[0])
     unrefined = Refinement().search(x, own_ids, x, k=20, space=SPHERE)
@@ -200,7 +195,8 @@ def test_a_search_re_ranks_at_least_as_many_as_it_returns():
     np.testing.assert_array_equal(unrefined[1], plain[1])
 
 
-expand = functools.partial(expand_queries, points(SPHERE, 0, 5), space=SPHERE)
+five = points(SPHERE, 0, 5)
+expand = functools.partial(expand_queries, five, five, own_ids=np.arange(5), space=SPHERE)
 two_of_four = functools.partial(expand_queries, np.eye(4)[:2], np.eye(4), k=1, space=SPHERE)
 
 

@@ -21,7 +21,7 @@ from hypjax.retrieval import (
     relevance_scores,
 )
 from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.reranking import Reranking
+from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.exact_order import FUSED
 
 KS = (1, 5, 10)
@@ -125,7 +125,7 @@ def test_refined_results_are_scored_without_what_is_ignored(level):
         refinement=refinement,
     )
     expanded = np.asarray(refinement.expanded(queries, None, gallery, space))
-    first = refinement.first_results(expanded, None, gallery, space)
+    _, first = rerank(expanded, gallery, space=space, numbers=refinement.reranking)
     for i, query in enumerate(expanded):
         rest = [item for item in ranking_of(space, query, gallery) if item not in first[i]]
         assert len(rest) == 40
