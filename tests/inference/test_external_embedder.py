@@ -168,21 +168,6 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
         task_of(damaged, judgements=judged)
 
 
-def test_splits_of_folders_and_tables_are_kept(embedder, photos_folder, tmp_path):
-    for split in ("train", "test"):
-        shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
-    found = embedder.embed_photos(find_photos(str(tmp_path / "split")))
-    assert found.splits.tolist() == ["test"] * 6 + ["train"] * 6
-    table = tmp_path / "table.csv"
-    table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
-    found = embedder.embed_photos(find_photos(str(table)))
-    assert (found.splits.tolist(), found.superlabels.tolist()) == (["test"], ["bird"])
-    found.save(tmp_path / "g.npz")
-    read = Embeddings.load(tmp_path / "g.npz")
-    np.testing.assert_array_equal(read.features(), found.given)
-    assert (read.splits.tolist(), read.fingerprint) == (["test"], embedder.fingerprint)
-
-
 def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monkeypatch):
     for spec in ("vit_small", "timm:"):
         with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
@@ -200,3 +185,14 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
     monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
     with pytest.raises(UserError, match="class0/0.png is not finite"):
         embedder.embed_photos(find_photos(str(photos_folder)))
+
+
+def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
+    found = embedder.embed_photos(find_photos(str(table)))
+    found.save(tmp_path / "g.npz")
+    read = Embeddings.load(tmp_path / "g.npz")
+    np.testing.assert_array_equal(read.features(), found.given)
+    assert (read.splits.tolist(), read.superlabels.tolist()) == (["test"], ["bird"])
+    assert read.fingerprint == embedder.fingerprint
