@@ -167,18 +167,3 @@ def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         if member.read(1):
             raise ValueError(f"{name} is longer than its header says")
     return array
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
-    """Locks a folder during the body, if the file system has locks; LOCK_NB does not wait."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
-        except OSError:
-            if flags:
-                raise
-        yield
-    finally:
-        os.close(descriptor)
