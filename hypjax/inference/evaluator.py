@@ -20,10 +20,10 @@ from hypjax.inference.features import (
 )
 from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Projections
-from hypjax.inference.scoring import judged_scores
+from hypjax.inference.scoring import task_scores
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
-from hypjax.retrieval import mean_score, query_scores
+from hypjax.retrieval import mean_score
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
@@ -82,30 +82,16 @@ class Evaluator:
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
         """Scores of each query, whose means are `scores`."""
-        queries = self._projected(params, task.queries, projections)
-        searched = dict.fromkeys(queries)
-        if task.gallery:
-            searched = self._projected(params, task.gallery, projections)
+        points = self._projected(params, task.queries, projections)
+        items = self._projected(params, task.gallery, projections) if task.gallery else {}
+        metrics = self._metrics
+        if task.judgements is not None:  # By mAP if recall alone is asked for.
+            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        how = {"metrics": metrics, "refinement": self._refinement}
         return {
-            part: self._scored(task, queries[part], searched[part], space)
+            part: task_scores(task, points[part], items.get(part), space=space, **how)
             for part, space in self.images.spaces(params).items()
         }
-
-    def _scored(
-        self,
-        task: Task,
-        points: Float[np.ndarray, "queries d"],
-        items: Float[np.ndarray, "gallery d"] | None,
-        space: Space,
-    ) -> dict[str, Float[np.ndarray, " queries"]]:
-        """Scores of one part; of judged queries at each level of difficulty."""
-        how = {"space": space, "refinement": self._refinement}
-        if task.judgements is None:
-            labels = task.queries.labels, task.gallery.labels if task.gallery else None
-            return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)
-        # By mAP if recall alone is asked for.
-        metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
-        return judged_scores(points, items, task.judgements, metrics=metrics, **how)
 
     def matches(
         self, params: PyTree, splits: Splits, projections: Projections | None = None

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import GroundTruth
 from hypjax.data.image_set import ImageSet
-from hypjax.data.parts import Splits
+from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import (
@@ -144,28 +144,27 @@ def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.n
 
 
 def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
-    """Scores each query, exactly.
-
-    Names of metrics are those of `hypjax.retrieval.query_scores`. Judged queries have scores at
-    each level of difficulty, such as "medium/map".
-    """
-    points, how = task.queries.vectors, {"metrics": metrics, "space": task.space}
-    if task.judgements is not None:
-        return judged_scores(points, task.gallery.vectors, task.judgements, **how)
-    items, labels = (task.gallery.vectors, task.gallery.labels) if task.gallery else (None, None)
-    return query_scores(points, task.queries.labels, items, labels, **how)
+    """Scores each query, exactly; see `task_scores`."""
+    items = task.gallery.vectors if task.gallery else None
+    return task_scores(task, task.queries.vectors, items, metrics=metrics, space=task.space)
 
 
-def judged_scores(
+def task_scores(
+    task: Task | EmbeddedTask,
     queries: Float[np.ndarray, "n d"],
-    gallery: Float[np.ndarray, "m d"],
-    judgements: Judgements,
+    gallery: Float[np.ndarray, "m d"] | None,
     **options: Any,
 ) -> QueryScores:
-    """Scores of judged queries at each level of difficulty; options are `relevance_scores`'s."""
+    """Scores the points of a task's queries; options are those of `query_scores`.
+
+    Judged queries have scores at each level of difficulty, such as "medium/map".
+    """
+    if task.judgements is None:
+        labels = task.gallery.labels if task.gallery else None
+        return query_scores(queries, task.queries.labels, gallery, labels, **options)
     found = {}
     for level in LEVELS:
-        relevance = relevance_at(level, judgements)
+        relevance = relevance_at(level, task.judgements)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
             continue
         with warnings.catch_warnings():
