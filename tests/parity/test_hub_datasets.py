@@ -152,15 +152,14 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_
 @pytest.fixture
 def birds(tmp_path):
     """A function that writes four birds, with further columns, and returns the location."""
-    pictures = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)]
+    pictures, path = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)], tmp_path / "b.parquet"
 
     def write(image="image", features=None, **columns):
-        types = {image: datasets.Image(), **(features or {})}
         made = datasets.Dataset.from_dict({image: pictures, **columns})
-        for name, kind in types.items():
+        for name, kind in {image: datasets.Image(), **(features or {})}.items():
             made = made.cast_column(name, kind)
-        made.to_parquet(str(tmp_path / "birds.parquet"))
-        return str(tmp_path / "birds.parquet")
+        made.to_parquet(str(path))
+        return str(path)
 
     return write
 
