@@ -18,8 +18,8 @@ from hypjax import command
 from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
-_ALL, _JOB, _ANN = "all", "job", "ann"
-CHOICES = (*_TIMED, _ALL, "memory", "parity", "programs", "growth", _JOB, "exactness", _ANN)
+_MODULES = {"memory": "programs"}  # Of suites that have no module of their own name.
+CHOICES = (*_TIMED, "all", "memory", "parity", "programs", "growth", "job", "exactness", "ann")
 
 EXAMPLE = "python -m benchmarks loss --quick"
 FLAGS = command.Flags()
@@ -35,18 +35,14 @@ FLAGS.string(
 FLAGS.integer("devices", 0, "memory, programs: number of devices; 0 for all.", lower_bound=0)
 FLAGS.string("hlo", None, "programs: folder in which to keep the texts of the programs.")
 FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
-FLAGS.integer("points", None, "ann: number of points. Default: 100,000.", lower_bound=1000)
-FLAGS.boolean(
-    "exported", False, "ann: only --export=usearch and its peer, which takes a tenth of the time."
-)
 _OUTPUT = FLAGS.string("output", "benchmark.json", "File for the measurements.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
-    if suite != _JOB:
+    if suite != "job":
         command.refuse_overrides(overrides)
-    from benchmarks import measure, peers
+    from benchmarks import measure
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
@@ -54,34 +50,23 @@ def main(overrides: list[str], suite: str | None) -> None:
     if not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
     given = {name: FLAGS[name].value for name in measure.Options._fields if name in FLAGS}
-    options = measure.Options(**given, overrides=overrides)
-    if options.quick:
-        options = options._replace(repeats=1)
     results: dict[str, Any] = {}
     try:
-        for name in _TIMED if suite in (None, _ALL) else (suite,):
-            if name == "input" and suite != name and not peers.installed("grain"):
-                console.warn("skipped: input requires grain (pip install grain)")
-                continue
-            module = importlib.import_module(f"benchmarks.{name}")
-            if name not in _TIMED:
-                results[name] = module.rows(options)
-                print(module.table(results[name]))
-                continue
-            results[name] = []
+        for name in _TIMED if suite in (None, "all") else (suite,):
+            module = importlib.import_module(f"benchmarks.{_MODULES.get(name, name)}")
+            options = measure.Options(name, **given, overrides=overrides)
+            rows = results[name] = []
             try:
-                results[name].extend(measure.measure(module.tasks(options), options.repeats))
+                rows.extend(module.rows(options))
             finally:  # An interrupt or an error keeps the rows before it.
-                print(measure.table(results[name]))
-        if suite == _ANN:
-            figure = output.with_suffix(".png")
-            with console.tolerating(str(figure)):
-                module.draw(results[_ANN], figure)
-                print(f"drew recall against speed to {figure}")
+                if rows:
+                    print(measure.table(module.COLUMNS, rows))
+            if hasattr(module, "conclude"):
+                module.conclude(rows, output)
     finally:
         if any(results.values()):
             with console.tolerating(str(output)):
-                described = {"machine": machine.describe(seed=0), **options._asdict()}
+                described = {"machine": machine.describe(seed=0), **given, "overrides": overrides}
                 write_json(output, described | results)
                 print(f"wrote measurements and versions to {output}")
 

@@ -47,10 +47,12 @@ def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | Non
 
 
 def faiss_search(
-    gallery: Float[np.ndarray, "m k"], queries: Float[np.ndarray, "n k"], k: int
+    space: InnerProductSpace, x: Float[np.ndarray, "n d"], k: int
 ) -> Callable[[], tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]]:
-    """Returns what builds an exact index and finds the k largest products of each query."""
+    """Returns what builds an exact index of points and finds the k largest products of each."""
     import faiss
+
+    gallery, queries = search_vectors(space, x)
 
     def run() -> tuple[np.ndarray, np.ndarray]:
         index = faiss.IndexFlatIP(gallery.shape[1])

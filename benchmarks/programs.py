@@ -5,13 +5,12 @@ v5e:2x4, if the package libtpu is installed, and for the cards in `benchmarks.gp
 jax[cuda12]. Nothing is run.
 """
 
-import collections
 import functools
 import os
 import pathlib
-import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from benchmarks import measure
-from benchmarks.gpus import GPUS, Gpu
-from benchmarks.kernels import Kernel, kernels_of
+from benchmarks.gpus import GPUS
+from benchmarks.hlo import Program, describe
 from hypjax import parallel
-from hypjax.config import default_config, load_config
+from hypjax.config import load_config
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
@@ -37,153 +36,98 @@ from hypjax.training.learner import Learner, build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch, View
 
-_INSTRUCTION = re.compile(r"%(?P<name>[\w.-]+) = (?P<type>\w+)\[(?P<rest>[^\n]*)")
-_PRODUCT = re.compile(
-    r" (?:convolution|dot)\(%([\w.-]+), %([\w.-]+)\)"
-    r'| custom-call\(%([\w.-]+), %([\w.-]+).*custom_call_target="__(?:cublas|cudnn\$conv)'
-)
-_FULL = ("{highest,highest}", '["HIGHEST","HIGHEST"]')  # Precisions of true float32 products.
-_COLLECTIVE = re.compile(
-    r"= (?P<types>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
-    r".*channel_id=(?P<channel>\d+)"
-)
-_TYPE = re.compile(r"(\w+)\[")
-
-
-# Images and classes of training splits.
-_TRAINING = {"cub200": (5864, 100), "sop": (59_551, 11_318)}
-
-
-class Searched(NamedTuple):
-    """The sizes of a search: a block of queries, and the points on each device."""
-
-    queries: int
-    items: int
-    dim: int
-    k: int
-
-
-SEARCHED = Searched(queries=512, items=65_536, dim=128, k=12)
-
-
-class Program(NamedTuple):
-    """A compiled program: bytes on each device, and what it computes and exchanges."""
-
-    arguments: int
-    temporary: int
-    text: str  # Its HLO.
-    kernels: list[Kernel]  # Of a GPU.
-    collectives: list[str]  # Exchanges between devices by kind and dtype: 'all-reduce f32'.
-    rounded: list[str]  # HLO of products outside the encoder without the highest precision.
-    products: dict[str, int]  # Number of products in the encoder for each pair of dtypes.
-
-
-class Case(NamedTuple):
-    """A program of a recipe: its train step, or its embedding of a batch in evaluation."""
-
-    name: str  # With which files begin.
-    recipe: str
-    fields: tuple[str, ...] = ()  # Of the configuration that differ from the recipe.
-    evaluating: bool = False
-
-    def program(self, mesh: Mesh) -> tuple["Program", int]:
-        """Compiles it for the devices of a mesh; returns it and the images of a batch."""
-        config = load_config(self.recipe, self.fields)
-        if self.evaluating:
-            return compiled_embedding(config, mesh), config.run.eval_batch_size
-        return compiled_step(config, mesh), config.train.batch_size
-
-
+_SOP = 59_551, 11_318  # Images and classes of the training split.
+# A block of queries, and the points on each device.
+SEARCHED = types.SimpleNamespace(queries=512, items=65_536, dim=128, k=12)
+COLUMNS = {
+    "program": "{program}",
+    "images or queries": "{items}",
+    "temporary memory": "{temporary_gb:.3g} GB",
+    "fits": "{fits}",
+    "arguments": "{arguments_gb:.3g} GB",
+    "rounded products": "{rounded}",
+    "kernels": "{kernels}",
+    "moved besides products": "{moved_gb:.3g} GB",
+    "products": "{tera_operations:.3g} TFLOP",
+    "roofline time": "{roof_ms:.3g} ms",
+    "at most": "{rate:,.0f}/s",
+}
+# A tiny encoder, for `config_of`.
+TINY = ("model.architecture=vit", "model.patch_size=16", "model.width=128", "model.depth=2")
+TINY += ("model.num_heads=2", "data.image_size=64", "data.resize=64")
+_LARGE = ("data.image_size=384", "data.resize=384", "model.weights=None")
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "model.weights=None")
-CASES = (
-    Case("step-900", "sop.py:hyp-vit"),
-    Case("step-900-microbatch", "sop.py:hyp-vit", ("run.microbatch=100",)),
-    Case("step-120-patch8", "sop.py:hyp-dino", (*_PATCH8, "train.batch_size=120")),
-    Case("step-hier", "sop.py:hier-dino"),
-    Case("step-hier-resnet50", "sop.py:hier-resnet50"),
-    Case("step-memory", "sop.py:irt-r"),
-    Case("embedding", "sop.py:hyp-vit", ("run.eval_batch_size=900",), evaluating=True),
-)
-_QUICK = (Case("step-glyphs", "glyphs.py"),)
+# Recipe and fields of train steps; "embedding" is that of a batch in evaluation.
+_CASES = {
+    "step-900": ("sop.py:hyp-vit", ()),
+    "step-900-microbatch": ("sop.py:hyp-vit", ("run.microbatch=100",)),
+    "step-120-patch8": ("sop.py:hyp-dino", (*_PATCH8, "train.batch_size=120")),
+    "step-hier": ("sop.py:hier-dino", ()),
+    "step-hier-resnet50": ("sop.py:hier-resnet50", ()),
+    "step-memory": ("sop.py:irt-r", ()),
+    "embedding": ("sop.py:hyp-vit", ("run.eval_batch_size=900",)),
+}
+_QUICK = {"step-glyphs": ("glyphs.py", ())}
+_BATCHES = {  # Of ViT-S/16, for the suite `memory`.
+    "900 images": (),
+    "900 images, microbatch 300": ("run.microbatch=300",),
+    "900 images, microbatch 100": ("run.microbatch=100",),
+    "1600 images": ("train.batch_size=1600",),
+    "1600 images, microbatch 800": ("train.batch_size=1600", "run.microbatch=800"),
+    "900 images of 384 pixels, microbatch 300": (*_LARGE, "run.microbatch=300"),
+    "the same, remat": (*_LARGE, "run.microbatch=300", "run.remat=True"),
+}
+_MEMORY = {name: ("sop.py:hyp-vit", fields) for name, fields in _BATCHES.items()}
 
 
-def rows(options: measure.Options) -> measure.Rows:
-    """Compiles the programs of `CASES`, or glyphs alone if quick, and those of an exact search."""
-    rows, (mesh, gpu) = compiled_rows(CASES, options), _target(options)
-    console.say("compiling the search")
-    for name, program in zip(("search-scores", "search-best"), compiled_search(mesh), strict=True):
-        _keep(name, program, options)
-        rows.append(_row(name, program, SEARCHED.queries, mesh, gpu))
-    return rows
+def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
+    """Compiles the programs of a suite, or the step of glyphs if quick, and describes each.
 
-
-def compiled_rows(cases: Sequence[Case], options: measure.Options) -> measure.Rows:
-    """Compiles programs, or that of glyphs alone if quick.
-
-    Returns for each what it needs and, for one of `GPUS`, the bytes that its kernels move besides
-    matrix products, all operations of products, and the least time that its kernels take.
+    A row holds what the program needs and, for one of `GPUS`, the bytes that its kernels move
+    besides matrix products, all operations of products, and the least time of its kernels.
     """
-    rows, (mesh, gpu) = [], _target(options)
-    for case in _QUICK if options.quick else cases:
-        console.say(f"compiling {case.name}")
+    console.say("figures are read from compiled programs, not measured")
+    chosen = devices_of(options.target)
+    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
+    for name, items, program in _programs(options, mesh):
+        if options.hlo:
+            path = pathlib.Path(options.hlo) / f"{options.target or 'here'}-{name}.txt"
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(program.text)
+        row = dict.fromkeys(("fits", "kernels", "moved_gb", "tera_operations", "roof_ms", "rate"))
+        row |= {"program": name, "items": items, "devices": mesh.size}
+        row |= {"temporary_gb": program.temporary / 1e9, "arguments_gb": program.arguments / 1e9}
+        row |= {"rounded": len(program.rounded), "collectives": program.collectives}
+        if gpu := GPUS.get((options.target or "").lower()):
+            row["fits"] = program.arguments + program.temporary < gpu.memory
+            row["kernels"] = len(program.kernels)
+            row["moved_gb"] = sum(k.moved for k in program.kernels if not k.product) / 1e9
+            row["tera_operations"] = sum(k.operations for k in program.kernels) / 1e12
+            seconds = sum(kernel.seconds(gpu) for kernel in program.kernels)
+            row["roof_ms"], row["rate"] = 1e3 * seconds, items / seconds
+        yield row
+
+
+def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, Program]]:
+    """Name, images or queries, and program."""
+    cases = _MEMORY if options.suite == "memory" else _CASES
+    for name, (recipe, fields) in (_QUICK if options.quick else cases).items():
+        console.say(f"compiling {name}")
+        config = load_config(recipe, fields)
         try:
-            program, images = case.program(mesh)
+            if name == "embedding":
+                yield name, config.run.eval_batch_size, compiled_embedding(config, mesh)
+            else:
+                yield name, config.train.batch_size, compiled_step(config, mesh)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            console.warn(f"{case.name} does not fit into the memory of {options.target}")
-        else:
-            _keep(case.name, program, options)
-            rows.append(_row(case.name, program, images, mesh, gpu))
-    return rows
-
-
-def _target(options: measure.Options) -> tuple[Mesh, Gpu | None]:
-    chosen = devices_of(options.target)
-    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
-    return mesh, GPUS.get((options.target or "").lower())
-
-
-def _keep(name: str, program: Program, options: measure.Options) -> None:
-    """Writes a program's text where the user asked for it."""
-    if options.hlo:
-        path = pathlib.Path(options.hlo) / f"{options.target or 'here'}-{name}.txt"
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(program.text)
-
-
-def _row(name: str, program: Program, items: int, mesh: Mesh, gpu: Gpu | None) -> dict[str, Any]:
-    row = {"program": name, "items": items, "devices": mesh.size}
-    row |= {kind: getattr(program, kind) for kind in ("arguments", "temporary", "collectives")}
-    row["rounded"] = len(program.rounded)
-    if gpu:
-        row["fits"] = program.arguments + program.temporary < gpu.memory
-        row["kernels"] = len(program.kernels)
-        row["moved"] = sum(kernel.moved for kernel in program.kernels if not kernel.product)
-        row["operations"] = sum(kernel.operations for kernel in program.kernels)
-        row["roof"] = sum(kernel.seconds(gpu) for kernel in program.kernels)
-    return row
-
-
-def table(rows: measure.Rows) -> str:
-    """Formats a Markdown table with one row per program."""
-    on_gpu = "roof" in rows[0]
-    titles = ["program", "images or queries", "temporary memory", "arguments", "rounded products"]
-    if on_gpu:
-        titles += ["kernels", "moved besides products", "products", "roofline time", "at most"]
-    lines = []
-    for row in rows:
-        cells = [row["program"], str(row["items"])]
-        cells += [f"{row[kind] / 1e9:.3g} GB" for kind in ("temporary", "arguments")]
-        cells.append(str(row["rounded"]))
-        if on_gpu:
-            cells[2] += "" if row["fits"] else " (does not fit)"
-            cells += [str(row["kernels"]), f"{row['moved'] / 1e9:.3g} GB"]
-            cells += [f"{row['operations'] / 1e12:.3g} TFLOP", f"{1e3 * row['roof']:.3g} ms"]
-            cells.append(f"{row['items'] / row['roof']:,.0f}/s")
-        lines.append(cells)
-    return "Read from compiled programs, not measured:\n\n" + measure.markdown(tuple(titles), lines)
+            console.warn(f"{name} does not fit into the memory of {options.target}")
+    if options.suite == "programs":
+        console.say("compiling the search")
+        for name, program in zip(("scores", "best"), compiled_search(mesh), strict=True):
+            yield f"search-{name}", SEARCHED.queries, program
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
@@ -196,67 +140,35 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
-    if target.lower() in GPUS:
-        try:
-            return topologies.get_topology_desc(
-                platform="cuda",
-                topology="1x1x1",
-                target_config=GPUS[target.lower()].description(),
-            ).devices
-        except Exception as error:  # Without the plugin, or with one that does not fit.
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"compiling for {target} needs JAX's CUDA plugin (pip install "
-                f'"hypjax[cuda12]"), and JAX_PLATFORMS=cpu where there is no GPU ({reason})'
-            ) from error
-    if ":" not in target:
-        raise UserError(
-            f"--target is {target!r}; it must be one of {', '.join(GPUS)}, or a slice of TPUs such "
-            "as v5e:2x4"
-        )
-
-    # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    if gpu := GPUS.get(target.lower()):
+        needed = 'pip install "hypjax[cuda12]", JAX_PLATFORMS=cpu without a GPU'
+        options = dict(platform="cuda", topology="1x1x1", target_config=gpu.description())
+    else:
+        needed, options = "pip install libtpu", dict(platform="tpu", topology_name=target)
+        # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=target).devices
-    except Exception as error:  # libtpu raises errors of several types.
-        reason = str(error).splitlines()[0]
+        return topologies.get_topology_desc(**options).devices
+    except Exception as error:  # Plugins raise errors of several types, or none is installed.
         raise UserError(
-            f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
-            "libtpu must be installed (pip install libtpu)"
+            f"cannot compile for {target}, which must be one of {', '.join(GPUS)}, or a slice of "
+            f"TPUs such as v5e:2x4, and needs {needed} ({str(error).splitlines()[0]})"
         ) from error
 
 
-def step_config(encoder: str, side: int, batch: int, samples: int) -> ConfigDict:
-    """The default configuration with an encoder, of which 'vit' is a tiny one, in bfloat16.
-
-    Images have `side` pixels on each side, and a batch holds `samples` of each of its classes.
-    """
-    config = default_config()
-    with config.unlocked():
-        config.model.architecture, config.model.precision = encoder, "bfloat16"
-        config.data.image_size = config.data.resize = side
-        config.train.batch_size, config.train.samples_per_class = batch, samples
-        if encoder == "vit":
-            config.model.update(patch_size=16, width=128, depth=2, num_heads=2)
-    return config
+def config_of(*fields: str) -> ConfigDict:
+    """Hyp-ViT's recipe for SOP with random weights, and with these fields."""
+    return load_config("sop.py:hyp-vit", ["model.weights=None", *fields])
 
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:
     """What a run of this configuration trains, with the sizes of its training split if known."""
-    learner, train = build_learner(config, mesh), config.train
-    batch = train.batch_size, train.batch_size // train.samples_per_class
-    images, classes = _TRAINING.get(config.data.name, batch)
-    spec = Spec(
-        classes=classes,
-        samples_per_class=train.samples_per_class,
-        encoder_dim=learner.model.encoder.dim,
-        head_dim=learner.model.head_dim,
-        training_images=images,
-        batch_size=train.batch_size,
-    )
-    return learner, spec
+    learner, size = build_learner(config, mesh), config.train.batch_size
+    samples = config.train.samples_per_class
+    images, classes = _SOP if config.data.name == "sop" else (size, size // samples)
+    dims = learner.model.encoder.dim, learner.model.head_dim
+    return learner, Spec(classes, samples, *dims, images, size)
 
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
@@ -336,31 +248,3 @@ def _for_devices(config: ConfigDict, mesh: Mesh) -> ConfigDict:
 
 def _is_absent_gpu(device: jax.Device) -> bool:
     return device.platform in ("cuda", "gpu") and jax.default_backend() != "gpu"
-
-
-def describe(program: jax.stages.Compiled) -> Program:
-    """Analyses a compiled program."""
-    text, memory = program.as_text(), program.memory_analysis()
-    types = {found["name"]: found["type"] for found in _INSTRUCTION.finditer(text)}
-    rounded, products = [], collections.Counter()
-    for line in text.splitlines():
-        if not (product := _PRODUCT.search(line)):
-            continue
-        factors = " × ".join(sorted(types.get(name, "?") for name in product.groups() if name))
-        if "/encoder/" in line:
-            products[factors] += 1
-        elif not any(precision in line for precision in _FULL):
-            rounded.append(line.strip())
-    exchanges = {}
-    for found in _COLLECTIVE.finditer(text):  # Each channel may occur several times.
-        dtypes = "+".join(sorted(set(_TYPE.findall(found["types"]))))
-        exchanges[found["channel"]] = f"{found['kind']} {dtypes}"
-    return Program(
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
-        text=text,
-        kernels=kernels_of(text),
-        collectives=sorted(exchanges.values()),
-        rounded=rounded,
-        products=dict(products),
-    )

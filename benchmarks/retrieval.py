@@ -4,13 +4,15 @@ import functools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from benchmarks import peers
-from benchmarks.measure import Options, Task, product_seconds
+from benchmarks import measure, peers
+from benchmarks.measure import COLUMNS as COLUMNS
+from benchmarks.measure import Task
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import mean_score, nearest_neighbors, query_scores, recall_at_k
 
@@ -24,13 +26,24 @@ _INSTALL = "faiss (pip install faiss-cpu)"
 _TOLERANCE = 1e-3  # Of scores: products in float32 may swap items at almost equal distances.
 
 
-def tasks(options: Options) -> Iterator[Task]:
+def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """SOP's size and a gallery of two million, or a tenth of each if quick."""
     n, classes, items = _QUICK_SIZES if options.quick else _SIZES
     labels = np.random.default_rng(0).integers(0, classes, n)
+    shared = np.random.default_rng(0).permutation(n) % classes  # No class has a single image.
     points = {name: points_of(name, labels) for name in ("cosine", "hyperbolic")}
-    points["collapsed"] = _crowds(n)
-    product, size = product_seconds(n, n, _DIM), f"{n}×{n}×{_DIM}"
+    yield from measure.measure(_tasks({**points, "collapsed": _crowds(n)}, labels), options)
+    yield from measure.measure([_scores(points_of("cosine", shared), shared)], options)
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk = _streamed(pathlib.Path(folder, "gallery.npy"), items)
+        yield from measure.measure([on_disk], options)
+
+
+def _tasks(
+    points: dict[str, Float[np.ndarray, "n d"]], labels: Int[np.ndarray, " n"]
+) -> Iterator[Task]:
+    n, faiss = len(labels), peers.installed("faiss")
+    size = f"{n}×{n}×{_DIM}"
     recall = f"Recall@{{{','.join(map(str, _KS))}}}, {size}"
 
     def recalls(name: str, separate: bool = False) -> Callable[[], dict[int, float]]:
@@ -42,30 +55,24 @@ def tasks(options: Options) -> Iterator[Task]:
         x, space = points[name], SPACES[name]
         return functools.partial(nearest_neighbors, x, x, k=k, space=space)
 
-    faiss = peers.installed("faiss")
     for separate in (False, True):
         words = f"{recall}, {'separate gallery' if separate else 'within one set'}"
-        limit = product if separate else product / 2
         ours = recalls("cosine", separate)
         peer = _faiss_recall(points["cosine"], labels, not separate) if faiss else None
         name = "faiss k=1001 and hit counting" if faiss else _INSTALL
-        yield Task(f"{words}, cosine", ours, peer, name, limit)
+        yield Task(f"{words}, cosine", ours, peer, name)
         own = recalls("hyperbolic", separate)
-        yield Task(f"{words}, hyperbolic", own, ours, "ours, cosine", limit)
+        yield Task(f"{words}, hyperbolic", own, ours, "ours, cosine")
     for name in ("cosine", "hyperbolic"):
-        vectors = peers.search_vectors(SPACES[name], points[name])
         for k in (10, 100):
-            peer = peers.faiss_search(*vectors, k) if faiss else None
+            peer = peers.faiss_search(SPACES[name], points[name], k) if faiss else None
             what = "faiss IndexFlatIP" if faiss else _INSTALL
-            yield Task(f"{k} nearest, {size}, {name}", nearest(name, k), peer, what, product)
+            yield Task(f"{k} nearest, {size}, {name}", nearest(name, k), peer, what)
     healthy, collapsed = "ours, not collapsed", "hyperbolic, collapsed"
     both = [recalls(name) for name in ("collapsed", "hyperbolic")]
-    yield Task(f"{recall}, {collapsed}", *both, healthy, product / 2)
+    yield Task(f"{recall}, {collapsed}", *both, healthy)
     both = [nearest(name, 10) for name in ("collapsed", "hyperbolic")]
-    yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy, product)
-    shared = np.random.default_rng(0).permutation(n) % classes  # No class has a single image.
-    yield _scores(points_of("cosine", shared), shared)
-    yield from _streamed(items)
+    yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy)
 
 
 def points_of(name: str, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
@@ -88,18 +95,14 @@ def _faiss_recall(
     points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], within_queries: bool
 ) -> Callable[[], dict[int, float]]:
     k = max(_KS) + within_queries  # Each query also finds itself.
-    search = peers.faiss_search(points, points, k)
+    search = peers.faiss_search(SPACES["cosine"], points, k)
 
     def run() -> dict[int, float]:
         _, found = search()
-        first = np.full(len(found), k)
-        for start in range(0, len(found), 1000):
-            part = found[start : start + 1000]
-            queries = np.arange(start, start + len(part))
-            hits = labels[part] == labels[queries, None]
-            if within_queries:
-                hits &= part != queries[:, None]
-            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), k)
+        hits = labels[found] == labels[:, None]
+        if within_queries:
+            hits &= found != np.arange(len(found))[:, None]
+        first = np.where(hits.any(axis=1), hits.argmax(axis=1), k)
         return {at: float(np.mean(first < at + within_queries)) for at in _KS}
 
     return run
@@ -132,27 +135,23 @@ def _scores(points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]) -> 
         ours,
         peer if installed else None,
         package if installed else f"pip install {package}",
-        product_seconds(len(points), len(points), _DIM),
     )
 
 
-def _streamed(items: int) -> Iterator[Task]:
+def _streamed(path: pathlib.Path, items: int) -> Task:
     """A gallery on disk, compared with the same gallery in memory."""
     queries, rng = 2000, np.random.default_rng(2)
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "gallery.npy")
-        file = np.lib.format.open_memmap(path, "w+", np.float32, (items, _DIM))
-        for start in range(0, items, 100_000):
-            part = file[start : start + 100_000]
-            part[:] = _BALL.embed(rng.normal(size=part.shape).astype(np.float32))
-        file.flush()
-        del file
-        mapped = np.load(path, mmap_mode="r")
-        x, held = np.array(mapped[:queries]), jnp.asarray(mapped)
-        yield Task(
-            f"100 nearest, {queries}×{items}×{_DIM} on disk, hyperbolic",
-            lambda: nearest_neighbors(x, mapped, k=100, space=_BALL),
-            lambda: nearest_neighbors(x, held, k=100, space=_BALL),
-            "ours, in memory",
-            product_seconds(queries, items, _DIM),
-        )
+    file = np.lib.format.open_memmap(path, "w+", np.float32, (items, _DIM))
+    for start in range(0, items, 100_000):
+        part = file[start : start + 100_000]
+        part[:] = _BALL.embed(rng.normal(size=part.shape).astype(np.float32))
+    file.flush()
+    del file
+    mapped = np.load(path, mmap_mode="r")
+    x, held = np.array(mapped[:queries]), jnp.asarray(mapped)
+    return Task(
+        f"100 nearest, {queries}×{items}×{_DIM} on disk, hyperbolic",
+        lambda: nearest_neighbors(x, mapped, k=100, space=_BALL),
+        lambda: nearest_neighbors(x, held, k=100, space=_BALL),
+        "ours, in memory",
+    )

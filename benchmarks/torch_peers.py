@@ -3,17 +3,18 @@
 Losses are those of the default configuration, in its ball and at its temperature.
 """
 
-import itertools
+import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 from ml_collections import ConfigDict
 
-from benchmarks.loss import Compared, Data, Features, Labels
+from hypjax import objectives
 from hypjax.config import default_config
 
 # torch.compile warns about code of PyTorch itself.
@@ -120,7 +121,7 @@ def loss_by_product(features: torch.Tensor, samples: int) -> torch.Tensor:
     return losses.masked_fill(same_subset, 0).sum()
 
 
-def hyperbolic_losses(features: Features, samples: int) -> dict[str, Gradients]:
+def hyperbolic_losses(features: np.ndarray, samples: int) -> dict[str, Gradients]:
     """Value and gradient of the hyperbolic loss, as published and as in hypjax."""
     torch.set_float32_matmul_precision("highest")
     x = torch.tensor(features, device=device(), requires_grad=True)
@@ -135,65 +136,71 @@ def hyperbolic_losses(features: Features, samples: int) -> dict[str, Gradients]:
     }
 
 
-def metric_loss(compared: Compared, features: Features, labels: Labels) -> Gradients:
-    """Value and gradients of a loss of pytorch-metric-learning.
+class Compared(NamedTuple):
+    """One of our losses on the sphere, and the same in pytorch-metric-learning, with its miner."""
 
-    The gradients are those by the features, and by the proxies in the shape of ours.
-    """
+    ours: Callable[..., jax.Array]
+    theirs: torch.nn.Module
+    miner: torch.nn.Module | None = None
+
+    @property
+    def proxies(self) -> list[np.ndarray]:
+        """The proxies of the loss, in the shape of ours, if it has some."""
+        return [_as_ours(parameter.data).cpu().numpy() for parameter in self.theirs.parameters()]
+
+    def gradient(self, features: np.ndarray, labels: np.ndarray) -> Gradients:
+        """Value and gradients by the features and by the proxies, these in the shape of ours."""
+        x = torch.tensor(features, device=device(), requires_grad=True)
+        y, loss, mine = torch.tensor(labels, device=device()), self.theirs.to(device()), self.miner
+        both = value_and_gradients(
+            lambda: loss(x, y, mine(x, y) if mine else None), x, *loss.parameters()
+        )
+
+        def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
+            value, (slope, *slopes) = both()
+            return value, [slope, *map(_as_ours, slopes)]
+
+        return run
+
+
+def _as_ours(proxies: torch.Tensor) -> torch.Tensor:
+    """Some losses hold proxies as columns, and several for each class."""
+    rows = proxies if len(proxies) % _CLASSES == 0 else proxies.T
+    return rows.reshape(_CLASSES, -1, rows.shape[1]).squeeze(1)
+
+
+_CLASSES = 98  # Of Cars-196.
+
+
+def metric_losses(dim: int) -> dict[str, Compared]:
+    """Losses of pairs, and losses of proxies of 98 classes, in so many coordinates."""
     from pytorch_metric_learning import distances, losses, miners
 
-    distance = distances.LpDistance(power=2) if compared.chord else distances.CosineSimilarity()
-    proxies, miner = compared.proxies(features.shape[1]), compared.miner
-    sizes = () if proxies is None else (len(proxies), features.shape[1])
-    make = getattr(losses, compared.theirs)
-    loss = make(*sizes, distance=distance, **compared.arguments).to(device())
-    mine = getattr(miners, miner)(distance=distance) if miner else lambda x, y: None
-    held = list(loss.parameters())
-    for parameter in held:  # Of some losses it is transposed.
-        flat = torch.tensor(proxies.reshape(-1, proxies.shape[-1]), device=device())
-        parameter.data = flat if flat.shape == parameter.shape else flat.T.contiguous()
-    x = torch.tensor(features, device=device(), requires_grad=True)
-    y = torch.tensor(labels, device=device())
-    both = value_and_gradients(lambda: loss(x, y, mine(x, y)), x, *held)
-
-    def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
-        value, (slope, *slopes) = both()
-        slopes = [s if s.shape[1] == x.shape[1] else s.T for s in slopes]
-        return value, [slope, *(s.reshape(proxies.shape) for s in slopes)]
-
-    return run
-
-
-def contrastive_with_memory(data: Data) -> Gradients:
-    """Value and gradient of IRT's loss with pytorch-metric-learning's memory, batch after batch.
-
-    The gradient is that by all batches, and is zero but for the current one.
-    """
-    from pytorch_metric_learning import distances, losses, reducers
-
-    class Sum(reducers.MeanReducer):
-        """All losses count, not only those above 0."""
-
-        def element_reduction(self, losses: torch.Tensor, *_: Any) -> torch.Tensor:
-            return losses.sum() / data.features.shape[1]
-
-    cosine = distances.CosineSimilarity()
-    alone, of_memory = (
-        losses.ContrastiveLoss(1, 0.5, distance=cosine, reducer=Sum()) for _ in range(2)
-    )
-    memory = losses.CrossBatchMemory(of_memory, data.points.shape[1], len(data.points)).to(device())
-    memory.embedding_memory.copy_(torch.tensor(data.points))
-    memory.label_memory.copy_(torch.tensor(data.remembered))
-    memory.has_been_filled = True
-    x = torch.tensor(data.features, device=device(), requires_grad=True)
-    y, numbers = torch.tensor(data.labels, device=device()).long(), itertools.cycle(range(len(x)))
-
-    def loss() -> torch.Tensor:
-        i = next(numbers)
-        batch = torch.nn.functional.normalize(x[i], dim=-1)
-        return alone(batch, y[i]) + memory(batch, y[i])
-
-    return value_and_gradients(loss, x)
+    cosine, chord = distances.CosineSimilarity(), distances.LpDistance(power=2)
+    sizes = _CLASSES, dim
+    soft_triple = functools.partial(objectives.soft_triple, regularization=0)
+    return {
+        "Proxy-Anchor": Compared(objectives.proxy_anchor, losses.ProxyAnchorLoss(*sizes)),
+        "Proxy-NCA": Compared(objectives.proxy_nca, losses.ProxyNCALoss(*sizes)),
+        "normalised softmax": Compared(
+            objectives.normalized_softmax, losses.NormalizedSoftmaxLoss(*sizes)
+        ),
+        "SoftTriple": Compared(soft_triple, losses.SoftTripleLoss(*sizes)),
+        "multi-similarity": Compared(
+            objectives.multi_similarity, losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()
+        ),
+        # Theirs is divided by the number of pairs that count.
+        "contrastive": Compared(
+            objectives.contrastive, losses.ContrastiveLoss(1, 0.5, distance=cosine)
+        ),
+        "triplet, hard": Compared(
+            objectives.triplet,
+            losses.TripletMarginLoss(0.2, distance=chord),
+            miners.BatchHardMiner(distance=chord),
+        ),
+        "SupCon": Compared(objectives.supcon, losses.SupConLoss()),
+        "scalable NCA": Compared(objectives.scalable_nca, losses.NCALoss(20, distance=cosine)),
+    }
 
 
 class TorchTrainer:

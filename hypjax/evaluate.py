@@ -27,7 +27,7 @@ from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -54,15 +54,15 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     config = fit_to_features(config)
     states, run, trained = {}, None, config.copy_and_resolve_references()
     if processes.is_first():
-        with reading(workdir) as folder:
-            _, states = restore_models(config, folder)
-            run, trained = Workdir(folder, config, compared=()), saved_config(folder)
+        with reading(workdir) as run:
+            _, states = restore_models(config, run)
+            trained = saved_config(run)
     config = _scored_as(config, trained)
     splits = open_splits(config)
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if run is not None:
-        run.require({"images": splits.fingerprint})
+        require_provenance(run, {"images": splits.fingerprint})
     shapes = model_shapes(create_embedder(config, evaluating=True), View.of(config.data))
     states = {
         name: processes.arrays_from_first(lambda name=name: states[name], shapes)
@@ -97,7 +97,7 @@ def score_queries(
     """
     config, _, params = restore_best(workdir)
     splits = open_splits(config)
-    Workdir(workdir, config, compared=()).require({"images": splits.fingerprint})
+    require_provenance(workdir, {"images": splits.fingerprint})
     evaluator = create_evaluator(config, splits=splits)
     fitted = evaluator.fit(params, splits.train)
     scores = evaluator.query_scores(params, splits.task, fitted)

@@ -16,18 +16,19 @@ from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.data import given
 from hypjax.errors import UserError
 from hypjax.inference.weights import warn_of_known_classes
-from hypjax.monitoring.monitor import Trace
+from hypjax.monitoring.health import FiniteWatch
+from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
-from hypjax.runs.workdir import SharedRun
+from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
-from hypjax.training.loop import Loop, create_monitor
+from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import build, given_provenance, provenance, shared_fields
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
@@ -119,12 +120,12 @@ def train_and_evaluate(
         )
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
-    run = SharedRun(workdir, config)
-    if run.results is not None:
+    run = Workdir(workdir, config)
+    if (results := run.results) is not None:
         run.require(given_provenance(config))
         print(f"{run.location} holds this run's results already:")
-        print_results(run.results, config)
-        return run.results
+        print_results(results, config)
+        return results
     require_wandb(config)
     setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
@@ -146,7 +147,8 @@ def train_and_evaluate(
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
         source = open_input(setup, steps, config.run.workers, state.params["model"])
-        monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
+        watch = FiniteWatch(checkpoints, splits.train.name, config.train)
+        monitor = Monitor(config, steps, run.path, watch, trace, stopwatch)
         train_step, probe_step = (
             functools.partial(
                 jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state),

@@ -23,7 +23,7 @@ from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training.setup import build
-from hypjax.training.states import random_state
+from hypjax.training.states import random_state, trees
 from hypjax.types import View
 from tests.helpers import commands, shown_objective, small_runs
 from tests.helpers.process_pair import python
@@ -148,16 +148,13 @@ def test_a_run_has_its_teacher_its_state_and_its_group(module, photos_folder, tm
     setup = build(config)
     first = random_state(setup.learner, setup.spec)
     assert first.params["objective"]["proxies"].shape == (setup.spec.classes, 8)
-    model, proxies = first.params["model"], first.params["objective"]
-    training = (proxies, first.opt_state, first.objective_state, first.skipped, first.teacher)
+    like = trees(setup.learner, first)
     saved = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    (before, old), (after, new) = (
-        saved.restore(step, model=model, training=training).trees for step in (2, 3)
-    )
+    (before, old), (after, new) = (saved.restore(step, **like).trees for step in (2, 3))
 
-    followed = jax.tree.map(lambda t, p: decay * t + (1 - decay) * p, old[-1], after)
+    followed = jax.tree.map(lambda t, p: decay * t + (1 - decay) * p, old["teacher"], after)
     for name, value in leaves(followed).items():
-        np.testing.assert_allclose(leaves(new[-1])[name], value, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(leaves(new["teacher"])[name], value, rtol=1e-5, atol=1e-7)
     kept = 0.9 * old[2]["centre"]  # Logits are negative, so their mean falls.
     assert np.all(new[2]["centre"] < kept) and np.all(kept < 0)
 

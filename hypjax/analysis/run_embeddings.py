@@ -20,8 +20,10 @@ from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.objectives import Hier, create_objective, scored_space
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
+from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training import setup, states
@@ -53,7 +55,7 @@ def open_runs(workdirs: Sequence[str]) -> list[TrainedRun]:
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
             config = saved_config(folder)
-            if Workdir(folder, config, compared=()).results is None:
+            if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         runs.append(TrainedRun(name, workdir, config, open_splits(config)))
         if not _same_test_images(runs[0].splits, runs[-1].splits):
@@ -121,7 +123,7 @@ def _choose(
 def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
     """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
     with reading(run.workdir) as folder:
-        Workdir(folder, run.config, compared=()).require({"images": run.splits.fingerprint})
+        require_provenance(folder, {"images": run.splits.fingerprint})
         return restore_best(folder)[1:]
 
 
@@ -152,13 +154,10 @@ def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
     )
     with (
         reading(run.workdir, training=True) as folder,
-        contextlib.closing(
-            Workdir(folder, run.config, compared=()).checkpoints(read_only=True)
-        ) as checkpoints,
+        contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
     ):
         found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    _, (of_objective, *_) = found.trees
-    return of_objective["hierarchy"]
+    return found.trees[1]["objective"]["hierarchy"]
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:

@@ -20,7 +20,7 @@ from hypjax.errors import UserError, nearest
 from hypjax.objectives import unused_fields
 from hypjax.runs import tables
 from hypjax.runs.files import RESULTS, read_results
-from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
+from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without the yellow, which
@@ -62,7 +62,7 @@ def default_folders(
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
         folders[value] = pathlib.Path(default_workdir(config, unchanged))
-        Workdir(folders[value], config)  # Refuses the folder of another run.
+        require_identity(folders[value], config)
     return folders
 
 

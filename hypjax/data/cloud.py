@@ -4,12 +4,12 @@ Records are read in random order, a few kilobytes at a time, which is slow in ob
 """
 
 import pathlib
-import shutil
 
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, url_hash
+from hypjax.system.files import replacing
 from hypjax.system.locks import claimed
 
 
@@ -19,25 +19,21 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     A copy is never compared with its source again, since a prepared version does not change.
     Raises UserError if the storage has no such dataset, or the cache cannot be written.
     """
-    root, path = cache_folder() / "datasets" / url_hash(url), f"{name}/{version}"
-    if (root / path).exists():
+    root = cache_folder() / "datasets" / url_hash(url)
+    folder, source = root / name / version, f"{url.rstrip('/')}/{name}/{version}"
+    if folder.exists():
         return root
-    source = f"{redacted(url.rstrip('/'))}/{path}"
-    with explained(f"cannot copy {url} to {root}"):
-        prepared = CloudFolder(f"{url.rstrip('/')}/{path}")
+    with explained(f"cannot copy {url} to {root}"), claimed(root / name, f"copying {name}"):
+        if folder.exists():  # Another process has copied it meanwhile.
+            return root
+        prepared = CloudFolder(source)
         files = prepared.sizes()
         if "dataset_info.json" not in files:
             raise UserError(
                 f"{source} holds no dataset; prepare it on local disk (python -m hypjax.prepare "
                 f"--dataset={name}), and copy its whole folder there"
             )
-        with claimed(root / name, f"copying {name} from {url}"):
-            if not (root / path).exists():
-                console.say(f"copying {source} to {root / path} (once)")
-                unfinished = root / name / f"incomplete.copy_{version}"
-                try:
-                    prepared.get(files, unfinished)
-                    unfinished.rename(root / path)
-                finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)
+        console.say(f"copying {source} to {folder} (once)")
+        with replacing(folder) as unfinished:
+            prepared.get(files, unfinished)
     return root

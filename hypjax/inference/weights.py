@@ -29,15 +29,23 @@ from hypjax.models.pretrained import (
     timm_state_dict,
 )
 from hypjax.models.weight_files import read_state_dict, timm_weights
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import (
+    CHECKPOINTS,
     HEAD,
+    RESULTS,
     WEIGHTS,
     is_published,
     published_numbers,
     require_published,
 )
-from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
+from hypjax.runs.workdir import (
+    has_checkpoint,
+    require_identity,
+    saved_config,
+    saved_fingerprint,
+)
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.types import View
@@ -48,19 +56,20 @@ def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder,
     if is_published(workdir):
         model = create_embedder(config, evaluating=True)
         return model, {"final": _published_parameters(workdir, model, config)}
-    run = Workdir(workdir, config, compared=("data.", "model.", "objective."))
+    require_identity(workdir, config, ("data.", "model.", "objective."))
     model = create_embedder(config, evaluating=True)
     shapes = model_shapes(model, View.of(config.data))
     latest = None
-    if run.has_checkpoint:
-        with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
+    if has_checkpoint(workdir):
+        with contextlib.closing(Checkpoints(workdir / CHECKPOINTS, read_only=True)) as checkpoints:
             latest = checkpoints.restore_latest(model=shapes)
             best = checkpoints.restore_best(model=shapes)
     if latest is None:
         raise UserError(
-            f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
+            f"{workdir} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
-    finished = run.results is not None and latest.step == run.total_steps
+    finished = (workdir / RESULTS).exists()
+    finished &= latest.step == saved_config(workdir).train.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return model, states if best is None else states | {"best": best.trees[0]}
 

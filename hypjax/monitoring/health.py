@@ -1,21 +1,18 @@
 """Recognises steps that are not finite, and training that learns nothing."""
 
 import math
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
-from hypjax.system.files import write_json
 
-_FILE = "nonfinite.json"
 _NAMED = 3  # Images that a message names.
 _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
@@ -60,21 +57,17 @@ class HealthWatch:
 
     def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
         """Returns what is wrong, if anything, and how that shows."""
-        if "logit_min" in values:
-            span = values["logit_max"] - values["logit_min"]
-            if span < self._range:
-                evidence = (
-                    f"the logits span {span:.2g}, and to tell the classes of a batch apart they "
-                    f"must span {self._range:.2g}"
-                )
-                if share := values.get("clipped_share"):
-                    evidence += f", {share:.0%} of the features are clipped"
-                return "the embeddings have collapsed, or the temperature is too high", evidence
+        span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
+        if span < self._range:
+            return "the embeddings have collapsed, or the temperature is too high", (
+                f"the logits span {span:.2g}, and to tell the classes of a batch apart they must "
+                f"span {self._range:.2g}; {values.get('clipped_share', 0.0):.0%} of the features "
+                "are clipped"
+            )
         recall = values.get("batch_recall@1", math.inf)
         if recall < self._least_recall:
-            return (
-                "nothing is being learned",
-                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance",
+            return "nothing is being learned", (
+                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
             )
         return None, ""
 
@@ -95,14 +88,10 @@ class FiniteWatch:
     """Checks each step while the next one is running, so that no step has to wait."""
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        checkpoints: Checkpoints,
-        name: Callable[[int], str],
-        most_skipped: int = 0,  # 0 stops at the first step that is not finite.
+        self, checkpoints: Checkpoints, name: Callable[[int], str], train: ConfigDict
     ) -> None:
-        """Starts to watch the run in a folder; `name` tells the name of a training image."""
-        self._folder, self._most_skipped = folder, most_skipped
+        """Starts to watch a run; `name` tells the name of a training image."""
+        self._most_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
         self._checkpoints, self._name = checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
@@ -120,30 +109,22 @@ class FiniteWatch:
             return
         values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
         what = next(name for name, value in values.items() if not math.isfinite(value))
-        found = f"the {what.replace('_', ' ')} of step {step} is {values[what]}"
-        images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
-        texts = {n: str(v) for n, v in values.items()}  # JSON has neither nan nor inf.
-        if processes.is_first():
-            with console.tolerating(str(self._folder / _FILE)):
-                write_json(self._folder / _FILE, {"step": step, **texts, "images": images})
+        named = ", ".join(self._name(int(i)) for i in ids[:_NAMED])
+        found = (
+            f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
+            f"{len(ids) - _NAMED} others)"
+        )
         skipped = int(jax.device_get(metrics["skipped"]))
         if skipped <= self._most_skipped:
-            console.warn(
-                f"{found}; its update is skipped, {skipped} of {self._most_skipped} so far "
-                f"(its images are listed in {_FILE})"
-            )
+            so_far = f"{skipped} of {self._most_skipped} so far"
+            console.warn(f"{found}; its update is skipped, {so_far}")
             return
-        named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
-        found += f" (images {named} and {len(images) - _NAMED} others, listed in {_FILE})"
         self._checkpoints.wait()
         steps = self._checkpoints.steps
         good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
-        if not self._most_skipped:
-            raise UserError(
-                f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
-                f"in a new run"
-            )
+        if self._most_skipped:  # Resuming would repeat this.
+            found += f", after {self._most_skipped} skipped updates (train.max_nonfinite)"
         raise UserError(
-            f"{found}, after {self._most_skipped} skipped updates (train.max_nonfinite); "
-            f"{good}. Lower optim.learning_rate in a new run: resuming would repeat this"
+            f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new "
+            "run"
         )

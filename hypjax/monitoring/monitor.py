@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Int
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
+from hypjax.geometry.learned import reported_names
 from hypjax.monitoring.health import FiniteWatch, HealthWatch
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
-from hypjax.runs.tables import format_recalls
 from hypjax.system import console, machine
-from hypjax.types import Recalls
 
 
 class Meter:
@@ -33,7 +33,6 @@ class Meter:
         self._batch_size, self._stopwatch = batch_size, stopwatch
         self._latest = {"learning_rate", *learned}
         self._metrics: list[Mapping[str, Any]] = []
-        self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -65,9 +64,6 @@ class Meter:
             values["images_per_second"] = self._steps * self._batch_size / seconds
             values["input_wait"] = wait / seconds
         values |= machine.memory_peaks()
-        self._all_steps += self._steps
-        self._all_seconds += seconds
-        self._all_wait += wait
         self._metrics = []
         self.restart_clock()
         return values
@@ -77,12 +73,6 @@ class Meter:
         if name in self._latest:
             return float(values[-1])
         return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
-
-    def summary(self) -> str:
-        """Returns one line about all readings."""
-        seconds = max(self._all_seconds, 1e-9)
-        rate = self._all_steps * self._batch_size / seconds
-        return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
 
 
 class Trace:
@@ -127,20 +117,26 @@ class Monitor(contextlib.AbstractContextManager):
 
     def __init__(
         self,
+        config: ConfigDict,
         steps: range,
-        batch_size: int,
-        telemetry: Telemetry,
+        folder: pathlib.Path,
         watch: FiniteWatch,
-        health: HealthWatch,
         trace: Trace,
         stopwatch: Stopwatch,
-        learned: Collection[str] = (),
     ) -> None:
+        """Starts to observe steps, counted from 0, and to write into a run's folder."""
+        size = config.train.batch_size
         self._first = self._reported = steps.start
-        self._telemetry, self._trace, self._stopwatch = telemetry, trace, stopwatch
-        self._watch, self._health = watch, health
-        self._progress = console.Progress(steps.start, steps.stop, batch_size)
-        self._meter = Meter(batch_size, stopwatch, learned)
+        self._watch, self._trace, self._stopwatch = watch, trace, stopwatch
+        self._telemetry = Telemetry(folder, steps.start, config)
+        self._health = HealthWatch(
+            max(config.optim.warmup_steps, config.train.total_steps // 10),
+            size,
+            config.train.samples_per_class,
+            stop=config.train.on_collapse == "stop",
+        )
+        self._progress = console.Progress(steps.start, steps.stop, size)
+        self._meter = Meter(size, stopwatch, reported_names(config.objective))
 
     def __exit__(self, *args: object) -> None:
         self._trace.end()
@@ -150,7 +146,7 @@ class Monitor(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
         """Counts the body as waiting for a step's input."""
-        with self.timing("input"):
+        with self._stopwatch.part("input"):
             yield
         self._trace.before(step)
 
@@ -187,21 +183,7 @@ class Monitor(contextlib.AbstractContextManager):
         """Waits for the last step and checks it; call it before its state is used."""
         self._watch.settle()
 
-    def validated(self, step: int, recalls: Recalls) -> None:
-        """Records scores on the validation classes; computing them does not count as training."""
-        self._telemetry.write(step, {"validation": recalls})
-        console.say(f"step {step}: validation {format_recalls(recalls)}")
-        self._meter.restart_clock()
-
-    def mined(self, step: int, values: Values) -> None:
-        """Records what was mined for the steps from this one; it does not count as training."""
-        self._telemetry.write(step, {"mining": values})
-        self._meter.restart_clock()
-
     def write(self, step: int, values: Values) -> None:
-        """Writes other values of a step."""
+        """Writes other values of a step; the time of computing them does not count as training."""
         self._telemetry.write(step, values)
-
-    def summary(self) -> str:
-        """Returns one line about all steps."""
-        return self._meter.summary()
+        self._meter.restart_clock()

@@ -22,7 +22,6 @@ PARTS = (
     "saving",  # The time that the loop waits for; the rest overlaps with the steps.
     "other",
 )
-TIMES = "times.json"
 
 _COMPILING = "/jax/core/compile/"  # Prefix of JAX's compilation events.
 _MISS, _HIT = (f"/jax/compilation_cache/cache_{end}" for end in ("misses", "hits"))

@@ -1,7 +1,6 @@
 """Writes measurements: to metrics.jsonl, TensorBoard, and Weights & Biases."""
 
 import contextlib
-import errno
 import hashlib
 import importlib.util
 import json
@@ -9,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
@@ -19,47 +18,33 @@ from tensorboardX.proto.summary_pb2 import Summary
 from hypjax.config import for_files
 from hypjax.errors import UserError
 from hypjax.parallel import processes
+from hypjax.runs.files import METRICS
 from hypjax.system import console
-from hypjax.system.files import flush, write_text
+from hypjax.system.files import sync, write_text
 
 Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
-_TENSORBOARD = "tensorboard"
-
 
 class Telemetry:
-    """Writes measurements to all sinks, and retries later what a sink cannot write now.
+    """Writes measurements to all sinks; what a sink cannot write, as on a full disk, is left out.
 
-    A sink writes the values of a step completely, or raises an `OSError` and writes nothing.
+    A sink writes the values of a step completely, or raises an `OSError`.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         """Resumes a run's measurements; those written after its last checkpoint are removed."""
         self._sinks: list[JsonLines | EventFiles | WandbRun] = []
         if processes.is_first():
-            self._sinks += [
-                JsonLines(folder / "metrics.jsonl", first_step),
-                EventFiles(folder / _TENSORBOARD, first_step),
-            ]
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sinks += [JsonLines(folder / METRICS, first_step), EventFiles(folder, first_step)]
             if config.run.wandb_project:
                 self._sinks.append(WandbRun(folder, config))
-        self._pending: list[list[tuple[int, Values]]] = [[] for _ in self._sinks]
 
     def write(self, step: int, values: Values) -> None:
-        """Writes the values of a step, after those that could not be written before."""
-        for sink, pending in zip(self._sinks, self._pending, strict=True):
-            failed_before = bool(pending)
-            pending.append((step, values))
-            try:
-                while pending:
-                    sink.write(*pending[0])
-                    pending.pop(0)
-            except OSError as error:
-                if not failed_before:
-                    console.warn(
-                        f"measurements could not be written ({error.strerror}); "
-                        "they are kept and written with the next ones"
-                    )
+        """Writes the values of a step."""
+        for sink in self._sinks:
+            with console.tolerating("measurements"):
+                sink.write(step, values)
 
     def close(self) -> None:
         """Closes all sinks."""
@@ -74,32 +59,23 @@ class JsonLines:
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
         """Removes lines written after the given step, including a partial last line."""
         self._path = path
-        self._file: BinaryIO | None = None
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         with console.tolerating(str(path)):
-            if path.exists():
-                lines = path.read_text(errors="replace").splitlines()
-                kept = [line + "\n" for line in lines if _precedes(line, first_step)]
-                write_text(path, "".join(kept))
+            write_text(path, "".join(f"{line}\n" for line in lines if _precedes(line, first_step)))
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; if the disk is full, a partial line is removed again."""
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
-        end = os.fstat(self._file.fileno()).st_size
-        line = (json.dumps({"step": step, **values}) + "\n").encode()
+        end = self._path.stat().st_size
         try:
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, "No space left on device")
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
         except OSError:
-            self._file.truncate(end)
+            os.truncate(self._path, end)
             raise
 
     def close(self) -> None:
-        """Closes the file, once all lines are on the disk."""
-        if self._file is not None:
-            flush(self._file)
-            self._file.close()
+        """Waits until all lines are on the disk."""
+        sync(self._path)
 
 
 def _precedes(line: str, first_step: int) -> bool:
@@ -123,9 +99,9 @@ class EventFiles:
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
         """Prepares to write; TensorBoard discards steps of earlier files from the first one on."""
-        self._folder, self._first_step = folder, first_step
+        self._folder, self._first_step = folder / "tensorboard", first_step
         self._writer: EventsWriter | None = None
-        self._files, self._started = 0, False
+        self._files = 0
 
     def write(self, step: int, values: Values) -> None:
         """Writes each number under a name like validation/head/recall@1."""
@@ -139,15 +115,13 @@ class EventFiles:
             raise
 
     def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         self._files += 1
-        suffix = f".{os.getpid()}.{self._files}"
-        self._writer = EventsWriter(str(self._folder / "events"), suffix)
-        if not self._started:
+        self._writer = EventsWriter(str(self._folder / "events"), f".{os.getpid()}.{self._files}")
+        if self._files == 1:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             # Step 0 is written again.
             self._event(self._first_step and self._first_step + 1, session_log=start)
-            self._started = True
 
     def _event(self, step: int, **content: Any) -> None:
         self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))

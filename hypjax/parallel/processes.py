@@ -73,13 +73,9 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
-    if num_processes is None or process_id is None:
-        raise UserError(f"--coordinator={coordinator} needs --num_processes and --process_id too")
-    if process_id >= num_processes:
-        raise UserError(
-            f"--process_id is {process_id}; with {num_processes} processes it must be from 0 to "
-            f"{num_processes - 1}"
-        )
+    if None in (num_processes, process_id) or process_id >= num_processes:
+        needed = "--num_processes, and a --process_id below it"
+        raise UserError(f"--coordinator={coordinator} needs {needed}")
 
 
 def _give_up(coordinator: str) -> NoReturn:
@@ -107,12 +103,13 @@ def from_first(make: Callable[[], Any]) -> Any:
     """
     if jax.process_count() == 1:
         return make()
-    message = b""
+    answer = {}
     if is_first():
         try:
-            message = json.dumps({"value": make()}).encode()
+            answer = {"value": make()}
         except UserError as error:
-            message = json.dumps({"error": str(error), "status": error.status}).encode()
+            answer = {"error": str(error), "status": error.status}
+    message = json.dumps(answer).encode()
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
     buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
     buffer[: len(message)] = np.frombuffer(message, np.uint8)

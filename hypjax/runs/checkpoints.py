@@ -70,7 +70,7 @@ class Checkpoints:
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        self._path = path
+        self._path = path.absolute()  # Orbax takes no other.
         self._read_only = read_only
         self._saving: int | None = None
         self._manager: ocp.CheckpointManager | None = None
@@ -99,35 +99,26 @@ class Checkpoints:
         self._scores: dict[int, float] = {}
         for step in self._steps():
             with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
-                self._note_score(step, self._read(step, {})[_RECORD]["score"])
-
-    def _agreed(self, make: Callable[[], Any]) -> Any:
-        return make() if self._read_only else processes.from_first(make)
+                if (score := self._read(step, {})[_RECORD]["score"]) is not None:
+                    self._scores[step] = score
 
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return self._agreed(self._steps)
+        return self._steps() if self._read_only else processes.from_first(self._steps)
 
     @property
-    def best_step(self) -> int | None:
-        """Step of the best checkpoint (the earliest one of equal score), or None without scores."""
-        return self._agreed(self._best_step)
-
-    @property
-    def best_score(self) -> float | None:
-        """Score of the best checkpoint, or None."""
-        return self._agreed(lambda: self._scores.get(self._best_step()))
+    def best(self) -> tuple[int, float] | tuple[None, None]:
+        """Step and score of the best checkpoint, the earliest one of equal score, if any."""
+        best = processes.from_first(lambda: next(iter(self._ranked().items()), (None, None)))
+        return tuple(best)
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def _best_step(self) -> int | None:
-        return max(sorted(self._scores), key=self._scores.get, default=None)
-
-    def _note_score(self, step: int, score: float | None) -> None:
-        if score is not None:
-            self._scores[step] = score
+    def _ranked(self) -> dict[int, float]:
+        """The scores of checkpoints by their steps, the best one first."""
+        return dict(sorted(self._scores.items(), key=lambda item: (-item[1], item[0])))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
@@ -138,7 +129,7 @@ class Checkpoints:
         damaged cannot even be opened.
         """
         del context
-        kept = {info.step for info in checkpoints[-2:]} | {self._best_step()}
+        kept = {info.step for info in checkpoints[-2:]} | {*list(self._ranked())[:1]}
         return [info.step in kept for info in checkpoints]
 
     def save(
@@ -160,7 +151,8 @@ class Checkpoints:
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[_RECORD] = ocp.args.JsonSave(facts)
         self._saving = step
-        self._note_score(step, score)
+        if score is not None:
+            self._scores[step] = score
         self._attempt(
             lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         )
@@ -210,48 +202,40 @@ class Checkpoints:
         shardings. Damaged checkpoints are reported and, unless the folder is read-only, moved out
         of it. If all are damaged, that is an error, and they are left where they are.
         """
-        return self._broadcast(self._latest, like)
+        return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
     def restore_best(self, **like: PyTree) -> Restored | None:
         """Reads trees of the best checkpoint that is not damaged; None if there is none."""
-        return self._broadcast(self._best, like)
+        return self._broadcast(lambda: self._first_intact(list(self._ranked()), like), like)
 
-    def _latest(self, like: dict[str, PyTree]) -> Restored | None:
-        damaged = {}
-        for step in reversed(self._steps()):
+    def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
+        """Reads the first of these checkpoints that is not damaged."""
+        restored, damaged = None, {}
+        for step in steps:
             try:
                 restored = self.restore(step, **like)
+                break
             except DamagedError as error:
                 damaged[step] = str(error)
-                continue
-            for other, why in damaged.items():
-                self._move_aside(other, why)
-            return restored
-        if damaged:
+        if damaged and damaged.keys() == {*self._steps()}:
             raise UserError(
                 f"every checkpoint in {self._path} is damaged (steps "
                 f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); nothing was changed: "
                 "restore a backup, or start over in another folder with --workdir"
             )
-        return None
-
-    def _best(self, like: dict[str, PyTree]) -> Restored | None:
-        while (step := self._best_step()) is not None:
-            try:
-                return self.restore(step, **like)
-            except DamagedError as error:
-                self._move_aside(step, str(error))
-        return None
+        for step, why in damaged.items():
+            self._move_aside(step, why)
+        return restored
 
     def _broadcast(
-        self, read: Callable[[dict[str, PyTree]], Restored | None], like: dict[str, PyTree]
+        self, read: Callable[[], Restored | None], like: dict[str, PyTree]
     ) -> Restored | None:
         """Reads a checkpoint in the first process, or this one, and broadcasts it to all."""
         if self._read_only:
-            return read(like)
+            return read()
         found: list[Restored | None] = []
         facts = processes.from_first(
-            lambda: found.append(read(like)) or (found[0] and [found[0].step, found[0].record])
+            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
         )
         if facts is None:
             return None

@@ -10,9 +10,7 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Self
@@ -34,11 +32,9 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
 from hypjax.system.locks import claimed, claimed_or_refused
 
-_POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.
-_UPLOAD_SECONDS = 60.0  # Interval between uploads of other new files, such as metrics.
+_INTERVAL = 30.0  # Seconds between uploads.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 _PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
-_ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _STEP = re.compile(rf"{CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
@@ -58,69 +54,60 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
     return found
 
 
-def _by_step(sizes: Mapping[str, int]) -> dict[int, dict[str, int]]:
-    """The names and sizes of each checkpoint's files; names differ if it was saved again."""
-    found: dict[int, dict[str, int]] = {}
-    for name, size in sizes.items():
-        if step := _STEP.match(name):
-            found.setdefault(int(step[1]), {})[name] = size
-    return found
+def _step(name: str) -> str | None:
+    """The step of the checkpoint that a file belongs to, if any."""
+    step = _STEP.match(name)
+    return step and step[1]
+
+
+def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[str]:
+    """Steps of whose checkpoints a file is missing elsewhere, or of another size.
+
+    They are copied whole: a checkpoint that was saved again may have files of equal sizes.
+    """
+    return {_step(name) for name, size in names.items() if others.get(name) != size} - {None}
 
 
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
-    """Makes the files in a folder those of the cloud; equal checkpoints are kept."""
+    """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
     here = _sizes(folder)
-    mine, theirs = _by_step(here), _by_step(stored)
-    both = mine.keys() & theirs.keys()
-    known = {step for step in both if theirs[step].items() <= mine[step].items()}
-    for step in mine.keys() - known:
-        shutil.rmtree(folder / CHECKPOINTS / str(step))
+    for step in {*map(_step, here)} - {*map(_step, stored), None}:
+        shutil.rmtree(folder / CHECKPOINTS / step)
     for name in here.keys() - stored.keys():
-        if not _STEP.match(name):
-            (folder / name).unlink()
-    cloud.get(stored.keys() - {name for step in known for name in theirs[step]}, folder)
+        (folder / name).unlink(missing_ok=True)
+    steps = {*_changed(stored, here), None}
+    cloud.get({name for name in stored if _step(name) in steps}, folder)
 
 
 class CloudCopy:
     """The local folder of a run in the cloud; as a context manager it uploads what is new."""
 
     def __init__(self, url: str) -> None:
-        """Synchronises the local folder and the cloud's copy, which may not exist yet."""
+        """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
         self.location = redacted(url.rstrip("/"))
         self.folder = _local_folder(url)
-        self._uploaded = 0.0  # Time of the last upload.
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
-        with claimed_or_refused(self.folder):
-            with explained(f"cannot copy {self.location} to {self.folder}"):
-                self._cloud = CloudFolder(url)
-                wrote_last = self._synchronise()
-            if wrote_last:
-                with self._errors_explained():
-                    self._upload()
-
-    def _synchronise(self) -> bool:
-        """Whether the local folder counts; otherwise the cloud's copy replaces it."""
-        mark, stored = self.folder / _WRITER, self._cloud.sizes()
-        self._id = mark.read_text() if mark.exists() else ""
-        if self._id and self._cloud.read(_WRITER) == self._id:
-            if max(_by_step(_sizes(self.folder)), default=0) >= max(_by_step(stored), default=0):
-                return True
-        mark.unlink(missing_ok=True)
-        self._id = uuid.uuid4().hex
-        names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
-        if RESULTS in stored:  # A finished run is only printed.
-            names = [name for name in names if not _STEP.match(name)]
-        _replace(self.folder, self._cloud, {name: stored[name] for name in names})
-        return False
+        with claimed_or_refused(self.folder), self._errors_explained():
+            self._cloud, mark = CloudFolder(url), self.folder / _WRITER
+            self._id = mark.read_text() if mark.exists() else ""
+            if self._id and self._cloud.read(_WRITER) == self._id:
+                self._upload(everything=True)
+                return
+            mark.unlink(missing_ok=True)
+            self._id, stored = uuid.uuid4().hex, self._cloud.sizes()
+            names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
+            if RESULTS in stored:  # A finished run is only printed.
+                names = [name for name in names if not _step(name)]
+            _replace(self.folder, self._cloud, {name: stored[name] for name in names})
 
     def __enter__(self) -> Self:
         """Becomes the writer of the cloud's copy and starts to upload into it."""
         with self._errors_explained():
             (self.folder / _WRITER).write_text(self._id)
-            self._cloud.write(_WRITER, self._id)
-            self._upload()
+            self._cloud.put([_WRITER], self.folder)
+            self._upload(everything=True)
         self._thread.start()
         return self
 
@@ -130,37 +117,33 @@ class CloudCopy:
         self._thread.join()
         try:
             with self._errors_explained():
-                self._upload()
+                self._upload(everything=True)
         except UserError as error:
             if kind is None:
                 raise
             console.warn(str(error))
 
     def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
-        advice = f"; the whole run is in {self.folder}, and the same command on this machine "
-        return explained(f"cannot write to {self.location}", f"{advice}uploads it")
+        return explained(
+            f"cannot copy {self.folder} to {self.location}, or back",
+            "; the same command on this machine copies what is missing",
+        )
 
     def _keep_uploading(self) -> None:
-        """Body of the thread: uploads a new checkpoint at once, other files at intervals."""
-        seen, last, failing = None, time.monotonic(), False
-        while not self._ending.wait(_POLL_SECONDS):
-            steps = {path.name for path in self.folder.glob(f"{CHECKPOINTS}*[0-9]")}
-            if steps == seen and time.monotonic() - last < _UPLOAD_SECONDS:
-                continue
-            seen, last = steps, time.monotonic()
+        """Body of the thread."""
+        warned = False
+        while not self._ending.wait(_INTERVAL):
             try:
                 self._upload()
-                failing = False
-            except Exception as error:  # Storage may be away for hours: warn once, and try again.
-                if not failing:
-                    console.warn(
-                        f"cannot write to {self.location} ({reason(error)}); the run continues in "
-                        f"{self.folder}, and the upload will be retried"
-                    )
-                failing = True
+            except FileNotFoundError:  # A checkpoint was removed meanwhile.
+                continue
+            except Exception as error:  # Storage may be away for hours.
+                if not warned:
+                    console.warn(f"cannot write to {self.location} now ({reason(error)})")
+                warned = True
 
-    def _upload(self) -> None:
-        """Uploads new files, and removes checkpoints that were removed here.
+    def _upload(self, everything: bool = False) -> None:
+        """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
 
         Metrics precede the checkpoints that follow them. Old checkpoints are removed after new ones
         have been uploaded. The results, which mark a run as finished, come last.
@@ -170,40 +153,17 @@ class CloudCopy:
                 f"{self.location} was removed, or taken over by another machine; the results of "
                 f"this run are in {self.folder}"
             )
-        began, here, stored = time.time(), _sizes(self.folder), self._cloud.sizes()
-        mine, theirs = _by_step(here), _by_step(stored)
-        changed = [
+        here, stored = _sizes(self.folder), self._cloud.sizes()
+        steps = _changed(here, stored)
+        others = {
             name
             for name, size in here.items()
-            if not _STEP.match(name)
-            and (size != stored.get(name) or os.stat(self.folder / name).st_mtime >= self._uploaded)
-        ]
-        self._cloud.put([name for name in changed if name != RESULTS], self.folder)
-        for step, files in mine.items():
-            if files != theirs.get(step):
-                self._put_checkpoint(step, files)
-        for step in theirs.keys() - mine.keys():
-            self._cloud.remove(theirs[step])
-        self._cloud.put([name for name in changed if name == RESULTS], self.folder)
-        self._uploaded = began - 1  # Some file systems store full seconds.
-
-    def _put_checkpoint(self, step: int, files: Mapping[str, int]) -> None:
-        """Uploads a checkpoint through hard links: a slow upload outlasts it."""
-        source = self.folder / CHECKPOINTS / str(step)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
-            target = pathlib.Path(links, CHECKPOINTS, str(step))
-            try:
-                shutil.copytree(source, target, copy_function=os.link)
-            except OSError:
-                if source.exists():
-                    raise
-                return
-            self._cloud.put(files, pathlib.Path(links))
-
-
-def open_url(workdir: str | pathlib.Path) -> CloudCopy | None:
-    """Opens the copy of a run's folder in the cloud for writing; None if it is no URL."""
-    return CloudCopy(workdir) if is_url(workdir) else None
+            if not _step(name) and (everything or size != stored.get(name))
+        }
+        self._cloud.put(others - {RESULTS}, self.folder)
+        self._cloud.put({name for name in here if _step(name) in steps}, self.folder)
+        self._cloud.remove(name for name in stored if _step(name) and name not in here)
+        self._cloud.put(others & {RESULTS}, self.folder)
 
 
 @contextlib.contextmanager
@@ -224,26 +184,14 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         yield pathlib.Path(workdir).expanduser()
         return
     folder = _local_folder(workdir, "-read")
-    with contextlib.ExitStack() as stack:
+    with claimed(folder, f"reading {workdir}"):
         with explained(f"cannot copy {workdir} to {folder}"):
-            stack.enter_context(claimed(folder, f"reading {workdir}"))
-            for attempt in range(_ATTEMPTS):
-                try:
-                    _update(folder, workdir, training)
-                    break
-                except FileNotFoundError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+            cloud = CloudFolder(workdir)
+            stored = {n: size for n, size in cloud.sizes().items() if _is_needed(n, training)}
+            if CONFIG not in stored:
+                raise UserError(f"{workdir} holds no run; name the folder of one with --workdir")
+            _replace(folder, cloud, stored)
         yield folder
-
-
-def _update(folder: pathlib.Path, url: str, training: bool) -> None:
-    """Downloads the necessary files and checkpoints that are new; removes old ones."""
-    cloud = CloudFolder(url)
-    stored = {n: size for n, size in cloud.sizes().items() if _is_needed(n, training)}
-    if CONFIG not in stored:
-        raise UserError(f"{url} holds no run; name the folder of one with --workdir")
-    _replace(folder, cloud, stored)
 
 
 def _is_needed(name: str, training: bool) -> bool:

@@ -87,14 +87,11 @@ def published_numbers(
     folder: pathlib.Path, expected: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The parameters of a published model's learned numbers, by the names of the expected ones."""
-    try:
-        found = (read_object(folder / PUBLISHED) or {})[LEARNED]
-        logs = {name: np.array(found[name], np.float32) for name in expected}
-        shapes_fit = all(np.shape(log) == np.shape(expected[name]) for name, log in logs.items())
-    except (KeyError, TypeError, ValueError):
-        shapes_fit = False
-    if not shapes_fit or not all((np.abs(log) <= _LARGEST_LOG).all() for log in logs.values()):
-        raise damaged(folder / PUBLISHED, f"{LEARNED} holds no valid {', '.join(expected)}")
+    saved = (read_object(folder / PUBLISHED) or {}).get(LEARNED, {})
+    logs = {name: np.array(saved.get(name), np.float32) for name in expected}  # Of None, NaN.
+    for name, log in logs.items():
+        if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
+            raise damaged(folder / PUBLISHED, f"{LEARNED} holds no valid {name}")
     return logs
 
 

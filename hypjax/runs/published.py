@@ -34,28 +34,13 @@ from hypjax.objectives import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.
-# Fields in which a run and the recipe of a method are equal, besides the space: of every paper;
-# then of each one, whether it is trained or not; and if it is. Batch size, steps and optimiser may
-# differ: the comparison shows their effect.
-_EMBEDDING = """data.image_size data.test_view data.mean data.std model.architecture model.weights
-    model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales"""
-_HYP_VIT = "data.resize data.train_view eval.pca", "model.head model.head_dim optim.frozen"
-_IRT = (
-    "data.resize model.head eval.whiten eval.pca.encoder",
-    "data.train_view data.flip train.sampling train.samples_per_class model.drop_path optim.frozen",
-)
-_FIELDS = {
-    "hyp-vit": _HYP_VIT,
-    "hypmix": _HYP_VIT,
-    "hier": (_HYP_VIT[0], f"{_HYP_VIT[1]} train.sampling"),
-    "irt": _IRT,
-    "irt-studies": _IRT,
-    # Images are squashed, so that `data.resize` is only that of training.
-    "irt-objects": (
-        "model.head eval.whiten eval.pca.encoder",
-        f"{_IRT[1]} data.name data.resize train.tuples",
-    ),
-}
+# Fields in which a run and the recipe of a method are equal: all, and those of training only. Batch
+# size, steps and optimiser may differ: the comparison shows their effect.
+_EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
+    model.weights model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales eval.pca
+    eval.whiten"""
+_TRAINING = """data.train_view data.resize data.flip model.head model.head_dim model.drop_path
+    optim.frozen train.sampling train.samples_per_class train.tuples objective"""
 _RATES = {"proxy_rate", "hier_rate"}  # They may differ, too.
 
 
@@ -131,7 +116,6 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
         for row, scores in _scores().items()
         if (row.part, row.state) == (part, state)
         and not scores.keys().isdisjoint(names)
-        and (row.dataset == config.data.name or row.paper == "irt-objects")
         and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
     ]
     methods = {row.method.partition(" batch_size=")[::2] for row in found}
@@ -163,12 +147,12 @@ def _expected(row: _Row) -> dict[str, Any]:
     """The fields that make a row's method, with their values."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
-    always, trained = _FIELDS[row.paper]
-    paths = f"{_EMBEDDING} {always} eval.spaces.{row.part}"
-    paths = (f"{paths} {trained} objective" if row.state == "trained" else paths).split()
-    ignored = {f"objective.{field}" for field in _RATES}
-    if row.paper not in ("irt", "irt-studies"):
-        ignored |= {f"objective.{field}" for field in unused_fields(recipe.objective)}
+    paths = f"{_EMBEDDING} eval.spaces.{row.part}".split()
+    if row.state == "trained":
+        paths += _TRAINING.split()
+    elif recipe.data.test_view != "squash":
+        paths.append("data.resize")
+    ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:
         ignored.add("train.samples_per_class")
     if "relative_delta" in _scores()[row]:  # However embeddings are compared.

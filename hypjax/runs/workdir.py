@@ -17,7 +17,6 @@ from hypjax.config import (
     validate,
 )
 from hypjax.errors import UserError, reason, writing
-from hypjax.geometry import SPACES
 from hypjax.objectives import create_objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.objectives.own import BUILT_IN, is_known, stand_in
@@ -25,8 +24,9 @@ from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.cloud_copy import CloudCopy, open_url, reading
+from hypjax.runs.cloud_copy import CloudCopy, reading
 from hypjax.system import console, machine
+from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
@@ -78,13 +78,13 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
     with config.ignore_type():
         config.update_from_flattened_dict(fields)
     if objective not in BUILT_IN:  # Its code may have changed, or be unknown.
-        for name in _space_names(space):
-            if name not in SPACES:
-                raise UserError(
-                    f"the run is scored in the space {name}, which is not known in this process; "
-                    "register it by hypjax.register_space"
-                )
-        config[SAVED_SPACE] = space_of(space)
+        try:
+            config[SAVED_SPACE] = space_of(space)
+        except KeyError as error:
+            raise UserError(
+                f"the run is scored in the space {error.args[0]}, which is not known in this "
+                "process; register it by hypjax.register_space"
+            ) from error
     return config
 
 
@@ -93,13 +93,6 @@ def saved_architecture(workdir: pathlib.Path) -> object:
     return (files.read_object(_config_path(workdir)) or {"all": {}})["all"].get(
         "model.architecture"
     )
-
-
-def _space_names(description: Mapping[str, Any]) -> list[str]:
-    """Names of the spaces in a value of `describe_space`."""
-    if description["name"] != "fused":
-        return [description["name"]]
-    return [name for part, _ in description["parts"] for name in _space_names(part)]
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
@@ -133,185 +126,117 @@ def read_warnings(workdir: pathlib.Path) -> list[str]:
     return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
 
 
-class Workdir:
-    """The folder with everything that a run keeps."""
+def has_checkpoint(workdir: pathlib.Path) -> bool:
+    """Whether a folder holds a checkpoint."""
+    return any(path.name.isdigit() for path in (workdir / files.CHECKPOINTS).glob("*"))
 
-    def __init__(
-        self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
-    ) -> None:
-        """Opens a folder, which need not exist; fields with these prefixes must be its run's."""
-        self.path = path.absolute()
-        self._config = config
-        self._require_same_identity(compared)
 
-    @property
-    def _saved(self) -> dict[str, Any] | None:
-        """What config.json holds; None if there is none."""
-        saved = files.read_object(path := _config_path(self.path))
-        if saved is not None and "identity" not in saved:  # Another program's file.
-            raise files.damaged(path, "it was not written by hypjax")
-        return saved
-
-    def _require_same_identity(self, compared: tuple[str, ...] = ("",)) -> None:
-        """Raises an error if fields with certain prefixes differ from the run in the folder."""
-        saved = self._saved
-        if saved is None:
-            if self.has_checkpoint or (self.path / files.RESULTS).exists():
-                raise UserError(
-                    f"{self.path} holds a run without its {files.CONFIG}, so nothing says which "
-                    "one it is; restore that file, or name another folder with --workdir"
-                )
-            return
-        began, now = saved["identity"], identity(self._config)
-        # What was chosen to fit the images is the run's, too.
-        unset = [field for field in FITTED if began[field] is None and now[field] is not None]
-        began |= {field: saved["all"][field] for field in unset}
-        changes = differences(began, now)
-        changes = [change for change in changes if change.startswith(compared)]
-        if changes:
-            longer = all(change.startswith("train.total_steps") for change in changes)
-            longer = longer and self._config.train.total_steps > began["train.total_steps"]
+def require_identity(
+    workdir: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
+) -> None:
+    """Refuses a folder whose run differs in fields with these prefixes; a new folder is none."""
+    saved = _saved(workdir)
+    if saved is None:
+        if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             raise UserError(
-                f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
-                "use the same settings, or name another folder with --workdir"
-                + (_LONGER.format(self.path) if longer else "")
+                f"{workdir} holds a run without its {files.CONFIG}, so nothing says which one it "
+                "is; restore that file, or name another folder with --workdir"
             )
-
-    @property
-    def fitted(self) -> dict[str, Any]:
-        """Fields that were chosen to fit the images when the run in the folder began."""
-        began = (self._saved or {"all": {}})["all"]
-        unset = [field for field in FITTED if flatten(self._config)[field] is None]
-        return {field: began[field] for field in unset if field in began}
-
-    def require(self, provenance: Mapping[str, str]) -> None:
-        """Refuses other images or precision than the run began with; warns of other code."""
-        saved = (self._saved or {}).get("provenance")
-        if not saved:
-            return
-        for name, now in provenance.items():
-            began = saved.get(name)
-            if now == began:
-                continue
-            if name in ("loss", "encoder"):
-                console.warn(
-                    f"the code of the {name} has changed since the run in {self.path} began; if it "
-                    "computes something else now, name another folder with --workdir"
-                )
-                continue
-            what = f"the {name} have changed since the run in {self.path} began"
-            if name == "precision":
-                what = f"the run in {self.path} computes in {began}, but this device in {now}"
-            raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
-
-    @contextlib.contextmanager
-    def claimed(
-        self, provenance: Mapping[str, str], filled: ConfigDict | None = None
-    ) -> Iterator[None]:
-        """Locks the folder during the body, and writes the configuration, filled to fit images."""
-        with claimed_or_refused(self.path):
-            self._require_same_identity()
-            self.require(provenance)
-            begun = {
-                "identity": identity(self._config),
-                "provenance": dict(provenance),
-                "all": for_files(filled or self._config),
-                SPACE: describe_space(create_objective(filled or self._config).score_space),
-            }
-            with writing(self.path):
-                write_json(self.path / files.CONFIG, begun)
-                self._note_start()
-            yield
-
-    def _note_start(self) -> None:
-        """Adds this start to run.json."""
-        earlier = files.read_object(self.path / _STARTS)
-        starts = earlier.pop("earlier_starts", []) if earlier else []
-        starts += [earlier] if earlier else []
-        now = machine.describe(self._config.seed)
-        write_json(self.path / _STARTS, {**now, "earlier_starts": starts})
-
-    def write_warnings(self, warnings: Sequence[str]) -> None:
-        """Adds the warnings of this start to run.json; a failure is a warning, too."""
-        path = self.path / _STARTS
-        with console.tolerating(_STARTS):
-            start = files.read_object(path) or {}
-            write_json(path, {**start, "warnings": list(dict.fromkeys(warnings))})
-
-    @property
-    def total_steps(self) -> int | None:
-        """Number of steps in the saved configuration; None if there is none."""
-        return (self._saved or {"all": {}})["all"].get("train.total_steps")
-
-    @property
-    def results(self) -> dict[str, Any] | None:
-        """Results of the run; None until it is finished."""
-        return files.read_results(self.path / files.RESULTS)
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        """Writes results.json, which marks the run as finished."""
-        try:
-            write_json(self.path / files.RESULTS, results)
-        except OSError as error:
-            raise UserError(
-                f"the results above could not be written to {self.path} ({error.strerror}); "
-                "fix that and repeat the command, which then only evaluates the model"
-            ) from error
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether the folder holds a checkpoint."""
-        return any(path.name.isdigit() for path in (self.path / files.CHECKPOINTS).glob("*"))
-
-    def checkpoints(self, *, read_only: bool = False) -> Checkpoints:
-        """Opens the checkpoints in the folder."""
-        return Checkpoints(self.path / files.CHECKPOINTS, read_only=read_only)
+        return
+    began, now = saved["identity"], identity(config)
+    # What was chosen to fit the images is the run's, too.
+    unset = [field for field in FITTED if began[field] is None and now[field] is not None]
+    began |= {field: saved["all"][field] for field in unset}
+    changes = [change for change in differences(began, now) if change.startswith(compared)]
+    if changes:
+        longer = all(change.startswith("train.total_steps") for change in changes)
+        longer = longer and config.train.total_steps > began["train.total_steps"]
+        raise UserError(
+            f"{workdir} holds a run with another configuration ({'; '.join(changes)}); "
+            "use the same settings, or name another folder with --workdir"
+            + (_LONGER.format(workdir) if longer else "")
+        )
 
 
-class SharedRun:
-    """The folder of a run, perhaps in cloud storage; all processes call each method at once."""
+def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
+    """Refuses other images or precision than a run began with; warns of other code."""
+    saved = (_saved(workdir) or {}).get("provenance", {})
+    for name, now in provenance.items():
+        began = saved.get(name)
+        if not saved or now == began:
+            continue
+        if name in ("loss", "encoder"):
+            console.warn(
+                f"the code of the {name} has changed since the run in {workdir} began; if it "
+                "computes something else now, name another folder with --workdir"
+            )
+            continue
+        what = f"the {name} have changed since the run in {workdir} began"
+        if name == "precision":
+            what = f"the run in {workdir} computes in {began}, but this device in {now}"
+        raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
+
+
+def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """What config.json holds; None if there is none."""
+    saved = files.read_object(path := _config_path(workdir))
+    if saved is not None and "identity" not in saved:  # Another program's file.
+        raise files.damaged(path, "it was not written by hypjax")
+    return saved
+
+
+class Workdir:
+    """Folder of a run that is trained; for a URL, its local copy.
+
+    All processes call each method together. The first one alone reads and writes.
+    """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder, or the copy of a URL; nothing is written yet."""
+        """Opens the folder, which may not exist yet; refuses that of another run."""
         self._config = config
         self._cloud: CloudCopy | None = None
         path, self.location = processes.from_first(lambda: self._open(workdir))
         self.path = pathlib.Path(path)
 
     def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
-        self._cloud = open_url(workdir)
-        folder = self._cloud.folder if self._cloud else pathlib.Path(workdir)
-        self._folder = Workdir(folder, self._config)
-        path = str(self._folder.path)
-        return path, self._cloud.location if self._cloud else path
+        if is_url(workdir):
+            self._cloud = CloudCopy(workdir)
+        folder = self._cloud.folder if self._cloud else pathlib.Path(workdir).absolute()
+        require_identity(folder, self._config)
+        return str(folder), self._cloud.location if self._cloud else str(folder)
 
     @property
     def results(self) -> dict[str, Any] | None:
         """Results of the finished run; None while it is not finished."""
-        return processes.from_first(lambda: self._folder.results)
-
-    def require(self, provenance: Mapping[str, str]) -> None:
-        """Refuses other provenance than the run's, see `Workdir.require`."""
-        processes.from_first(lambda: self._folder.require(provenance))
-
-    def filled(self) -> ConfigDict:
-        """The configuration; fields that were chosen to fit the images keep their choice."""
-        config = self._config.copy_and_resolve_references()
-        config.update_from_flattened_dict(processes.from_first(lambda: self._folder.fitted))
-        return config
+        return processes.from_first(lambda: files.read_results(self.path / files.RESULTS))
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a state to restore."""
-        return processes.from_first(lambda: self._folder.has_checkpoint)
+        return processes.from_first(lambda: has_checkpoint(self.path))
+
+    def require(self, provenance: Mapping[str, str]) -> None:
+        """Refuses other images or precision than the run began with; warns of other code."""
+        processes.from_first(lambda: require_provenance(self.path, provenance))
+
+    def filled(self) -> ConfigDict:
+        """The configuration; fields that were chosen to fit the images keep their choice."""
+        config = self._config.copy_and_resolve_references()
+        began = processes.from_first(lambda: (_saved(self.path) or {"all": {}})["all"])
+        unset = [field for field in FITTED if flatten(config)[field] is None]
+        config.update_from_flattened_dict({f: began[f] for f in unset if f in began})
+        return config
 
     @contextlib.contextmanager
-    def claimed(self, provenance: Mapping[str, str], filled: ConfigDict) -> Iterator[Checkpoints]:
-        """Claims the folder as `Workdir.claimed` does; yields the run's checkpoints."""
+    def claimed(
+        self, provenance: Mapping[str, str], filled: ConfigDict | None = None
+    ) -> Iterator[Checkpoints]:
+        """Locks the folder, writes the configuration, filled to fit images; yields checkpoints."""
         with contextlib.ExitStack() as stack:
 
             def claim() -> None:
-                stack.enter_context(self._folder.claimed(provenance, filled))
+                stack.enter_context(claimed_or_refused(self.path))
+                self._begin(provenance, filled or self._config)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
@@ -319,23 +244,48 @@ class SharedRun:
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
+    def _begin(self, provenance: Mapping[str, str], filled: ConfigDict) -> None:
+        """Writes config.json, and adds this start to run.json."""
+        require_identity(self.path, self._config)  # Another process may have begun meanwhile.
+        require_provenance(self.path, provenance)
+        begun = {
+            "identity": identity(self._config),
+            "provenance": dict(provenance),
+            "all": for_files(filled),
+            SPACE: describe_space(create_objective(filled).score_space),
+        }
+        earlier = files.read_object(self.path / _STARTS)
+        starts = earlier.pop("earlier_starts", []) if earlier else []
+        starts += [earlier] if earlier else []
+        with writing(self.path):
+            write_json(self.path / files.CONFIG, begun)
+            now = machine.describe(self._config.seed)
+            write_json(self.path / _STARTS, {**now, "earlier_starts": starts})
+
     def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""
         checkpoints.wait()
-        steps, folder = checkpoints.steps, self.path / files.CHECKPOINTS / str(total)
-        if not processes.from_first(lambda: total in steps and folder.is_dir()):
-            saved = [step for step in steps if step < total]
-            saved = f"from step {saved[-1]}" if saved else "from the beginning"
+        folder = self.path / files.CHECKPOINTS / str(total)
+        if not processes.from_first(folder.is_dir):
             raise UserError(
                 f"the last state of this run could not be saved in {self.path}, so the run is not "
-                f"finished; make room, and the same command resumes it {saved}"
+                "finished; make room, and the same command resumes it"
             )
 
-    def write_results(self, results: dict[str, Any], warnings: Sequence[str]) -> None:
-        """Writes the warnings of this start, and the results, see `Workdir.write_results`."""
+    def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:
+        """Writes results.json, which marks the run as finished, and the warnings of this start."""
 
         def write() -> None:
-            self._folder.write_warnings(warnings)
-            self._folder.write_results(results)
+            with console.tolerating(_STARTS):
+                start = files.read_object(self.path / _STARTS)
+                start = {**start, "warnings": list(dict.fromkeys(warnings))}
+                write_json(self.path / _STARTS, start)
+            try:
+                write_json(self.path / files.RESULTS, results)
+            except OSError as error:
+                raise UserError(
+                    f"the results above could not be written to {self.path} ({error.strerror}); "
+                    "fix that and repeat the command, which then only evaluates the model"
+                ) from error
 
         processes.from_first(write)

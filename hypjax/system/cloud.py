@@ -1,14 +1,12 @@
 """Cloud storage: gs://, s3:// and every other scheme that fsspec has a driver for."""
 
 import contextlib
-import functools
 import hashlib
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from hypjax.errors import UserError, reason, redacted
-from hypjax.system import console
+from hypjax.errors import UserError, reason
 
 _URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
@@ -36,8 +34,6 @@ class CloudFolder:
     def __init__(self, url: str) -> None:
         import fsspec
 
-        if redacted(url) != url:
-            _warn_of_secrets()
         self._storage, base = fsspec.core.url_to_fs(url.rstrip("/"))
         self._base = base.rstrip("/")
 
@@ -63,11 +59,6 @@ class CloudFolder:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, text: str) -> None:
-        """Writes a small file."""
-        path = f"{self._base}/{name}"
-        self._write([path], lambda: self._storage.pipe_file(path, text.encode()))
-
     def get(self, names: Iterable[str], folder: pathlib.Path) -> None:
         """Downloads files into a folder, with a progress bar on a terminal."""
         from fsspec.callbacks import TqdmCallback
@@ -81,33 +72,20 @@ class CloudFolder:
     def put(self, names: Iterable[str], folder: pathlib.Path) -> None:
         """Uploads files of a folder."""
         paths = {str(folder / name): f"{self._base}/{name}" for name in names}
-        targets = list(paths.values())
-        self._write(targets, lambda: self._storage.put(list(paths), targets))
-
-    def _write(self, paths: list[str], action: Callable[[], object]) -> None:
-        """Writes files, and creates their folders if the storage needs any."""
         try:
-            action()
-        except FileNotFoundError:
+            self._storage.put(list(paths), list(paths.values()))
+        except FileNotFoundError:  # Storage with folders, which some drivers do not create.
             root = re.match("/?[^/]*", self._base)[0]  # Such as a bucket, which users create.
             if not self._storage.exists(root):
                 raise
-            for folder in {path.rpartition("/")[0] for path in paths}:
-                self._storage.makedirs(folder, exist_ok=True)
-            action()
+            for target in {path.rpartition("/")[0] for path in paths.values()}:
+                self._storage.makedirs(target, exist_ok=True)
+            self._storage.put(list(paths), list(paths.values()))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files."""
         for name in names:
             self._storage.rm_file(f"{self._base}/{name}")
-
-
-@functools.cache
-def _warn_of_secrets() -> None:
-    console.warn(
-        "a URL holds credentials, which other users of this machine can see; put them into the "
-        "storage's environment variables or into fsspec's configuration, ~/.config/fsspec"
-    )
 
 
 @contextlib.contextmanager
@@ -117,7 +95,5 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
-    except ImportError as error:
-        raise UserError(f"{problem} without its driver ({error})") from error
     except Exception as error:
         raise UserError(f"{problem} ({reason(error)}){advice}") from error

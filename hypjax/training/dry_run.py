@@ -55,9 +55,10 @@ def dry_run(config: ConfigDict) -> None:
         print(f"{total} steps are too few to time")
         return
     step = float(np.median(seconds))
+    whole, once = (datetime.timedelta(seconds=round(x)) for x in (step * total, embedding))
     print(
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
-        f"about {_duration(step * total)}, and embedding every image once {_duration(embedding)}"
+        f"about {whole}, and embedding every image once {once}"
     )
 
 
@@ -78,14 +79,15 @@ def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
 
 
 def _open(setup: Setup, steps: range, state: TrainState) -> Input:
-    """The input of the steps, with features that take as long as those of the images."""
-    workers = setup.config.run.workers
-    if setup.learner.cached_features:
-        kept = jax.ShapeDtypeStruct((len(setup.splits.train), setup.spec.encoder_dim), np.float32)
-        if setup.learner.block is not None:
-            kept = activations_to_keep(setup, state.params["model"])
-        return Input(setup, workers, features=np.zeros(kept.shape, kept.dtype))
-    return open_input(setup, steps, workers, state.params["model"])
+    """The input of the steps, with zeros for cached features."""
+    workers, model = setup.config.run.workers, state.params["model"]
+    if not setup.learner.cached_features:
+        return open_input(setup, steps, workers, model)
+    shape, dtype = (len(setup.splits.train), setup.spec.encoder_dim), np.float32
+    if setup.learner.block is not None:
+        kept = activations_to_keep(setup, model)
+        shape, dtype = kept.shape, kept.dtype
+    return Input(setup, workers, features=np.zeros(shape, dtype))
 
 
 def _seconds_of_steps(setup: Setup, state: TrainState) -> list[float]:
@@ -115,8 +117,3 @@ def _seconds_of_steps(setup: Setup, state: TrainState) -> list[float]:
         f"{sizes.temp_size_in_bytes / _GIB:.2f} GiB during a step{available}"
     )
     return seconds
-
-
-def _duration(seconds: float) -> str:
-    """A duration as hours, minutes and seconds, such as 1:02:03."""
-    return str(datetime.timedelta(seconds=round(seconds)))

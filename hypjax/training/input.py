@@ -52,6 +52,47 @@ class Input:
         train = setup.splits.train
         return training_batches(train, plans, steps, learner.view, self.workers, rows)
 
+    def mine(
+        self, params: PyTree, epoch: int
+    ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
+        """Draws pairs and a pool, embeds them under the test view, finds the anchors' negatives.
+
+        The images of the tuples of an epoch, counted from 0, are positions in the training set:
+        anchor, positive, negatives. Beside them are mean lengths between anchors and positives,
+        mined negatives, and random images, as the loss measures them.
+        """
+        plans, space = self.setup.plans, self._spaces(params)["head"]
+        pairs, pool = plans.candidates(epoch)
+        anchors, positives = pairs.T
+        # Each image is embedded once, in the order of the files.
+        ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
+        points = self._images.points(params, self.setup.splits.train.take(ids))["head"]
+        firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
+        labels = plans.labels
+        negatives = hardest_negatives(
+            *(firsts, labels[anchors], others, labels[pool]), count=plans.negatives, space=space
+        )
+        table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
+        table = processes.arrays_from_first(lambda: table, table)
+        compared = {
+            "positive_distance": (firsts, seconds),
+            "negative_distance": (firsts[:, None], others[negatives]),
+            "random_distance": (firsts, np.resize(others, firsts.shape)),
+        }
+        return table, {
+            name: float(np.mean(_distances(space, x, y))) for name, (x, y) in compared.items()
+        }
+
+    @functools.cached_property
+    def _images(self) -> DatasetEmbedder:  # Cached with its programs.
+        images = self.setup.evaluator.images
+        source = images.source._replace(scales=ONE_SCALE)
+        return dataclasses.replace(images, spaces=self._spaces, source=source)
+
+    def _spaces(self, params: PyTree) -> dict[str, Space]:
+        """The space of the loss."""
+        return {"head": objective_at(self.setup.config, params).space}
+
 
 def open_input(setup: Setup, steps: range, workers: int, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains."""
@@ -131,58 +172,6 @@ def _feature_batches(
         yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Miner:
-    """Draws pairs and a pool, embeds them under the test view, finds each anchor's negatives."""
-
-    setup: Setup
-
-    def mine(
-        self, params: PyTree, epoch: int
-    ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
-        """Mines the tuples of an epoch, counted from 0.
-
-        Their images are positions in the training set: anchor, positive, negatives. Beside them are
-        mean lengths between anchors and positives, mined negatives, and random images, as the loss
-        measures them.
-        """
-        plans, space = self.setup.plans, self._spaces(params)["head"]
-        pairs, pool = plans.candidates(epoch)
-        anchors, positives = pairs.T
-        # Each image is embedded once, in the order of the files.
-        ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
-        points = self._images.points(params, self.setup.splits.train.take(ids))["head"]
-        firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
-        labels = plans.labels
-        negatives = hardest_negatives(
-            *(firsts, labels[anchors], others, labels[pool]), count=plans.negatives, space=space
-        )
-        table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
-        table = processes.arrays_from_first(lambda: table, table)
-        distances = {
-            "positive_distance": _mean_distance(space, firsts, seconds),
-            "negative_distance": _mean_distance(space, firsts[:, None], others[negatives]),
-            "random_distance": _mean_distance(space, firsts, np.resize(others, firsts.shape)),
-        }
-        return table, distances
-
-    @functools.cached_property
-    def _images(self) -> DatasetEmbedder:
-        images = self.setup.evaluator.images
-        source = images.source._replace(scales=ONE_SCALE)
-        return dataclasses.replace(images, spaces=self._spaces, source=source)
-
-    def _spaces(self, params: PyTree) -> dict[str, Space]:
-        """The space of the loss."""
-        return {"head": objective_at(self.setup.config, params).space}
-
-
-def _mean_distance(
-    space: Space, x: Float[np.ndarray, "*#b d"], y: Float[np.ndarray, "*#b d"]
-) -> float:
-    return float(np.mean(_distances(space, x, y)))
-
-
 @jax.jit
 def _distances(
     space: Space, x: Float[Array, "*#b d"], y: Float[Array, "*#b d"]
@@ -195,8 +184,6 @@ class Feed:
 
     def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
         self._source, self._stop, self._monitor = source, steps.stop, monitor
-        plans = source.setup.plans
-        self._miner = Miner(source.setup) if isinstance(plans, TuplePlans) else None
         self._batches: Generator[Batch, None, None] | None = None
         self._end = steps.start  # First step whose batch is not in the open generator.
 
@@ -207,7 +194,7 @@ class Feed:
             plans = self._source.setup.plans
             self._end = self._stop
             # An epoch's tuples need the model as it is then: no batch can be opened before.
-            if self._miner is not None:
+            if isinstance(plans, TuplePlans):
                 state = self._with_tuples(state, step)
                 table = np.asarray(parallel.gather(state.tuples))
                 plans = dataclasses.replace(plans, table=table)
@@ -223,8 +210,8 @@ class Feed:
             return state
         with self._monitor.timing("mining"):
             model = trained_model(self._source.setup.learner, state)
-            table, metrics = self._miner.mine(model, epoch)
-        self._monitor.mined(step + 1, metrics)  # A run resumed here writes it again.
+            table, metrics = self._source.mine(model, epoch)
+        self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.
         return state._replace(tuples=parallel.place(table, state.tuples.sharding))
 
     def close(self) -> None:

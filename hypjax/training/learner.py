@@ -19,20 +19,14 @@ from hypjax.types import View
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned:
-    """Numbers of an objective that are trained with the model."""
-
-    objective_at: Callable[[PyTree], Objective]  # From the model's parameters.
-    bounds: Mapping[str, tuple[float, float]]  # Of the numbers, by name.
-
-
-@dataclasses.dataclass(frozen=True)
 class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
     objective: Objective  # With learned numbers as they are before training.
-    learned: Learned | None  # None if there are none.
+    # From the model's parameters, which hold learned numbers; None if there are none.
+    objective_at: Callable[[PyTree], Objective] | None
+    bounds: Mapping[str, tuple[float, float]]  # Of learned numbers, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
@@ -59,13 +53,11 @@ def build_learner(
     mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
     objective, train, fields = create_objective(config), config.train, config.objective
-    numbers, groups = None, ()
-    if learned := learned_numbers(fields):
-        numbers = Learned(functools.partial(objective_at, config), bounds(fields))
-        groups = [
-            Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-            for name in learned
-        ]
+    learned = learned_numbers(fields)
+    groups = [
+        Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
+        for name in learned
+    ]
     model = model or create_embedder(config, device=mesh.devices.flat[0])
     rates, decay = None, config.optim.layer_decay
     if decay != 1:
@@ -74,7 +66,8 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
-        learned=numbers,
+        objective_at=functools.partial(objective_at, config) if learned else None,
+        bounds=bounds(fields),
         optimizer=configured_optimizer(
             *(config.optim, schedule, objective.groups, groups),
             layer_rate=rates,

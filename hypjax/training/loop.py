@@ -1,20 +1,16 @@
 """The loop over the steps: it trains, validates, saves, and stops when it is interrupted."""
 
 import dataclasses
-import pathlib
 from typing import NoReturn
 
 import jax
 
 from hypjax.data.parts import Task
 from hypjax.errors import Interrupted
-from hypjax.geometry.learned import reported_names
-from hypjax.monitoring.health import FiniteWatch, HealthWatch
-from hypjax.monitoring.monitor import Monitor, Trace
-from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.monitoring.telemetry import Telemetry
+from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.tables import format_recalls
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Feed
 from hypjax.training.setup import Setup
@@ -50,9 +46,9 @@ class Loop:
         Raises a `UserError` if a loss is not finite, or an image can no longer be read. If an
         interrupt arrives, it saves the state and raises `Interrupted`.
         """
-        config, learner, mesh = self.setup.config, self.setup.learner, self.setup.learner.mesh
+        config, learner = self.setup.config, self.setup.learner
         first, total = int(state.step), config.train.total_steps
-        agreed = processes.Agreement(mesh)
+        agreed = processes.Agreement(learner.mesh)
         with (
             exits.deferred(_STOPPING) as interrupted,
             machine.memory_explained("train.batch_size, data.image_size or the model's size"),
@@ -67,21 +63,19 @@ class Loop:
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step and cannot help to save.
                     self.monitor.settle()
-                    if step > first + 1:
-                        save(self.checkpoints, learner, state, measured)
+                    save(self.checkpoints, learner, state, measured)
                     if interrupted():
                         self._stop(step - 1, interrupted.status)
                     raise
-                probing = step <= learner.probe_steps
-                train_step = self.probe_step if probing else self.train_step
                 if step == learner.probe_steps + 1 > first + 1:
                     console.say("the encoder is trained, too, from now on: compiling that step")
                 with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-                    state, metrics = train_step(state, shard_batch(mesh, batch))
+                    train_step = self.probe_step if step <= learner.probe_steps else self.train_step
+                    state, metrics = train_step(state, shard_batch(learner.mesh, batch))
                 last = step == total
                 saving = last or _due(step, config.run.checkpoint_every)
-                validating = self.setup.splits.validation is not None
-                validating &= last or _due(step, config.eval.every)
+                validating = last or _due(step, config.eval.every)
+                validating &= self.setup.splits.validation is not None
                 # Metrics stay on the devices until a report: reading them would wait for the step,
                 # and the devices would then wait for the next batch.
                 self.monitor.add(step, batch.ids, metrics)
@@ -91,7 +85,7 @@ class Loop:
                 score = None
                 if validating:
                     measured = self._validated(step, state, measured)
-                    score, best = measured.selecting(self.selecting), self.checkpoints.best_score
+                    score, best = measured.selecting(self.selecting), self.checkpoints.best[1]
                     saving |= best is None or score > best
                 # A signal reaches processes at different steps; all must stop after the same one.
                 status = agreed(interrupted.status)
@@ -103,8 +97,6 @@ class Loop:
                         save(self.checkpoints, learner, state, measured, score)
                 if stopping:
                     self._stop(step, status)
-        if total > first:
-            console.say(self.monitor.summary())
         if skipped := int(state.skipped):
             console.warn(f"{skipped} of {total} updates were not finite and were skipped")
         return state, measured
@@ -115,9 +107,9 @@ class Loop:
             params = evaluated_model(self.setup.learner, state)
             fitted = evaluator.fit(params, splits.train)
             scores = evaluator.scores(params, Task(splits.validation), fitted)
-            measured = measured._replace(validation=scores)
-        self.monitor.validated(step, measured.validation)
-        return measured
+        self.monitor.write(step, {"validation": scores})
+        console.say(f"step {step}: validation {format_recalls(scores)}")
+        return measured._replace(validation=scores)
 
     def _stop(self, step: int, status: int) -> NoReturn:
         """Ends training after an interrupt, with a status."""
@@ -130,32 +122,3 @@ class Loop:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def create_monitor(
-    setup: Setup,
-    steps: range,
-    folder: pathlib.Path,
-    checkpoints: Checkpoints,
-    trace: Trace,
-    stopwatch: Stopwatch,
-) -> Monitor:
-    """Creates what watches the steps, counted from 0, and writes down what they return."""
-    config = setup.config
-    train = config.train
-    most_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
-    return Monitor(
-        steps,
-        train.batch_size,
-        Telemetry(folder, steps.start, config),
-        FiniteWatch(folder, checkpoints, setup.splits.train.name, most_skipped),
-        HealthWatch(
-            max(config.optim.warmup_steps, train.total_steps // 10),
-            train.batch_size,
-            train.samples_per_class,
-            stop=train.on_collapse == "stop",
-        ),
-        trace,
-        stopwatch,
-        learned=reported_names(config.objective),
-    )

@@ -184,10 +184,11 @@ def configured_optimizer(
     return create_optimizer(schedule, **fields, groups=groups, **options)
 
 
-def _by_path(value: Callable[[_Path], float], tree: PyTree) -> PyTree:
+def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
     """For each leaf, the value of its path."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
-    return unflatten_dict({p: x if x is empty_node else value(p) for p, x in flat.items()})
+    held = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
+    return unflatten_dict({path: value(path) for path in flat} | held)
 
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
@@ -228,34 +229,12 @@ def _with_points(
         return riemannian_adam(lambda step: own * general(step), c=group.ball_c, **moments)
 
     of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
+
+    def name(path: _Path) -> str:
+        return next((name for name, own in of_points.items() if matches(own.path, path)), "")
+
     movers = {name: mover(group) for name, group in of_points.items()}
-
-    def split(tree: PyTree) -> tuple[dict[str, PyTree], PyTree]:
-        points, rest = {name: {} for name in movers}, {}
-        for path, leaf in flatten_dict(tree, keep_empty_nodes=True).items():
-            own = [name for name, group in of_points.items() if matches(group.path, path)]
-            if own:
-                points[own[0]]["/".join(path)] = leaf
-            else:
-                rest[path] = leaf
-        return points, unflatten_dict(rest)
-
-    def init(params: PyTree) -> Any:
-        points, rest = split(params)
-        return others.init(rest), {name: mover.init(points[name]) for name, mover in movers.items()}
-
-    def update(updates: PyTree, state: Any, params: PyTree) -> Any:
-        (gradients, of_rest), (points, rest) = split(updates), split(params)
-        of_rest, before = others.update(of_rest, state[0], rest)
-        found, after = flatten_dict(of_rest, keep_empty_nodes=True), {}
-        for name, mover in movers.items():
-            after[name] = state[1][name]
-            if points[name]:  # Or they are frozen.
-                moved, after[name] = mover.update(gradients[name], after[name], points[name])
-                found |= {tuple(path.split("/")): leaf for path, leaf in moved.items()}
-        return unflatten_dict(found), (before, after)
-
-    return optax.GradientTransformation(init, update)
+    return optax.partition({"": others, **movers}, lambda params: _by_path(name, params))
 
 
 def _encoder_from(start: int, adam: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -12,10 +12,11 @@ from hypjax.geometry.learned import named_values
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
-from hypjax.monitoring.stopwatch import TIMES, Stopwatch
+from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.files import TIMES
 from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
@@ -55,7 +56,7 @@ def collect_results(
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
-        if checkpoints.best_step == int(state.step):
+        if checkpoints.best[0] == int(state.step):
             results["best"], held_out["best"] = results["final"], held_out["final"]
         elif (best := checkpoints.restore_best(model=model)) is not None:
             model = best.trees[0]
@@ -63,7 +64,7 @@ def collect_results(
             results["best"] = evaluator.test_scores(model, splits, fitted)
             held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
         if "best" in results:
-            results["best_step"] = checkpoints.best_step
+            results["best_step"] = checkpoints.best[0]
             if learned:
                 learned["best"] = named_values(model["space"])
         results["validation"] = held_out
@@ -79,15 +80,13 @@ def _keep_matches(
     """Measures the distance of a model's matches, and writes it in the first process."""
     found = setup.evaluator.matches(params, setup.splits, projections)
     whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
-    spaces = scored_spaces(setup.config, whole)
-
-    def fingerprint(part: str) -> str:
-        own = model_fingerprint(setup.config, part, spaces[part], whole)
-        return projections[part].fingerprint(own) if part in projections else own
-
-    processes.from_first(
-        lambda: write_matches(folder, {fingerprint(part): match for part, match in found.items()})
-    )
+    named = {}
+    for part, space in scored_spaces(setup.config, whole).items():
+        if part in found:
+            own = model_fingerprint(setup.config, part, space, whole)
+            own = projections[part].fingerprint(own) if part in projections else own
+            named[own] = found[part]
+    processes.from_first(lambda: write_matches(folder, named))
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:

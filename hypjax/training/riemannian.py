@@ -78,8 +78,8 @@ def riemannian_adam(
             return moved - x, poincare.transport(x, moved, mean, c), square
 
         moved = jax.tree.map(move, params, gradient, state.mean, state.square)
-        updates, mean, square = jax.tree.transpose(
-            jax.tree.structure(params), jax.tree.structure((0, 0, 0)), moved
+        updates, mean, square = (
+            jax.tree.map(lambda _, parts, i=i: parts[i], params, moved) for i in range(3)
         )
         return updates, RiemannianAdamState(count, mean, square)
 

@@ -185,28 +185,17 @@ def shared_fields(config: ConfigDict) -> dict[str, Any]:
     return shared | {"config.run.cache": cache if cache == "device" else "none or host"}
 
 
-def _views(config: ConfigDict) -> str:
-    train, test = config.data.train_view, config.data.test_view
-    train = test if config.train.cached_features else train
-    scales = ", ".join(f"{scale:g}" for scale in config.eval.scales)
-    at = "" if scales == "1" else f" at scales {scales}"
-    return f"{train} in training, {test}{at} in tests"
-
-
 def describe(setup: Setup, params: PyTree) -> None:
     """Prints what is trained on what."""
     trained, _ = split_frozen(params, setup.learner.frozen)
     numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
-    splits, plans, mesh = setup.splits, setup.plans, setup.learner.mesh
+    splits, plans, devices = setup.splits, setup.plans, setup.learner.mesh.devices
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     named["gallery"] = splits.gallery
-    parts = [f"{name}: {part.describe()}" for name, part in named.items() if part]
-    devices = mesh.devices.flat[0].device_kind
-    if mesh.size > 1:
-        devices = f"{mesh.size} devices ({devices})"
+    parts = "; ".join(f"{name}: {part.describe()}" for name, part in named.items() if part)
     counted = "{:,} parameters, {:,} of them trained,".format(*numbers)
-    console.say(f"{counted} on {devices}; " + "; ".join(parts))
-    console.say(f"batches in an epoch: {plans.batches_per_epoch}; views: {_views(setup.config)}")
+    console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
+    console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
         console.say(
             f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "

@@ -74,17 +74,12 @@ def initialized(
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
     state = with_pretrained(setup.learner, state, pretrained)
     if setup.config.model.head_init == "pca":
-        state = with_pretrained(setup.learner, state, {"head": _pca_head(setup, state)})
+        model, rotating = state.params["model"], rotates_only(setup.config, setup.splits)
+        features, dim = training_features(setup, model), setup.learner.model.head_dim
+        head = functools.partial(pca_head, features, dim, rotating=rotating)
+        head = processes.arrays_from_first(head, model["head"])
+        state = with_pretrained(setup.learner, state, {"head": head})
     return state
-
-
-def _pca_head(setup: Setup, state: TrainState) -> PyTree:
-    """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
-    model, dim = state.params["model"], setup.learner.model.head_dim
-    features = training_features(setup, model)
-    rotating = rotates_only(setup.config, setup.splits)
-    found = functools.partial(pca_head, features, dim, rotating=rotating)
-    return processes.arrays_from_first(found, model["head"])
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
@@ -186,33 +181,20 @@ def restore(
     if restored is None:
         return None
     checkpoints.restore_best(model=expected["model"])  # Reports damage now, not at the end.
-    model, (objective, opt_state, objective_state, skipped, *rest) = restored.trees
-    teacher, tuples, average, own = (
-        None if part is None else rest.pop(0) for part in _if_needed(learner, like)
-    )
+    model, training = restored.trees
+    params = {"model": training.pop("model", model), "objective": training.pop("objective")}
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
-    params = {"model": model if own is None else own, "objective": objective}
-    state = TrainState(step, params, opt_state, objective_state, skipped, teacher, tuples, average)
-    return state, Measured(**restored.record)
+    return like._replace(step=step, params=params, **training), Measured(**restored.record)
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the model, and what only training needs, the objective first.
+    """The trees of a checkpoint: the model, and by name what only training needs.
 
     The model is the one that is evaluated, with merged adapters, as all other commands read it.
     """
-    training = (
-        state.params["objective"],
-        state.opt_state,
-        state.objective_state,
-        state.skipped,
-        *(part for part in _if_needed(learner, state) if part is not None),
-    )
+    parts = state._replace(step=None, params=None)._asdict()
+    training = {name: part for name, part in parts.items() if part is not None}
+    training["objective"] = state.params["objective"]
+    if learner.lora is not None or state.average is not None:
+        training["model"] = state.params["model"]
     return {"model": evaluated_model(learner, state), "training": training}
-
-
-def _if_needed(learner: Learner, state: TrainState) -> tuple[PyTree, ...]:
-    """Parts of a checkpoint that some runs need; None for those that this one does not."""
-    differs = learner.lora is not None or state.average is not None
-    own = state.params["model"] if differs else None
-    return state.teacher, state.tuples, state.average, own

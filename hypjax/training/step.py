@@ -21,7 +21,7 @@ from hypjax.objectives import Metrics, Spec, loss_function
 from hypjax.objectives.memory import Memory
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
-from hypjax.types import Batch, Outputs
+from hypjax.types import Batch, Crops, Outputs
 
 
 class TrainState(NamedTuple):
@@ -131,9 +131,6 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     Learned numbers are those before the update, and the loss is differentiated through them.
     """
     embed, objective_loss = _embedding(learner), loss_function(learner.objective)
-    learned = learner.learned
-    crop = functools.partial(device_crops.cut, side=learner.view.side)
-    crop_all = parallel.map_local_images(crop, learner.mesh)
 
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
@@ -143,10 +140,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
         size = len(batch.labels)
         slices = parallel.slices(size, learner.mesh, learner.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
-        images = batch.images
-        if store is not None:
-            with jax.named_scope("crop"):
-                images = crop_all(store, images)
+        images = batch.images if store is None else _cropped(learner, store, batch.images)
         # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
@@ -166,8 +160,8 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
                 loss = objective_loss
-                if learned is not None:
-                    loss = loss_function(learned.objective_at(params["model"]))
+                if learner.objective_at is not None:
+                    loss = loss_function(learner.objective_at(params["model"]))
                 return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
@@ -175,6 +169,12 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
         return _updated(learner, state, gradient, loss, aux)
 
     return train_step
+
+
+def _cropped(learner: Learner, store: device_crops.Store, crops: Crops) -> PyTree:
+    crop = functools.partial(device_crops.cut, side=learner.view.side)
+    with jax.named_scope("crop"):
+        return parallel.map_local_images(crop, learner.mesh)(store, crops)
 
 
 def _updated(
@@ -189,13 +189,11 @@ def _updated(
     `aux` are the objective's state and metrics.
     """
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
-    learned = learner.learned
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        if learned is not None:
-            updated = _within(learned.bounds, updated)
+        updated = _within(learner.bounds, updated)
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
     norms = {
@@ -219,7 +217,7 @@ def _updated(
         "finite": finite,
         "skipped": skipped,
     }
-    if learned is not None:
+    if "space" in state.params["model"]:
         metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["space"]))
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics

@@ -145,7 +145,7 @@ def runs(photos_folder, tmp_path_factory):
     best = small_runs.save_untrained(config, root / "hier")
     of_hier = [name for name in flatten(config) if "hier_" in name]
     small_runs.copy_with(root / "hier", root / "plain", {"objective.name": "supcon"}, of_hier)
-    proxies = best["training"][0]["hierarchy"]
+    proxies = best["training"]["objective"]["hierarchy"]
     return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
 
 

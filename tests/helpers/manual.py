@@ -1,6 +1,7 @@
 """Programs that the manual shows."""
 
 import re
+import textwrap
 
 from tests.helpers.commands import REPOSITORY
 
@@ -9,4 +10,5 @@ def programs(page: str, section: str) -> list[str]:
     """The Python programs of a section of docs/, in order."""
     text = (REPOSITORY / "docs" / page).read_text()
     body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```$", body, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^ *```python\n(.*?)^ *```$", body, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(program) for program in shown]

@@ -31,14 +31,9 @@ def encoded(image, kind="PNG", **options):
     return buffer.getvalue()
 
 
-def encode_png(array):
-    """Returns the bytes of a PNG file with these pixels."""
-    return encoded(Image.fromarray(array))
-
-
 def dataset_of(images, labels):
     """Returns a dataset of images, [height, width, channels], as PNG files."""
-    records = [{"image": encode_png(image.squeeze())} for image in images]
+    records = [{"image": encoded(Image.fromarray(image.squeeze()))} for image in images]
     sizes = np.array([image.shape[:2] for image in images], np.int32)
     return Dataset(records, np.arange(len(images)), labels, sizes)
 

@@ -1,13 +1,11 @@
 """What docs/extending.md shows; its objective is installed as the page says."""
 
-import re
 import sys
-import textwrap
 import types
 
 import hypjax.objectives
 from hypjax.objectives.create import OBJECTIVES, Entry
-from tests.helpers.small_runs import REPOSITORY
+from tests.helpers import manual
 
 NAME = "proxy_softmax"
 _MODULE = f"hypjax.objectives.{NAME}"
@@ -15,10 +13,7 @@ _MODULE = f"hypjax.objectives.{NAME}"
 
 def blocks(section="A loss"):
     """Returns the Python of a section of the page: of a loss, the objective, entry and test."""
-    page = (REPOSITORY / "docs/extending.md").read_text()
-    section = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^ *```python\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for block in found]
+    return manual.programs("extending.md", section)
 
 
 def install(patch):

@@ -1,6 +1,5 @@
 """Steps that are not finite, and runs that end without an error and learn nothing."""
 
-import json
 import math
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
 from hypjax.training.results import print_results
 from tests.helpers import small_runs
-from tests.helpers.pictures import write_pictures
 
 HEALTHY = {"logit_min": -20.0, "logit_max": -0.5, "batch_recall@1": 0.6, "clipped_share": 1.0}
 COLLAPSED = HEALTHY | {"logit_min": -0.9, "batch_recall@1": 0.0}
@@ -64,25 +62,6 @@ def test_what_is_healthy_is_not_reported(reports):
         health.check(60 + i, values)
 
 
-@pytest.mark.parametrize(("recall", "faulty"), [(0.5, True), (0.6, False)])
-def test_chance_among_two_classes_is_about_a_half(recall, faulty, capsys):
-    health = HealthWatch(0, batch_size=64, samples_per_class=32, stop=False)
-    for step in (1, 2):
-        health.check(step, HEALTHY | {"batch_recall@1": recall})
-    assert ("nothing is being learned" in capsys.readouterr().err) == faulty
-
-
-@pytest.mark.slow
-def test_a_collapsed_run_says_so(tmp_path, capsys):
-    """All images are the same, so all embeddings are."""
-    names = [f"{label}/{i}.png" for label in "abcdefghij" for i in range(4)]
-    photos = write_pictures(tmp_path / "photos", names)
-    config = small_runs.load(photos)
-    train.train_and_evaluate(config, tmp_path / "warned")
-    printed = capsys.readouterr().err
-    assert printed.count("warning: the embeddings have collapsed") == 1
-
-
 @pytest.mark.parametrize(("head", "warned"), [(0.6, True), (0.7, False)])
 def test_a_head_that_loses_to_the_features_it_was_given_says_so(head, warned, capsys):
     config = load_config("folder:hyp-lite,frozen", ["data.path=photos"])
@@ -90,17 +69,6 @@ def test_a_head_that_loses_to_the_features_it_was_given_says_so(head, warned, ca
     print_results({"untrained": before, "final": {"head": {"recall@1": head}}}, config)
     told = "0.6500, and 0.6000 with the head"
     assert (told in capsys.readouterr().err) == warned
-
-
-@pytest.mark.slow
-def test_the_recipe_of_the_letters_has_no_warning(data_dir, tmp_path, capsys):
-    """Its model and rates, on a quarter of the letters and for fewer steps."""
-    settings = ["train.total_steps=60", "train.batch_size=128", "optim.warmup_steps=20"]
-    settings += ["run.report=False", f"run.data_dir={data_dir}", "data.validation_classes=20"]
-    config = load_config("glyphs", [*settings, "eval.every=0"])
-    results = train.train_and_evaluate(config, tmp_path)
-    assert "warning" not in capsys.readouterr().err
-    assert results["final"]["head"]["recall@1"] > 1.2 * results["untrained"]["head"]["recall@1"]
 
 
 @pytest.mark.parametrize(
@@ -121,13 +89,8 @@ def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_f
         train.train_and_evaluate(small_runs.load(photos_folder, *EXPLODES), tmp_path)
     message = str(caught.value)
     assert "of step 2 is nan (images " in message or "of step 2 is inf (images " in message
-    assert "and 5 others, listed in nonfinite.json" in message
+    assert "and 5 others)" in message and photos_folder.name in message
     assert "the last good checkpoint is of step 1. Lower optim.learning_rate" in message
-    told = json.loads((tmp_path / "nonfinite.json").read_text())
-    assert told["step"] == 2 and len(told["images"]) == 8
-    first = told["images"][0]
-    assert f"images {first['id']} ({first['name']}), " in message
-    assert photos_folder.name in first["name"]
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["0", "1"]
 
 

@@ -11,7 +11,7 @@ from benchmarks import loss, measure, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
-TASKS = {"loss": 16, "retrieval": 12, "input": 7, "train": 4}
+TASKS = {"loss": 15, "retrieval": 12, "input": 6, "train": 4}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def torch_peers():
 
 
 def run(output, suite):
-    commands.call("benchmarks", suite, "--quick", "--repeats=1", f"--output={output}")
+    commands.call("benchmarks", suite, "--quick", f"--output={output}")
     return json.loads(output.read_text())
 
 
@@ -47,11 +47,7 @@ def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys, 
     # Each worker of its loaders imports all of this.
     monkeypatch.setattr("benchmarks.input.usable_cores", lambda: 1)
     monkeypatch.setattr("benchmarks.input._BATCH", 4)
-    rate = measure.product_rate
-    monkeypatch.setattr(measure, "product_rate", lambda dim, *_, **__: rate(dim, side=256))
-    # What is measured need not be exact.
-    monkeypatch.setattr(measure, "_MIN_SECONDS", 1e-9)
-    monkeypatch.setattr(train, "copy_rate", lambda _: 1e9)
+    monkeypatch.setattr(measure, "_MIN_SECONDS", 1e-9)  # What is measured need not be exact.
     monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1100, 220, 1000))
     written, shown = run(tmp_path / "all.json", "all"), capsys.readouterr().out
     assert written["machine"]["versions"]["jax"]
@@ -83,32 +79,22 @@ def test_peers_of_the_loss_compute_the_same(torch_peers, classes, samples):
         np.testing.assert_allclose(theirs, slope, atol=1e-5 * np.abs(slope).max())
 
 
-@pytest.mark.parametrize("name", loss.COMPARED)
-def test_peers_of_the_other_losses_compute_the_same(torch_peers, name):
-    compared = loss.COMPARED[name]
+def test_peers_of_the_other_losses_compute_the_same(torch_peers):
     features = np.random.default_rng(0).normal(size=(12, 16)).astype(np.float32)
     labels = np.repeat(np.arange(6), 2)
-    ours, _ = compared.gradient(features, labels)
-    peer = torch_peers.metric_loss(compared, features, labels)
-    (value, slopes), (theirs, their_slopes) = ours(), peer()
-    if name != "contrastive":  # Its peer divides by another number.
-        np.testing.assert_allclose(theirs, value, rtol=1e-5)
+    for name, compared in torch_peers.metric_losses(16).items():
+        ours, _ = loss.sphere_gradient(compared.ours, features, labels, *compared.proxies)
+        (value, slopes), (theirs, their_slopes) = ours(), compared.gradient(features, labels)()
+        if name == "contrastive":  # Its peer divides by another number.
+            continue
+        np.testing.assert_allclose(theirs, value, rtol=1e-5, err_msg=name)
         for own, other in zip(slopes, their_slopes, strict=True):
-            np.testing.assert_allclose(other, own, atol=1e-5 * np.abs(own).max())
-
-
-def test_the_peer_with_a_memory_computes_the_same(torch_peers):
-    data = loss.make_data(300)
-    (ours, _), theirs = loss.memory_step(data), torch_peers.contrastive_with_memory(data)
-    for i in range(10):  # Batches of 64: the memory is overwritten twice.
-        (value, slope), (expected, [gradients]) = ours(), theirs()
-        np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4)
-        np.testing.assert_allclose(slope, gradients[i % len(gradients)], rtol=1e-3, atol=1e-5)
+            largest = np.abs(other).max()
+            np.testing.assert_allclose(own, other, atol=1e-5 * largest, err_msg=name)
 
 
 def test_the_peer_trains_the_same_parameters(torch_peers):
-    config = programs.step_config("vit", side=64, batch=24, samples=2)
-    config.model.precision = "float32"
+    config = programs.config_of(*programs.TINY, "train.batch_size=24", "model.precision=float32")
     ours = train.Trainer(config)
     trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
     theirs = torch_peers.TorchTrainer(config, compile=False)

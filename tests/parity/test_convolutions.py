@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.models import ConvNeXt, EfficientNetLite, Embedder, create_encoder
-from hypjax.models.architectures import encoder_shapes, published_weights
+from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder
+from hypjax.models.architectures import published_weights
 from hypjax.models.layers import normalize
 from hypjax.models.pretrained import (
     convert_timm,
     load_timm,
-    save_timm,
-    timm_constructor,
     timm_state_dict,
 )
 
@@ -97,24 +95,6 @@ def test_tokens_embeddings_and_gradients_agree(build):
     for name, theirs in expected.items():
         error = np.linalg.norm(gradient[name] - theirs) / np.linalg.norm(theirs)
         assert error < 1e-4, (name, error)
-
-
-def test_a_saved_model_is_loaded_by_timm(tmp_path):
-    model = Embedder(create_encoder("tf_efficientnet_lite0"), head_dim=5)
-    rng = np.random.default_rng(0)
-    params = {
-        "encoder": jax.tree.map(
-            lambda x: rng.uniform(size=x.shape).astype(np.float32), encoder_shapes(model.encoder)
-        ),
-        "head": {"kernel": rng.normal(size=(1280, 5)), "bias": rng.normal(size=5)},
-    }
-    save_timm(tmp_path / "model.safetensors", params, model)
-    constructor = timm_constructor(params, model)
-    assert constructor == 'timm.create_model("tf_efficientnet_lite0", num_classes=5)'
-    peer = eval(constructor)
-    timm.models.load_checkpoint(peer, str(tmp_path / "model.safetensors"))
-    kernel = peer.classifier.weight.detach().numpy().T
-    np.testing.assert_array_equal(kernel, params["head"]["kernel"].astype(np.float32))
 
 
 def photos(side):

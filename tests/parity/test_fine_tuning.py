@@ -29,23 +29,15 @@ PARTS = {"attn.qkv": ("attention", "qkv"), "attn.proj": ("attention", "proj")}
 PARTS |= {"mlp.fc1": ("fc_1",), "mlp.fc2": ("fc_2",)}
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-@pytest.mark.parametrize("head", [True, False])
-def test_rates_of_layers_are_those_of_timm(name, head):
-    check_rates(name, head)
-
-
 RATED = ("resnet50", "convnext_tiny", "tf_efficientnet_lite0", "vit_small_patch14_reg4_dinov2")
 RATED += ("vit_base_patch16_siglip_224", "vit_base_patch16_clip_224", "eva02_small_patch14_224")
 RATED += ("vit_small_patch16_dinov3",)
+PLAIN = ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224")
+RATED = [(name, True) for name in (*PLAIN, *RATED)] + [(name, False) for name in PLAIN]
 
 
-@pytest.mark.parametrize("name", RATED)
-def test_rates_of_other_encoders_are_those_of_timm(name):
-    check_rates(name, head=True)
-
-
-def check_rates(name, head):
+@pytest.mark.parametrize(("name", "head"), RATED)
+def test_rates_of_layers_are_those_of_timm(name, head):
     with torch.device("meta"):
         peer = timm.create_model(name, num_classes=8 if head else 0)
     encoder = create_encoder(name)

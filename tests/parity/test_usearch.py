@@ -135,16 +135,17 @@ def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
     assert f"find {gallery.recall:.1%} of the 10 nearest" in capsys.readouterr().err
 
 
-def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path):
+def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ann, "_SETTINGS", ((PoincareBall(1.0, None), 8),))
     monkeypatch.setattr(ann, "_CANDIDATES", (64,))
-    rows = ann.rows(Options(quick=True, repeats=1, points=1500))
+    monkeypatch.setattr(ann, "_QUICK_COUNT", 1500)
+    rows = list(ann.rows(Options(quick=True)))
     recalls = {row["engine"]: row["recall"] for row in rows}
     ours, product = "usearch, own distance (--export=usearch)", "usearch, inner product of d + 1"
     assert recalls[ours] > 0.98 and recalls["usearch, cosine"] > 0.98 and recalls[product] < 0.5
     assert all(row["rate"] > 0 for row in rows)
-    assert "times the time of usearch's cosine" in ann.table(rows)
-    ann.draw(rows, tmp_path / "ann.png")
+    ann.conclude(rows, tmp_path / "ann.json")
+    assert "times the time of usearch's cosine" in capsys.readouterr().out
     assert (tmp_path / "ann.png").stat().st_size > 10_000
 
 

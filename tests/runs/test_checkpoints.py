@@ -36,7 +36,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
             save(checkpoints, step, score)
     assert on_disk(tmp_path) == [3, 6, 7]
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        assert checkpoints.best_step == 3 and checkpoints.best_score == 0.7
+        assert checkpoints.best == (3, 0.7)
         save(checkpoints, 8, 0.9)
         save(checkpoints, 9)
         save(checkpoints, 10)
@@ -51,7 +51,7 @@ def test_a_restored_state_equals_the_saved_one(tmp_path):
     for ours, saved in zip(jax.tree.leaves(read.trees[0]), jax.tree.leaves(state(5)), strict=True):
         np.testing.assert_array_equal(ours, saved)
     empty_folder = Checkpoints(tmp_path / "none")
-    assert empty_folder.restore_latest(model=state(0)) is None and empty_folder.best_step is None
+    assert empty_folder.restore_latest(model=state(0)) is None and empty_folder.best == (None, None)
 
 
 def largest_file(folder):
@@ -105,7 +105,7 @@ def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path,
     flip_a_bit(path / "1")
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         checkpoints.restore_latest(model=state(0))
-        assert checkpoints.restore_best(model=state(0)).step == checkpoints.best_step == 2
+        assert checkpoints.restore_best(model=state(0)).step == checkpoints.best[0] == 2
         save(checkpoints, 4)
     assert on_disk(path) == [2, 3, 4] and (tmp_path / "damaged-step-1").exists()
     assert "the checkpoint of step 1 in" in capfd.readouterr().err

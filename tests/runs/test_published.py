@@ -37,52 +37,29 @@ NONE = {
         eval.spaces.head=sphere eval.spaces.encoder=poincare
     """,
     "glyphs": "",
-    "glyphs:mix": "",
     "inshop:mix-vit": "",
     "cub:mix-vit": """
         objective.ball_weight=8 | objective.sphere_temperature=0.1 |
         eval.spaces.head=objective eval.spaces.encoder=poincare
     """,
-    "cub:pa-dino": "",
-    "cub:hier-dino": """
-        model.head_dim=128 | objective.hier_weight=1 | train.sampling=epoch_classes |
-        data.resize=224
-    """,
+    "cub:hier-dino": "model.head_dim=128 | objective.hier_weight=1 | train.sampling=epoch_classes",
     "cub:irt-r": """
-        objective.margin=0.3 | objective.memory=0.5 | train.sampling=epoch_classes |
-        optim.frozen=patch_projection | data.flip=0 | model.drop_path=0 |
-        model.pooling=avg model.eval_pooling=avg | data.train_view=area_crop |
-        eval.pca.encoder=128 eval.pca.head=128 eval.whiten=True |
-        model.weights=deit_small_distilled_patch16_224.fb_in1k
+        objective.margin=0.3 | objective.memory=0.5 | optim.frozen=patch_projection |
+        data.flip=0 | model.drop_path=0 | model.pooling=avg model.eval_pooling=avg |
+        eval.pca.encoder=128 eval.pca.head=128 eval.whiten=True
     """,
-    "sop:irt-r": """
-        train.samples_per_class=8 | model.head=dense | eval.pca.encoder=64 eval.pca.head=64 |
-        model.weights=None
-    """,
-    "cub:irt-l": "model.eval_pooling=avg",
+    "sop:irt-r": "train.samples_per_class=8 | model.head=dense | model.weights=None",
     "inshop:irt-r": "objective.memory_decay=0",
-    "sop:irt-l": """
-        objective.name=scalable_nca objective.memory=1 | objective.name=normalized_softmax
-    """,
-    "sop:contrastive-deit": "",
+    "sop:irt-l": "objective.name=scalable_nca objective.memory=1",
     "cub": """
-        objective.c=0.3 | model.head_dim=64 | data.image_size=192 | data.resize=224 |
-        data.train_view=resize_crop | data.test_view=squash | eval.scales=1,0.5 |
-        data.mean=0.5,0.5,0.5 | model.weights=hf-hub:someone/vit_small_patch16_224.dino |
-        model.weights=runs/vit_small_patch16_224.dino/model.safetensors | model.weights=None |
-        model.weights=vit_small_patch16_224.augreg_in1k |
-        model.weights=runs/vit_small_patch16_224/x.npz | model.eval_pooling=avg |
+        objective.c=0.3 | data.image_size=192 | data.resize=224 | data.train_view=resize_crop |
+        data.test_view=squash | eval.scales=1,0.5 | data.mean=0.5,0.5,0.5 |
+        model.weights=hf-hub:someone/vit_small_patch16_224.dino | model.weights=None |
+        model.weights=runs/vit_small_patch16_224.dino/model.safetensors |
         data.name=folder data.path=birds
     """,
-    "inshop:hyp-vit": "objective.c=0.3 model.head_dim=64 | objective.clip_radius=None",
     "cars:hyp-dino-patch8": "model.architecture=vit_small_patch16_224",
-    "sfm:irt-r-deit-s": """
-        objective.margin=0.7 | objective.koleo_weight=0.5 | objective.space=poincare |
-        train.tuples.pool=2000 | data.flip=0.5 | data.test_view=centre_crop | model.head=dense |
-        eval.scales=1,0.5 | eval.expansion=3 | eval.pca.encoder=64 |
-        eval.pca.encoder=128 eval.whiten=True |
-        model.weights=deit_small_distilled_patch16_224.fb_in1k | optim.frozen=patch_projection
-    """,
+    "sfm:irt-r-deit-s": "train.tuples.pool=2000 | data.test_view=centre_crop | eval.expansion=3",
     "sfm:hyp-deit-s": "",
 }
 

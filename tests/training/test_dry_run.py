@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from hypjax.training.dry_run import dry_run
 from tests.helpers import small_runs
 
@@ -19,10 +17,3 @@ def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monke
     assert re.search(r"embedding every image once 0:00:\d\d\n", told.out)
     assert "compiling the training step" in told.err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_runs_what_the_run_would(photos_folder, capsys):
-    fields = ("run.cache=device", "objective.name=contrastive", "objective.memory=0.5")
-    dry_run(small_runs.load(photos_folder, *fields))
-    assert "a step takes" in capsys.readouterr().out

@@ -72,14 +72,6 @@ def test_a_batch_that_cannot_be_divided_among_the_classes_is_refused():
         fitted(images(*[50] * 7), "train.batch_size=61")
 
 
-def test_what_is_set_is_kept_and_what_is_chosen_is_printed(capsys):
-    config = fitted(images(*[20] * 100), "train.batch_size=32", "optim.warmup_steps=5")
-    assert config.train.batch_size == 32 and config.optim.warmup_steps == 5
-    printed = capsys.readouterr().err
-    assert "chosen for these images: train.samples_per_class=4, train.total_steps=" in printed
-    assert "batch_size" not in printed and "warmup" not in printed
-
-
 @pytest.mark.slow
 def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(setup, "_SHOWN", 96)

@@ -10,8 +10,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.geometry import Lorentz, PoincareBall
 from hypjax.objectives import pairwise_cross_entropy
-from hypjax.retrieval.embeddings import Embeddings
-from tests.helpers import commands, small_runs
+from tests.helpers import small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
 FIELDS = [*small_runs.SHORT_FEATURES, "model.head_init=orthogonal", "model.head_dim=8"]
@@ -55,23 +54,3 @@ def test_a_run_takes_the_steps_of_one_in_the_ball(runs):
         np.testing.assert_allclose(ours[step], values, rtol=1e-4)
     scores = [json.loads((runs / name / "results.json").read_text()) for name in SPACES]
     assert scores[0]["final"] == scores[1]["final"]
-
-
-@pytest.mark.slow
-def test_its_gallery_is_saved_searched_and_drawn(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    found = []
-    for name in SPACES:
-        run, file = f"--workdir={runs / name}", f"{runs / 'f.npz'}"
-        commands.call("embed", run, f"--images={file}", f"--output={name}.npz")
-        capsys.readouterr()
-        commands.call("search", run, f"--gallery={name}.npz", f"--query={file}", "--k=3")
-        found.append(capsys.readouterr().out)
-        commands.call("hyperbolicity", f"--embeddings={name}.npz", "--trials=1")
-        commands.call("score", f"--embeddings={name}.npz")
-        commands.call("plot", "disk", f"--embeddings={name}.npz", f"--output={name}.png")
-    assert found[0] == found[1] and found[0].count("\n") > 100
-    ours, theirs = (Embeddings.load(f"{name}.npz") for name in SPACES)
-    assert ours.space == Lorentz(0.1, 2.3) and theirs.space == PoincareBall(0.1, 2.3)
-    in_ball = np.asarray(ours.space.to_ball(ours.vectors))
-    np.testing.assert_allclose(in_ball, theirs.vectors, atol=1e-4)

@@ -12,7 +12,7 @@ from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.training import setup, states
-from hypjax.training.input import Miner
+from hypjax.training.input import Input
 from tests.helpers import object_files, small_runs
 
 TINY = (
@@ -47,7 +47,7 @@ def load(objects_dir):
 def mined(config, epoch=0):
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
-    return built, Miner(built).mine(state.params["model"], epoch)
+    return built, Input(built, workers=0).mine(state.params["model"], epoch)
 
 
 def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
