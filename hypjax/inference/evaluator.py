@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
@@ -12,12 +13,7 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of, scored_spaces
-from hypjax.inference.features import (
-    DatasetEmbedder,
-    EvaluationInput,
-    evaluation_input,
-    frozen_encodings,
-)
+from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Projections
 from hypjax.inference.scoring import task_scores
@@ -135,11 +131,11 @@ def create_evaluator(
     config: ConfigDict,
     *,
     parts: Sequence[str] = PARTS,
-    source: EvaluationInput | None = None,
+    mesh: Mesh | None = None,
     splits: Splits | None = None,
 ) -> Evaluator:
     """Builds a configuration's evaluator; given splits, a frozen encoder embeds each image once."""
-    model, source = create_embedder(config, evaluating=True), source or evaluation_input(config)
+    model, source = create_embedder(config, evaluating=True), evaluation_input(config, mesh)
 
     def spaces(params: PyTree) -> dict[str, Space]:
         found = scored_spaces(config, params)
