@@ -16,12 +16,12 @@ from benchmarks import job, measure, peers
 from benchmarks.measure import COLUMNS as COLUMNS
 from benchmarks.measure import Task
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photo_dataset import Files
 from hypjax.data.photos import find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import ShuffledPlans
 from hypjax.data.views import RandomCrop
+from hypjax.system.array_cache import ArrayCache
 from hypjax.system.machine import usable_cores
 from hypjax.types import View
 
@@ -43,9 +43,7 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
         job.write_photos(folder / "small", 500, 64, [0])  # Of CUB's typical size.
     files = _open_dataset(options.images or folder / "small")
     height, width = files.sizes.mean(axis=0).round().astype(int)
-    cached = dataclasses.replace(
-        files, decoded=DecodedImages(folder / "decoded", files.sizes, channels=3)
-    )
+    cached = dataclasses.replace(files, decoded=ArrayCache(folder / "decoded", len(files)))
     fill_cache(cached, channels=3)
     variants = {**_decoders(files), "exact pixels, host cache": cached}
     yield from _crops(variants, f"{width}×{height}", batches, _BATCH)

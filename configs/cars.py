@@ -30,7 +30,7 @@ from hypjax.config import recipes, variants
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, extra=("hyp-dino-patch8",))
+    chosen = variants.parse_variant(variant, released=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "cars196"
     # Paper: 9 images per class. Its batch of 900 would need 100 classes, but there are 98.
@@ -40,7 +40,7 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         config.train.batch_size = 120  # Paper.
         config.train.samples_per_class = 2  # The paper does not say; 120 is not a multiple of 9.
     # Paper; the released commands run 300 epochs of one batch. Assumed for 8×8 patches too.
-    config.train.total_steps = 300 if chosen.released else 600
+    config.train.total_steps = 300 if chosen.suffix == "released" else 600
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.

@@ -33,14 +33,14 @@ from hypjax.config import recipes, variants
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, released=True, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "cub200"
     config.data.resize = 256  # Paper; 224 for the other datasets.
     config.train.batch_size = 900  # Paper: all 100 training classes in every batch.
     config.train.samples_per_class = 9  # Paper.
     # Paper; the released commands run 50 epochs of one batch.
-    config.train.total_steps = 50 if chosen.released else 200
+    config.train.total_steps = 50 if chosen.suffix == "released" else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     config.run.checkpoint_every = 50
     recipes.specialise(config, chosen)

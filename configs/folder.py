@@ -7,8 +7,9 @@ Variants:
 
 * `hyp-vit`, `sph-dino` and so on (`hyp` for the Poincaré ball or `sph` for the sphere, with `-vit`,
   `-deit` or `-dino`) fine-tune a pretrained ViT-S at 224 pixels by the published recipe, which
-  requires an accelerator; `hyp`, `sph`, `mix`, `pa` and `hier` with `-dinov2`, `-dinov3`,
-  `-siglip2`, `-clip` or `-lite` fine-tune encoders of today, which is untried;
+  requires an accelerator; so do `mix`, `pa`, `hier` and the other losses of
+  `hypjax.config.variants`; `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of
+  today, which is untried;
 * `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
   computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
 * `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
@@ -19,19 +20,14 @@ Variants:
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, recipes, variant_error, variants
+from hypjax.config import default_config, recipes, variants
 
 _SCRATCH = tuple(f"{space}-scratch" for space in variants.SPACES)
-_PRETRAINED = (*variants.VARIANTS, *variants.RECENT_VARIANTS)
-_FROZEN = (name + variants.FROZEN for name in _PRETRAINED)
-VARIANTS = (*_PRETRAINED, *_FROZEN, *variants.LAST_VARIANTS, *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
-    if variant not in VARIANTS:
-        raise variant_error(variant, VARIANTS)
     config = from_scratch(variant) if variant in _SCRATCH else pretrained(variant)
     config.variant = variant
     config.data.name = "folder"

@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import hier, recipes, variants
 
-_SHORT = {name: f"hyp-{name}{variants.FROZEN}" for name in ("lite", "dinov2")}
+_SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
 
@@ -45,7 +45,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     recipes.specialise(config, chosen)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
-    if chosen.frozen or chosen.last:
+    if chosen.suffix:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
     config.eval.ks = (1, 2, 4, 8)

@@ -40,13 +40,13 @@ from hypjax.config import recipes, variants
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, released=True, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "inshop"
     config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes in a batch.
     config.train.samples_per_class = 2  # Paper; a class has 6.5 images on average.
     # Paper; the released commands run 400 epochs of 8 batches.
-    config.train.total_steps = 3_200 if chosen.released else 2_200
+    config.train.total_steps = 3_200 if chosen.suffix == "released" else 2_200
     config.eval.ks = (1, 10, 20, 30)  # Paper, as is usual for this dataset.
     if config.objective.name == "soft_triple":
         # As for SOP in Qian et al., ICCV 2019: classes are as small.

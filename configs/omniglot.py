@@ -9,7 +9,7 @@ statistics, and was not tuned.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, hier, irt, recipes, variant_error, variants
+from hypjax.config import default_config, hier, recipes, variant_error, variants
 
 VARIANTS = ("hyp", "sph", "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
 
@@ -38,17 +38,13 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     config.model.num_heads = 4
     config.model.head_dim = 128
 
-    if variant == "sph":
-        config.objective.space = "sphere"
-    elif variant == "mix":
-        recipes.choose_mix(config)
-    elif variant == "hier":
-        hier.choose_loss(config)
+    recipes.choose_loss(config, variant, proxy_rate=1.0)
+    if variant == "hier":
+        config.objective.hier_rate = 1.0
+        hier.shrink(config)
     elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
-        irt.choose_loss(config, koleo_weight=variants.KOLEO_WEIGHTS[variant], margin=0.9)
-    elif variant in variants.LOSSES:
-        recipes.choose_loss(config, variant, proxy_rate=1.0)
+        config.objective.margin = 0.9
 
     config.optim.learning_rate = 2e-3
     config.optim.schedule = "cosine"

@@ -33,13 +33,13 @@ from hypjax.config import recipes, variants
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, released=True, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "sop"
     config.train.batch_size = 900  # Paper: 450 of the 11,318 training classes in a batch.
     config.train.samples_per_class = 2  # Paper; a class has 5.3 images on average.
     # Paper; the released commands run 200 epochs of 25 batches.
-    config.train.total_steps = 5_000 if chosen.released else 25_000
+    config.train.total_steps = 5_000 if chosen.suffix == "released" else 25_000
     config.eval.ks = (1, 10, 100, 1000)  # Paper, as is usual for this dataset.
     if config.objective.name == "soft_triple":
         # Qian et al., ICCV 2019: 2 centres for small classes, where CUB and Cars have 10.

@@ -159,14 +159,14 @@ def _task() -> Task[Embeddings]:
 
 def _embedded(splits: Splits | None) -> Embeddings:
     """What --encoder makes of the images: all of them in a file, or those that are scored."""
-    from hypjax.data.image_set import ImageSet, open_images
+    from hypjax.data.image_set import images_of_splits, open_images
     from hypjax.retrieval.embeddings import Embeddings
 
     if not _EMBEDDINGS.value:
-        images = ImageSet.of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
+        images = images_of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
         return _ENCODER.open(_space(), _BATCH_SIZE.value).embed_images(images)
     file = command.output_file(_EMBEDDINGS, ".npz")
-    images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
+    images = images_of_splits(splits) if splits else open_images(_IMAGES.value)
     _ENCODER.open(batch_size=_BATCH_SIZE.value).embed_to(file, images)
     return Embeddings.load(file, _space())
 

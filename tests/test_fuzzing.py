@@ -3,7 +3,6 @@
 HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m slow tries so many examples of each kind.
 """
 
-import contextlib
 import os
 
 import jax
@@ -24,7 +23,6 @@ from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system.array_cache import ArrayCache
 from tests.helpers.pictures import write_pictures, write_table
 from tests.helpers.small_runs import REPOSITORY
 
@@ -107,29 +105,6 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     def check(content):
         path.write_bytes(content)
         tolerates(read, path)
-
-    check()
-
-
-@pytest.mark.parametrize("name", ["arrays", "index"])
-def test_cached_arrays_are_read_or_computed_again(tmp_path, name):
-    rows = np.ones((3, 2), np.float32)
-    cache, lock = ArrayCache(tmp_path, 4), contextlib.nullcontext()
-    with cache.filling(lock):
-        cache.append(rows, {1: "broken"})
-    files = {name: (tmp_path / name).read_bytes() for name in ("arrays", "index")}
-
-    @fuzzed
-    @given(damaged(files[name]))
-    def check(content):
-        for path, original in files.items():
-            (tmp_path / path).write_bytes(original)
-        (tmp_path / name).write_bytes(content)
-        cache = ArrayCache(tmp_path, 4)
-        with cache.filling(lock) as done:
-            cache.append(np.ones((4 - done, 2), np.float32))
-        found, reasons = cache.table(np.float32)
-        assert (np.delete(found, list(reasons), axis=0) == 1).all()
 
     check()
 

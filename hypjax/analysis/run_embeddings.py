@@ -19,7 +19,7 @@ from hypjax.geometry import Space
 from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
-from hypjax.objectives import Hier, create_objective, scored_space
+from hypjax.objectives import scored_space
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
@@ -139,7 +139,7 @@ def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     model, params = restore_trained(run)
     space, proxies = scored_space(run.config, params), None
-    if isinstance(create_objective(run.config), Hier):
+    if run.config.objective.name.startswith("hier+"):
         proxies = np.asarray(jax.jit(space.embed)(_restore_proxies(run)))
         space.check(proxies)
     return ScoredHead(head_points(run, model, params, space), space, proxies)

@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import choose_objective
 from hypjax.config.variants import HIER, Variant
-
-_OBJECTIVES = {**HIER, "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
 
 
 class Schedule(NamedTuple):
@@ -43,20 +40,16 @@ _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    trained = variant.space in (*HIER, "pa") or variant.encoder == "resnet50"
-    return trained and not (variant.frozen or variant.last)
+    trained = variant.loss in (*HIER, "pa") or variant.encoder == "resnet50"
+    return trained and variant.suffix not in ("frozen", "last")
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
-    """Changes the recipe of Hyp-ViT to that of HIER."""
+    """Changes the recipe of Hyp-ViT, with the same loss, to that of HIER."""
     schedule = SCHEDULES[config.data.name]
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.
-    choose_objective(config, _OBJECTIVES[variant.space])
-    config.objective.space = "sphere" if variant.space == "pa" else "poincare"
-    if "proxy_rate" in config.objective:
-        config.objective.proxy_rate = 1e4
     optim, train = config.optim, config.train
     optim.learning_rate = _RATES.get(variant.encoder, schedule.resnet_rate)
     optim.eps = 1e-4  # As the authors trained, in half precision.
@@ -77,21 +70,10 @@ def use(config: ConfigDict, variant: Variant) -> None:
         factor, epochs = schedule.resnet_decay
         optim.schedule, optim.decay_factor = "step", factor
         optim.decay_every = epochs * schedule.epoch
-        if variant.space == "hyp":  # 22 classes, of which its released command takes 8 images each.
+        if variant.loss == "hyp":  # 22 classes, of which its released command takes 8 images each.
             train.batch_size, train.samples_per_class = 176, 8
 
 
-def choose_loss(config: ConfigDict) -> None:
-    """Chooses HIER on top of Proxy-Anchor for an encoder that is trained from scratch.
-
-    The rates of the paper are for fine-tuning at a far smaller learning rate, and its numbers of
-    proxies and triplets would take longer to compute than such an encoder.
-    """
-    choose_objective(config, "hier+proxy_anchor")
-    config.objective.proxy_rate = config.objective.hier_rate = 1.0
-    shrink(config)
-
-
 def shrink(config: ConfigDict) -> None:
-    """Takes fewer proxies and triplets, for what costs less than the paper's would."""
+    """Takes fewer proxies and triplets: the paper's would take longer than a small encoder."""
     config.objective.hier_proxies, config.objective.hier_triplets = 128, 10

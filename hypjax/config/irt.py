@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import choose_objective
-from hypjax.config.variants import KOLEO_WEIGHTS, Variant
+from hypjax.config.variants import Variant
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -38,7 +37,7 @@ SCHEDULES = {
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe, and not only with its loss."""
-    return variant.space.startswith("irt-") and variant.encoder in ENCODERS
+    return variant.loss.startswith("irt-") and variant.encoder in ENCODERS
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
@@ -50,19 +49,9 @@ def use(config: ConfigDict, variant: Variant) -> None:
     model.architecture, model.weights = encoder, f"{encoder}.fb_in1k"
     model.pooling = model.eval_pooling = "cls"
     model.head, model.drop_path = "none", 0.1
-    choose_loss(config, koleo_weight=KOLEO_WEIGHTS.get(variant.space, 0.0))
     config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
     optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
     optim.clip_norm, optim.frozen = None, ()
     train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
-    train.total_steps = 0 if variant.space == "irt-o" else schedule.steps
+    train.total_steps = 0 if variant.loss == "irt-o" else schedule.steps
     config.run.checkpoint_every = 500
-
-
-def choose_loss(config: ConfigDict, *, koleo_weight: float, margin: float = 0.5) -> None:
-    """Chooses the loss of IRT (El-Nouby et al., 2021), with a memory of all training images."""
-    choose_objective(config, "contrastive")
-    config.objective.space = "sphere"
-    config.objective.margin = margin
-    config.objective.memory = 1.0
-    config.objective.koleo_weight = koleo_weight

@@ -17,7 +17,7 @@ from hypjax.models.encoder import Encoder
 from hypjax.models.own import known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
-from hypjax.objectives.own import register_objective
+from hypjax.objectives.create import register_objective
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 

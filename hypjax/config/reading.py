@@ -1,10 +1,8 @@
 """Loads configuration files, applies overrides, and says where values come from."""
 
 import ast
-import importlib.util
 import pathlib
 import traceback
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,18 +16,6 @@ from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
 PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
-
-# Usual names of fields, for suggestions.
-_ALIASES = {
-    "bs": "train.batch_size",
-    "epochs": "train.total_steps",
-    "lr": "optim.learning_rate",
-    "num_steps": "train.total_steps",
-    "steps": "train.total_steps",
-    "tau": "objective.temperature",
-    "warmup": "optim.warmup_steps",
-    "wd": "optim.weight_decay",
-}
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -57,10 +43,14 @@ def read_config(spec: str) -> ConfigDict:
     """Loads a configuration file without validation: required fields may still be missing."""
     named, _, variant = spec.partition(":")
     path = _find(pathlib.Path(named))
-    module = _module(path)
-    if not hasattr(module, "get_config"):
+    if not path.is_file():
+        names = {file.stem for folder in (_CONFIGS, PACKAGED) for file in folder.glob("*.py")}
+        raise UserError(f"no configuration file {path}; hypjax has {', '.join(sorted(names))}")
+    module = {"__name__": path.stem, "__file__": str(path)}
+    _attempt(lambda: exec(compile(path.read_bytes(), path, "exec"), module), path)
+    if "get_config" not in module:
         raise UserError(f"{path} defines no get_config()")
-    config = _attempt(module.get_config, path, *([variant] if variant else []))
+    config = _attempt(module["get_config"], path, *([variant] if variant else []))
     if not isinstance(config, ConfigDict):
         raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
@@ -73,22 +63,6 @@ def _find(path: pathlib.Path) -> pathlib.Path:
         return path
     name = path.name.removesuffix(".py") + ".py"
     return next((f / name for f in (_CONFIGS, PACKAGED) if (f / name).is_file()), path)
-
-
-def _module(path: pathlib.Path) -> types.ModuleType:
-    if not path.is_file():
-        others = {str(other) for folder in (path.parent, _CONFIGS) for other in folder.glob("*.py")}
-        for other in PACKAGED.glob("*.py"):
-            others.add(str(_CONFIGS / other.name) if path.suffix else other.stem)
-        raise UserError(
-            f"no configuration file {path}" + (nearest(str(path), others) if others else "")
-        )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None:
-        raise UserError(f"{path} is not a Python file; try --config=configs/glyphs.py")
-    module = importlib.util.module_from_spec(spec)
-    _attempt(spec.loader.exec_module, path, module)
-    return module
 
 
 def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
@@ -113,14 +87,12 @@ def _set(config: ConfigDict, override: str) -> None:
     if members:
         raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
     if field not in known:
-        group, _, own = field.rpartition(".")
-        if group == "objective":
+        if field.startswith("objective."):
             names = ", ".join(config.objective)
             raise UserError(
                 f"unknown field config.{field}; those of {config.objective.name} are {names}"
             )
-        meant = _ALIASES.get(own, field)
-        raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
+        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])
@@ -166,11 +138,12 @@ def show_origins(
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)
     rows = []
     for field, value in flatten(config).items():
-        origin = "command line" if field in given else ""
-        if not origin and field in held and held[field] == value != defaults.get(field):
-            origin = source
-        elif not origin and value != defaults.get(field):
-            origin = "follows another field"
+        if field in given:
+            origin = "command line"
+        elif value == defaults.get(field):
+            origin = ""
+        else:
+            origin = source if held.get(field) == value else "follows another field"
         rows.append((f"config.{field}", repr(value), origin))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     widths[1] = min(widths[1], 44)

@@ -12,24 +12,22 @@ from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.variants import ENCODERS, HIER, KOLEO_WEIGHTS, LOSSES, LOWER, SPACES, Variant
+from hypjax.config.variants import ENCODERS, HIER, KOLEO_WEIGHTS, LOWER, OBJECTIVES, Variant
 from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system import machine
 
 
-def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
-    """Chooses a loss of `LOSSES`, on the sphere, by default settings but its proxies' rate."""
-    choose_objective(config, LOSSES[name])
-    config.objective.space = "sphere"
+def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
+    """Chooses the objective and the space of a variant's loss; proxies learn at this rate."""
+    choose_objective(config, OBJECTIVES[loss])
+    config.objective.space = "poincare" if loss in ("hyp", "mix", *HIER) else "sphere"
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = proxy_rate
-
-
-def choose_mix(config: ConfigDict) -> None:
-    """Chooses HypMix as for CUB; the head is scored by cosine, as in the paper, and as trained."""
-    choose_objective(config, "hypmix")
-    config.eval.spaces.head = ("sphere", "objective")
+    if loss == "mix":  # As for CUB. The head is scored by cosine, as in the paper, and as trained.
+        config.eval.spaces.head = ("sphere", "objective")
+    if loss in KOLEO_WEIGHTS:
+        config.objective.memory, config.objective.koleo_weight = 1.0, KOLEO_WEIGHTS[loss]
 
 
 def hyp_vit(variant: Variant) -> ConfigDict:
@@ -52,25 +50,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.weights = encoder.weights
     config.model.pooling = encoder.pooling
     config.model.eval_pooling = encoder.eval_pooling
-    if variant.space == "mix":
-        choose_mix(config)
-    elif variant.space in HIER:
-        choose_objective(config, HIER[variant.space])
-        config.objective.space = "poincare"
-        if "proxy_rate" in config.objective:
-            config.objective.proxy_rate = 1e4
-    elif variant.space in KOLEO_WEIGHTS:
-        irt.choose_loss(config, koleo_weight=KOLEO_WEIGHTS[variant.space])
-    elif variant.space in LOSSES:
-        # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
-        # factor. For other losses of proxies, and this batch and schedule, it is our choice.
-        choose_loss(config, variant.space, proxy_rate=1e4)
-    elif variant.space in SPACES:
-        config.objective.space = SPACES[variant.space]
-        # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D =
-        # 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax.
-        # (The paper's "τ = 0.1" contradicts its Eq. 4.)
-        config.objective.temperature = 0.2
+    # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this factor.
+    # For other losses of proxies, and this batch and schedule, it is our choice.
+    choose_loss(config, variant.loss, proxy_rate=1e4)
     config.optim.learning_rate = encoder.learning_rate
     config.optim.layer_decay = encoder.layer_decay
     if not is_transformer(encoder.architecture):  # There is no patch projection to freeze.
@@ -90,9 +72,9 @@ def specialise(config: ConfigDict, variant: Variant) -> None:
 
 def freeze(config: ConfigDict, variant: Variant) -> None:
     """Trains the head alone, or with the encoder's last blocks, if the variant ends so."""
-    if variant.frozen:
+    if variant.suffix == "frozen":
         train_head(config)
-    if variant.last:
+    if variant.suffix == "last":
         train_last_blocks(config, variant.encoder)
 
 

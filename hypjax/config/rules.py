@@ -1,49 +1,41 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
+import numpy as np
+from ml_collections import ConfigDict, FieldReference
 
 from hypjax.config import choices
 from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import (
-    ABOVE_0,
-    Rule,
-    at_least,
-    is_ascending,
-    one_of,
-    range_within,
-    within,
-)
+from hypjax.fields import ABOVE_0, Rule, at_least, is_ascending, one_of, range_within, within
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.learned import first_parameters, has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import create_objective, create_space
+from hypjax.objectives.create import (
+    BUILT_IN,
+    SAVED_SPACE,
+    create_objective,
+    is_known,
+    objective_at,
+    scored_space,
+)
 from hypjax.objectives.matryoshka import trained_prefixes
-from hypjax.objectives.own import BUILT_IN, is_known
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
 _FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
 FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
-# Fields that may be None.
-OPTIONAL = FITTED | {
-    *("data.path", "data.labels", "data.stored_side", "model.weights", "objective.clip_radius"),
-    *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
-    *("run.cache_dir", "run.data_dir", "run.wandb_project"),
-}
 # Types of the items of lists that are empty by default; others hold strings.
 _ITEMS = {"eval.prefixes": int, "objective.curvatures": float}
 _SCALARS = {
@@ -71,26 +63,31 @@ def _is_group(value: Any) -> bool:
 
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
-    config = default_config(objective)
-    return {field: _type(field, value, config) for field, value in flatten(config).items()}
+    rules, groups = {}, [("", default_config(objective))]
+    for prefix, group in groups:
+        for name, default in group.items(preserve_field_references=True):
+            if isinstance(default, ConfigDict):
+                groups.append((f"{prefix}{name}.", default))
+            elif name != SAVED_SPACE:
+                rules[prefix + name] = _type(prefix + name, default)
+    return rules
 
 
-def _type(field: str, default: Any, config: ConfigDict) -> Rule:
+def _type(field: str, default: Any) -> Rule:
     if field == "optim.groups":
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(_is_group, value)),
             "a list of (parameters, factor of the rate, decay or None, first step)",
         )
+    if isinstance(default, FieldReference):
+        return _or_none(_SCALARS[default.get_type()])
     if isinstance(default, tuple):
         scalar = _SCALARS[type(default[0]) if default else _ITEMS.get(field, str)]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list whose items are each {scalar.words}",
         )
-    *groups, name = field.split(".")
-    group = functools.reduce(getattr, groups, config)
-    scalar = _SCALARS[group.get_type(name) if default is None else type(default)]
-    return _or_none(scalar) if field in OPTIONAL else scalar
+    return _SCALARS[type(default)]
 
 
 def _or_none(rule: Rule) -> Rule:
@@ -357,31 +354,17 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
     if fields.get("memory") and (fields.learn_c or moving):
         words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", words
-    custom = fields.name not in BUILT_IN and is_known(fields.name)
-    if custom and (fields.learn_c or fields.learn):
-        yield from _of_custom_objective(config)
-
-
-def _of_custom_objective(config: ConfigDict) -> Relations:
-    """What a user's objective cannot learn: its scores are those of the saved space.
-
-    A learned c takes the place of that of the saved space; other scalars must not be part of it.
-    """
-    fields = config.objective
-    name, scalars = fields.name.removeprefix(OWN), learned_numbers(fields)
-    words = f"() if the curvature of {name} is learned"
-    yield "curvatures" in scalars, "objective.curvatures", words
-    other = config.copy_and_resolve_references()
-    with other.unlocked():
-        other.objective.update({field: 2 * number for field, number in scalars.items()})
-    space = create_space(other.objective)
-    objective = OBJECTIVES[fields.name].create(other, space)
-    if fields.learn_c:
-        words = f"False for {name}, which has a space of its own"
-        yield not objective.space == space == objective.score_space, "objective.learn_c", words
-    else:
-        moved = objective.score_space != create_objective(config).score_space
-        yield moved, "objective.learn", f"() for {name}, whose scores depend on them"
+    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
+        # A user's objective is scored in the space that is saved, of which only c is replaced.
+        saved = config.copy_and_resolve_references()
+        with saved.unlocked(), saved.ignore_type():
+            saved[SAVED_SPACE] = create_objective(config).score_space
+        doubled = {name: np.multiply(2, x) for name, x in learned_numbers(fields).items()}
+        params = {"space": first_parameters(doubled)}
+        moved = objective_at(config, params).score_space != scored_space(saved, params)
+        name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
+        words = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
+        yield moved, f"objective.{name}", words
 
 
 def _of_prefixes(config: ConfigDict) -> Relations:

@@ -1,17 +1,39 @@
-"""The variants of the datasets' configurations: their encoders, losses and suffixes, by name."""
+"""The variants of the datasets' configurations: a loss, an encoder and perhaps a suffix."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from hypjax.errors import UserError, nearest
+from hypjax.errors import UserError
 from hypjax.system import machine
 
-SPACES = {"hyp": "poincare", "sph": "sphere"}
-
-_RELEASED = ",released"
-FROZEN = ",frozen"
-_LAST = ",last"
+SPACES = {"hyp": "poincare", "sph": "sphere"}  # The loss of Hyp-ViT.
+# HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
+HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
+# λ of IRT's losses, the weight of the differential entropy.
+KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
+# Losses to compare with, on the sphere. Their fields have the defaults.
+LOSSES = {
+    "pa": "proxy_anchor",
+    "nca": "proxy_nca",
+    "softmax": "normalized_softmax",
+    "softtriple": "soft_triple",
+    "ms": "multi_similarity",
+    "contrastive": "contrastive",
+    "triplet": "triplet",
+    "supcon": "supcon",
+    "snca": "scalable_nca",
+    "arcface": "arcface",
+    "cosface": "cosface",
+    "circle": "circle",
+}
+_PUBLISHED = (*SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
+_ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
+OBJECTIVES = {
+    **dict.fromkeys(SPACES, "pairwise_cross_entropy"),
+    **{"mix": "hypmix", **HIER, **LOSSES},
+    **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +45,7 @@ class PretrainedEncoder:
     eval_pooling: str = "cls"
     pooling: str = "cls"
     layer_decay: float = 1.0  # See `optim.layer_decay`.
+    losses: tuple[str, ...] = _PUBLISHED  # Whose variants have this encoder.
 
     @property
     def architecture(self) -> str:
@@ -43,15 +66,17 @@ ENCODERS = {
         eval_pooling="cls_dist_mean",
     ),
     "dino": PretrainedEncoder("vit_small_patch16_224.dino", learning_rate=1e-5),
-    "dino-patch8": PretrainedEncoder("vit_small_patch8_224.dino", learning_rate=1e-5),
+    "dino-patch8": PretrainedEncoder(
+        "vit_small_patch8_224.dino", learning_rate=1e-5, losses=tuple(SPACES)
+    ),
     "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
         "resnet50.tv_in1k",
         learning_rate=1e-4,
         pooling="avg_max",
         eval_pooling="avg_max",
+        losses=("hyp", "pa", *HIER),
     ),
 }
-VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit", "deit", "dino"))
 # Encoders of today. **Untried**: nobody has trained these variants on a whole dataset yet. The
 # rates are our choice: those of DINO for encoders trained without labels or by texts, with the
 # layer decay by which CLIP is fine-tuned (Dong et al., 2022: 0.6 to 0.75).
@@ -84,42 +109,8 @@ LOWER = {
     "lite": ("stem_*", "stage_[0-4]_*"),
 }
 
-# Losses to compare with, by the names of their variants. Fields of the losses have their
-# defaults, see `hypjax.objectives`.
-LOSSES = {
-    "pa": "proxy_anchor",
-    "nca": "proxy_nca",
-    "softmax": "normalized_softmax",
-    "softtriple": "soft_triple",
-    "ms": "multi_similarity",
-    "contrastive": "contrastive",
-    "triplet": "triplet",
-    "supcon": "supcon",
-    "snca": "scalable_nca",
-    "arcface": "arcface",
-    "cosface": "cosface",
-    "circle": "circle",
-}
-LOSS_VARIANTS = tuple(
-    f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")
-)
-# λ of IRT's variants, the weight of the differential entropy.
-KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
-# HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
-HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
-# Trained by the recipe of HIER, see `hypjax.config.hier`.
-HIER_VARIANTS = (
-    *(f"{loss}-{encoder}" for loss in HIER for encoder in ("vit", "deit", "dino", "resnet50")),
-    *("hyp-resnet50", "pa-resnet50"),
-)
-RECENT_VARIANTS = tuple(
-    f"{loss}-{encoder}"
-    for loss in (*SPACES, "mix", *HIER, *LOSSES, *KOLEO_WEIGHTS)
-    for encoder in RECENT
-)
-LAST_VARIANTS = tuple(name + _LAST for name in RECENT_VARIANTS if name.rpartition("-")[2] in LOWER)
-# These follow the recipe of IRT, see `hypjax.config.irt`. Cars and folders have none of them.
-IRT_VARIANTS = tuple(f"irt-{kind}{d}" for kind in "olr" for d in ("", "-distilled"))
+# IRT's own recipe, see `hypjax.config.irt`; Cars and folders have none.
+IRT_VARIANTS = tuple(f"irt-{kind}{end}" for kind in "olr" for end in ("", "-distilled"))
 
 
 class Variant(NamedTuple):
@@ -128,55 +119,58 @@ class Variant(NamedTuple):
     name: str  # Such as 'hyp-dino'.
     # A key of `SPACES`, 'mix' for HypMix, which uses both, a key of `HIER`, 'irt-o', 'irt-l' or
     # 'irt-r', or a key of `LOSSES` for another loss on the sphere.
-    space: str
+    loss: str
     encoder: str  # A key of `ENCODERS`; for IRT's recipe, of those of `hypjax.config.irt`.
-    released: bool = False  # Whether it takes as many steps as the released commands.
-    frozen: bool = False  # Whether only a head is trained, see `recipes.train_head`.
-    last: bool = False  # Whether the encoder's last blocks are trained, too.
+    # 'released' trains for as many steps as the released commands, 'frozen' only a head, see
+    # `recipes.train_head`, and 'last' the encoder's last blocks, too.
+    suffix: str = ""
 
 
 def parse_variant(
     name: str,
-    extra: Sequence[str] = (),
     *,
     short: Mapping[str, str] | None = None,
+    released: bool = False,
     with_irt: bool = False,
 ) -> Variant:
-    """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one.
+    """Parses a variant, such as 'hyp-dino,released'.
 
-    `extra` are further variants of a dataset, `short` are short names with their variants.
+    Args:
+        name: The variant.
+        short: Short names with their variants.
+        released: Whether Hyp-ViT's authors released commands for the dataset.
+        with_irt: Whether the dataset has `IRT_VARIANTS`.
+
+    Raises:
+        UserError: There is no such variant; the message lists losses and encoders.
     """
-    short = short or {}
-    name = short.get(name, name)
-    valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
-    # Of these there are no released commands.
-    others = (*LOSS_VARIANTS, *HIER_VARIANTS, *RECENT_VARIANTS)
-    valid += (*others, *(one + FROZEN for one in (*VARIANTS, *extra, *others)))
-    valid += LAST_VARIANTS
-    valid += IRT_VARIANTS if with_irt else ()
-    if name not in valid:
-        raise variant_error(name, [*short, *valid])
-    if name in IRT_VARIANTS:
+    name = (short or {}).get(name, name)
+    if with_irt and name in IRT_VARIANTS:
         return Variant(name, name[:5], f"deit{name[5:]}")
-    named, _, suffix = name.partition(",")
-    space = next((loss for loss in KOLEO_WEIGHTS if named.startswith(loss)), named.split("-")[0])
-    encoder = named.removeprefix(f"{space}-")
-    chosen = (f",{suffix}" == each for each in (_RELEASED, FROZEN, _LAST))
-    return Variant(name, space, encoder, *chosen)
+    stem, comma, suffix = name.partition(",")
+    loss = next((loss for loss in _ALL if stem.startswith(f"{loss}-")), "")
+    encoder = stem.removeprefix(f"{loss}-")
+    recent = encoder in RECENT
+    if encoder in ENCODERS and loss in (_ALL if recent else ENCODERS[encoder].losses):
+        suffixes = ["frozen"] + ["last"] * (encoder in LOWER)
+        suffixes += ["released"] * (released and loss in SPACES and not recent)
+        if suffix in suffixes or not comma:
+            return Variant(name, loss, encoder, suffix)
+        words = f"{stem} with {' or '.join(f',{each}' for each in suffixes)} at its end, or none"
+    else:
+        words = (
+            f"a loss and an encoder that go together, such as hyp-dino; losses are "
+            f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
+        )
+        words += f"; or one of {', '.join([*(short or {}), *IRT_VARIANTS])}" if with_irt else ""
+    raise UserError(f"unknown variant {name!r}; it must be {words}")
 
 
 def variant_for_this_machine() -> str:
     """The variant that is chosen where none is named, unless a paper's recipe is the default."""
-    return "hyp-dinov2" if machine.has_accelerator() else f"hyp-lite{FROZEN}"
+    return "hyp-dinov2" if machine.has_accelerator() else "hyp-lite,frozen"
 
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
     """Returns the error that a configuration file raises for an unknown variant."""
-    losses = LOSSES | HIER | {"mix": "hypmix"}
-    loss = variant.partition("-")[0]
-    if loss not in losses or any(name.partition("-")[0] == loss for name in valid):
-        return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")
-    return UserError(
-        f"unknown variant {variant!r}; choose one of {', '.join(valid)}, and set this loss by "
-        f"--config.objective.name={losses[loss]}"
-    )
+    return UserError(f"unknown variant {variant!r}; it must be one of {', '.join(valid)}")

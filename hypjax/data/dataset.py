@@ -1,21 +1,28 @@
-"""Datasets in memory: records read by position, with the labels and sizes that plans need."""
+"""Datasets: one table of images, whatever they were read from, and their pixels."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+import tqdm
+from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.given import Pixels
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
+from hypjax.system.array_cache import ArrayCache
+from hypjax.system.locks import claimed
+from hypjax.system.machine import usable_cores
 from hypjax.types import View
+
+_AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +34,33 @@ class Decoding:
     cache_dir: pathlib.Path | None  # Folder of the host cache, if it is used.
 
 
+# Columns of a `Dataset`.
+_COLUMNS = (
+    *("positions", "labels", "sizes", "names", "class_names", "superlabels", "splits", "facts"),
+    "boxes",
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images of one split in a fixed order."""
+    """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    records: Sequence[Mapping[str, Any]]  # All of the split; `image` holds the encoded bytes.
+    records: Sequence[Mapping[str, Any]]  # Of these images, perhaps of others; `image` is a file.
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
-    names: Sequence[str] | None = None  # Of the records, for messages.
+    names: Shaped[np.ndarray, " images"] | None = None  # Strings: paths, or names for messages.
     superlabels: Int[np.ndarray, " images"] | None = None  # Group of each image's class.
-    class_names: Sequence[str] | None = None  # Of each record.
+    class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
     group_names: Sequence[str] | None = None  # By number.
+    splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
+    # Strings that differ if an image's pixels, class, group or split do.
+    facts: Shaped[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Pixels of all records, if they are cached, or in memory.
-    decoded: DecodedImages | Pixels | None = None
+    # Host cache, if used: pixels of all records, whole and exact, in a memory-mapped file.
+    # The operating system keeps in memory what fits; all processes of a machine share it.
+    decoded: ArrayCache | None = None
     source: str | None = None  # Hash that differs if any record differs, if that is known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -80,31 +98,36 @@ class Dataset:
         """Returns the given embeddings of some images, float32."""
         return np.asarray(self.vectors[self.positions[rows]], np.float32)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what is known of the images, of their classes and of their order."""
+        return hash_facts(self.facts)
+
+    @property
+    def groups(self) -> Shaped[np.ndarray, " images"] | None:
+        """Name of the group of each image's class, if there are groups."""
+        return None if self.superlabels is None else np.asarray(self.group_names)[self.superlabels]
+
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
-        record = int(self.positions[i])
-        return f"record {record}" if self.names is None else str(self.names[record])
+        return f"record {self.positions[i]}" if self.names is None else str(self.names[i])
 
     def class_name(self, i: int) -> str:
         """Returns the name of the i-th image's class."""
-        if self.class_names is None:
-            return f"class {self.labels[i]}"
-        return str(self.class_names[int(self.positions[i])])
+        return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the whole i-th image; if it cannot be read, a UserError names it."""
-        with self._naming_errors(i):
-            if (cached := self._cached(i)) is not None:
-                return pixels.from_array(cached)
-            return self._decode(i, self._encoded(i), channels)
+        """Returns the part of the i-th image that views see, see `boxes`.
 
-    def shown_image(self, i: int, channels: int) -> Image.Image:
-        """Returns the part of the i-th image that views see, see `boxes`; raises as `image`."""
-        image = self.image(i, channels)
+        Raises UserError, which names the image, if it cannot be read.
+        """
         with self._naming_errors(i):
-            whole = 0, 0, *image.size
+            if self.decoded is None:
+                image = self._decode(i, self._encoded(i), channels)
+            else:
+                image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
-            return image if box == whole else image.crop(box)
+            return image if box == (0, 0, *image.size) else image.crop(box)
 
     def crop(
         self,
@@ -131,26 +154,23 @@ class Dataset:
     ) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the part of the i-th image that a function of its height and width selects."""
         with self._naming_errors(i):
-            if (whole := self._cached(i)) is not None:
+            if self.decoded is not None:
                 # Of a memory map, only the pixels of the box are read.
+                whole = self._cached(i, channels)
                 left, top, right, bottom = self._box(i, *whole.shape[:2])
                 whole = whole[top:bottom, left:right]
-                own = whole.shape[:2]
-                size, box = frame(*own)
-                if size == own:
+                size, box = frame(*whole.shape[:2])
+                if size == whole.shape[:2]:
                     top, left, height, width = box
                     region = whole[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
-            encoded = self._encoded(i)
             if self.fast:
-                fast = self._show_fast(i, encoded, frame, side, channels)
+                fast = self._show_fast(i, self._encoded(i), frame, side, channels)
                 if fast is not None:
                     return fast
-            image = self._decode(i, encoded, channels)
-            if self.boxes is not None:
-                image = image.crop(self._box(i, image.height, image.width))
-            return pixels.show(image, frame(image.height, image.width), side)
+        image = self.image(i, channels)
+        return pixels.show(image, frame(image.height, image.width), side)
 
     def _show_fast(
         self, i: int, encoded: bytes, frame: Callable[[int, int], Frame], side: int, channels: int
@@ -172,9 +192,8 @@ class Dataset:
             raise ValueError(f"its box {given} is not in the image")
         return left, top, right, bottom
 
-    def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
-        """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
-        return None if self.decoded is None else self.decoded[int(self.positions[i])]
+    def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
+        return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
         image = pixels.decode(encoded, channels, upright=self.upright)
@@ -200,14 +219,13 @@ class Dataset:
 
     def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
         """Returns the images at the given indices."""
-        return dataclasses.replace(
-            self,
-            positions=self.positions[chosen],
-            labels=self.labels[chosen],
-            sizes=self.sizes[chosen],
-            superlabels=None if self.superlabels is None else self.superlabels[chosen],
-            boxes=None if self.boxes is None else self.boxes[chosen],
-        )
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns = {name: np.asarray(x)[chosen] for name, x in columns.items() if x is not None}
+        return dataclasses.replace(self, **columns)
+
+    def __getitem__(self, rows: slice) -> "Dataset":
+        """Returns some of the images."""
+        return self.take(np.arange(len(self))[rows])
 
     def renumbered(self) -> "Dataset":
         """Returns the same images with classes renumbered from 0 without gaps."""
@@ -231,18 +249,23 @@ class _Chained(Sequence):
         return self._first[i] if i < len(self._first) else self._second[i - len(self._first)]
 
 
+def _concatenated(first: Dataset, second: Dataset) -> dict[str, np.ndarray | None]:
+    """The columns of two datasets, one below the other; None for those that one of them lacks."""
+    pairs = {name: (getattr(first, name), getattr(second, name)) for name in _COLUMNS}
+    return {
+        name: None if a is None or b is None else np.concatenate([a, b])
+        for name, (a, b) in pairs.items()
+    }
+
+
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    positions = np.concatenate([images.positions for images in datasets])
-    positions, first = np.unique(positions, return_index=True)
-    return dataclasses.replace(
-        datasets[0],
-        positions=positions,
-        labels=np.zeros_like(positions),
-        sizes=np.concatenate([images.sizes for images in datasets])[first],
-        superlabels=None,
-        boxes=None,
-    )
+    plain = [
+        dataclasses.replace(images, labels=np.zeros_like(images.labels), superlabels=None)
+        for images in datasets
+    ]
+    whole = functools.reduce(lambda a, b: dataclasses.replace(a, **_concatenated(a, b)), plain)
+    return whole.take(np.unique(whole.positions, return_index=True)[1])
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
@@ -251,23 +274,20 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
     Labels of the second are shifted, so that none of its classes is one of the first. Groups of
     classes are kept if both have the same ones.
     """
-    boxes = superlabels = None
+    second = dataclasses.replace(
+        second,
+        positions=len(first.records) + second.positions,
+        labels=first.labels.max() + 1 + second.labels,
+    )
     if first.boxes is not None or second.boxes is not None:
-        boxes = np.concatenate([_boxes(first), _boxes(second)])
-    grouped = first.superlabels is not None and second.superlabels is not None
-    if grouped and np.array_equal(first.group_names, second.group_names):
-        superlabels = np.concatenate([first.superlabels, second.superlabels])
+        first, second = (dataclasses.replace(part, boxes=_boxes(part)) for part in (first, second))
+    if not np.array_equal(first.group_names, second.group_names):
+        first = dataclasses.replace(first, superlabels=None, group_names=None)
     return Dataset(
-        records=_Chained(first.records, second.records),
-        positions=np.concatenate([first.positions, len(first.records) + second.positions]),
-        labels=np.concatenate([first.labels, first.labels.max() + 1 + second.labels]),
-        sizes=np.concatenate([first.sizes, second.sizes]),
-        names=_Chained(first.names, second.names),
-        superlabels=superlabels,
-        class_names=_Chained(first.class_names, second.class_names),
-        group_names=None if superlabels is None else first.group_names,
+        _Chained(first.records, second.records),
+        **_concatenated(first, second),
+        group_names=first.group_names,
         fast=first.fast,
-        boxes=boxes,
     )
 
 
@@ -279,24 +299,51 @@ def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
     return np.stack([np.zeros_like(width), np.zeros_like(width), width, height], axis=1)
 
 
-def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
+def hash_facts(facts: Iterable[Any]) -> str:
+    """Hashes values, whose `repr` says all about them, to 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for fact in facts:
+        digest.update(repr(fact).encode())
+    return digest.hexdigest()[:32]
+
+
+def with_host_cache(dataset: Dataset, decoding: Decoding) -> Dataset:
     """Returns a dataset that reads decoded images from the host cache, if there is one.
 
-    `fill_cache` must then decode the images before they are read. The dataset holds all images of a
-    source, in its order; the key, which names its folder, differs if any of them differs.
+    `fill_cache` must then decode the images before they are read. The dataset holds all images of
+    its source, in its order.
     """
     if decoding.cache_dir is None:
         return dataset
-    name = f"{key}-{decoding.channels}-{pixels.DECODER}"
-    decoded = DecodedImages(decoding.cache_dir / name, dataset.sizes, decoding.channels)
+    name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
+    decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
     return dataclasses.replace(dataset, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
     """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
 
-    Raises UserError if there is not enough space, or an image cannot be read.
+    Raises UserError if there is not enough space, the folder cannot be written, or an image cannot
+    be read.
     """
-    if dataset.decoded is not None:
-        files = dataclasses.replace(dataset, decoded=None)
-        dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))
+    cache = dataset.decoded
+    if cache is None or cache.is_complete():
+        return
+    files = dataclasses.replace(dataset, decoded=None, boxes=None)
+    options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
+    try:
+        with (
+            cache.filling(claimed(cache.folder, "decoding images")) as done,
+            tqdm.tqdm(total=len(files), initial=done, **options) as bar,
+            concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+        ):
+            for first in range(done, len(files), _AHEAD):
+                rows = range(first, min(first + _AHEAD, len(files)))
+                images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
+                cache.append(images)
+                bar.update(len(images))
+    except OSError as error:
+        raise UserError(
+            f"cannot keep decoded images in {cache.folder.parent} ({error.strerror}); choose "
+            "another folder with --config.run.cache_dir, or set --config.run.cache=none"
+        ) from error

@@ -14,15 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, Shaped, UInt8
+from jaxtyping import Array, Bool, Int, UInt8
 from PIL import Image
 
 from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
-from hypjax.data.host_cache import in_bytes
-from hypjax.data.plans import Plan
+from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
@@ -95,10 +94,14 @@ class CacheLayout:
             yield range(start, stop)
             start = stop
 
-    def write(
-        self, part: UInt8[np.ndarray, "part width"], row: int, i: int, image: Image.Image
+    def decode(
+        self, dataset: Dataset, part: UInt8[np.ndarray, "part width"], row: int, i: int
     ) -> None:
-        """Writes an image's pixels into a part of the rows, the first of which is `row`."""
+        """Writes an image, scaled to its size, into a part of the rows that begins at `row`."""
+        image = dataset.image(i, self.channels)
+        height, width = (int(length) for length in self.sizes[i])
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
         values = pixels.array(image)
         values = values.swapaxes(0, 1) if self.transposed[i] else values
         rows, columns = self._stored_sizes[i]
@@ -109,9 +112,9 @@ class CacheLayout:
     def crops(self, plan: Plan, rows: range) -> Crops:
         """Returns the crops of some rows of a batch, padded beyond its end."""
         return Crops(
-            row=_padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
-            transposed=_padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=_padded_rows(plan.boxes, rows, _PADDING_BOX),
+            row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
+            transposed=padded_rows(self.transposed[plan.ids], rows, False),
+            boxes=padded_rows(plan.boxes, rows, _PADDING_BOX),
         )
 
 
@@ -134,8 +137,8 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         raise UserError(
-            f"config.run.cache is device, but the training images take {in_bytes(layout.bytes)}, "
-            f"more than {_SHARE:.0%} of the {in_bytes(free)} free on each device ({kind}); lower "
+            f"config.run.cache is device, but the training images take {_in_bytes(layout.bytes)}, "
+            f"more than {_SHARE:.0%} of the {_in_bytes(free)} free on each device ({kind}); lower "
             "config.data.stored_side (with config.data.train_view=area_crop), or set "
             "--config.run.cache=host"
         )
@@ -161,26 +164,22 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         for images in layout.parts():
             row = layout.first[images.start]
             part = np.zeros((layout.part_rows, layout.shape[1]), np.uint8)
-            decode = functools.partial(_decode, layout, dataset, part, row)
+            decode = functools.partial(layout.decode, dataset, part, row)
             for _ in pool.map(decode, images):
                 bar.update()
             part, row = parallel.place((part, np.int32(row)), everywhere)
             store = put(store, part, row)
         store.block_until_ready()
-    console.say(f"the training images take {in_bytes(layout.bytes)} on each device")
+    console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.max_rows, layout.channels)
-
-
-def _decode(layout: CacheLayout, dataset: Dataset, part: np.ndarray, row: int, i: int) -> None:
-    image = dataset.image(i, layout.channels)
-    height, width = (int(length) for length in layout.sizes[i])
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    layout.write(part, row, i, image)
 
 
 def _put(store: Array, part: Array, row: Array) -> Array:
     return jax.lax.dynamic_update_slice(store, part, (row, jnp.zeros_like(row)))
+
+
+def _in_bytes(number: float) -> str:
+    return tqdm.tqdm.format_sizeof(number, "B")  # Such as '1.25MB'.
 
 
 def crop_batches(
@@ -197,16 +196,5 @@ def crop_batches(
             images=layout.crops(planned, rows),
             labels=planned.labels,
             ids=planned.ids,
-            flips=_padded_rows(planned.flips, rows, False),
+            flips=padded_rows(planned.flips, rows, False),
         )
-
-
-def _padded_rows(
-    values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
-) -> Shaped[np.ndarray, "rows ..."]:
-    """Returns the given rows of an array, with padding for those beyond its end."""
-    padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
-    padded[:] = padding
-    present = values[rows.start : rows.stop]
-    padded[: len(present)] = present
-    return padded

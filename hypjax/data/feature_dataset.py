@@ -1,18 +1,16 @@
 """Features of any model as a dataset, from a file: split by class as a user's own images are."""
 
-import dataclasses
-import hashlib
-import pathlib
+import zlib
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from hypjax.data.dataset import hash_facts
 from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.data.photo_dataset import as_dataset, split_photos
-from hypjax.data.photos import Photo, check_split
+from hypjax.data.photos import check_split, photos_of_features
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
-from hypjax.retrieval.feature_files import FeatureTable
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
@@ -34,26 +32,11 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
             f"{path} has {len(unknown)} rows without a class, such as row {unknown[0]}; give them "
             "as the array labels (of a table: the column label), or set --config.data.labels"
         )
-    everything = as_dataset(photos := _photos(table, path))
-    everything = dataclasses.replace(everything, vectors=table.features)
-    return split_photos(path, photos, everything, _fingerprint(table), held_out)
-
-
-def _photos(table: FeatureTable, path: str) -> list[Photo]:
-    splits = [None] * len(table.ids) if table.splits is None else table.splits.tolist()
-    for split in set(splits):
-        check_split(path, split)
-    groups = [None] * len(table.ids) if table.superlabels is None else table.superlabels.tolist()
-    rows = zip(table.ids.tolist(), table.labels.tolist(), splits, groups, strict=True)
-    return [Photo(pathlib.Path(name), *others) for name, *others in rows]
-
-
-def _fingerprint(table: FeatureTable) -> str:
-    digest = hashlib.sha256(f"{table.features.shape} {table.features.dtype}".encode())
-    digest.update(np.ascontiguousarray(table.features))
-    for column in (table.labels, table.splits, table.superlabels):
-        digest.update(repr(None if column is None else column.tolist()).encode())
-    return digest.hexdigest()[:32]
+    photos = photos_of_features(table)
+    for photo in photos:
+        check_split(path, photo.split)
+    facts = ((*photo[1:4], zlib.crc32(np.ascontiguousarray(photo.vector))) for photo in photos)
+    return split_photos(path, as_dataset(photos), hash_facts(facts), held_out)
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:

@@ -5,15 +5,12 @@ import hashlib
 import io
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import Image
 
 from hypjax.config.choices import GIVEN
-from hypjax.data import pixels
 from hypjax.data.photos import Photo, StoredImage, check_split
 from hypjax.data.shards import rows_of
 from hypjax.errors import UserError
@@ -49,43 +46,19 @@ def photos_of(dataset: Any) -> list[Photo]:
         if len(images) != len(labels):
             raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
     else:
-        images, labels = _pairs(dataset)
+        try:
+            pairs = [(image, label) for image, label in dataset]
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image "
+                "or a path and its label, a dataset of Hugging Face, or a dictionary of these by "
+                "split"
+            ) from error
+        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     names = [str(label.item() if hasattr(label, "item") else label) for label in labels]
     if not names:
         raise UserError("the dataset has no images")
     return [Photo(f"image {i}", name, image=StoredImage(images, i)) for i, name in enumerate(names)]
-
-
-def _pairs(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    try:
-        pairs = [(image, label) for image, label in dataset]
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image or "
-            "a path and its label, a dataset of Hugging Face, or a dictionary of these by split"
-        ) from error
-    return [image for image, _ in pairs], [label for _, label in pairs]
-
-
-class Pixels(Sequence):
-    """The decoded images of a dataset, converted when they are accessed."""
-
-    def __init__(self, photos: Sequence[Photo], channels: int) -> None:
-        self._photos, self._channels = photos, channels
-
-    def __len__(self) -> int:
-        return len(self._photos)
-
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        image = self._photos[i].image.read()
-        if isinstance(image, bytes):
-            return pixels.array(pixels.decode(image, self._channels, upright=True))
-        if not isinstance(image, Image.Image):
-            values = np.asarray(image)
-            image = pixels.from_pixels(values, f"image {i} of the dataset")
-            if values.shape[2:] == (self._channels,):
-                return values
-        return pixels.array(pixels.converted(image, self._channels))
 
 
 _given: list[Photo] = []  # The dataset of this process, if there is one.
@@ -117,13 +90,12 @@ def given() -> list[Photo]:
 
 def _table(photos: Iterable[Photo]) -> pathlib.Path:
     """Writes a table of paths to the cache, under a name that depends on all that it lists."""
-    text = io.StringIO()
-    table = csv.writer(text)
-    splits = any(photo.split for photo in photos)
-    table.writerow(["path", "label", *(["split"] if splits else [])])
+    rows = [("path", "label", "split")]
     for photo in photos:
         path = pathlib.Path(photo.image.read()).expanduser().absolute()
-        table.writerow([path, photo.label, *([photo.split] if splits else [])])
+        rows.append((str(path), photo.label, photo.split or ""))
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
     digest = hashlib.sha256(text.getvalue().encode()).hexdigest()[:32]
     file = cache_folder() / "tables" / f"{digest}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,11 @@
 
 import concurrent.futures
 import dataclasses
-import hashlib
-import io
+import functools
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from jaxtyping import Int
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
-from hypjax.data.given import Pixels, given
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, with_host_cache
+from hypjax.data.given import given
 from hypjax.data.parts import (
     HeldOutClasses,
     Splits,
@@ -35,7 +34,6 @@ from hypjax.data.photos import (
     read_table,
     stored_photos,
 )
-from hypjax.data.shards import find_dataset
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -46,12 +44,10 @@ _FEW = 5  # Of fewer training classes, little holds for others.
 _SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 _MAX_NAMED = 5  # Files that a message names.
 _Parts = tuple[Dataset, Dataset | None, Dataset, Dataset | None]  # The first fields of `Splits`.
-# Modes that PNG files hold as they are.
-_PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 
 
 class Files(Sequence):
-    """Image files as records, read on access; images in memory as files would hold them."""
+    """Image files as records, read on access; images in memory are records as they are."""
 
     def __init__(
         self, contents: Sequence[pathlib.Path | Image.Image | bytes | StoredImage]
@@ -63,36 +59,9 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         content = self._contents[i]
-        if isinstance(content, Image.Image):
-            content = _file(content)
-        return {"image": content if isinstance(content, bytes) else _read(content)}
-
-
-def _read(content: str | pathlib.Path | StoredImage) -> bytes:
-    return content.read() if isinstance(content, StoredImage) else pixels.read_bytes(content)
-
-
-def _file(image: Image.Image) -> bytes:
-    """Returns a file that is decoded to the image."""
-    file, exif = io.BytesIO(), image.getexif()
-    image = image if image.mode in _PNG_MODES else image.convert("RGB")
-    image.save(file, "png", compress_level=1, exif=exif)
-    return file.getvalue()
-
-
-def files_of(photos: Sequence[Photo]) -> Dataset:
-    """Returns a dataset of unchecked images in the given order, without classes or sizes."""
-    if len({photo.vector is None for photo in photos}) > 1:
-        raise UserError("images and features cannot be embedded together; give one of them")
-    return Dataset(
-        records=Files([photo.content for photo in photos]),
-        positions=np.arange(len(photos)),
-        labels=np.zeros(len(photos), np.int32),
-        sizes=np.zeros((len(photos), 2), np.int32),
-        names=[str(photo.path) for photo in photos],
-        upright=True,
-        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
-    )
+        if isinstance(content, str):
+            content = pixels.read_bytes(content)
+        return {"image": content.read() if isinstance(content, StoredImage) else content}
 
 
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
@@ -102,78 +71,55 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     once to check that it is readable, unless that was done before and no file has changed. Raises
     UserError if one is not, or there are too few classes or images to train or to search.
     """
-    photos, root = _labelled_photos(where)
-    measured = _measure(photos)
-    facts = (
-        (os.path.relpath(photo.path, root), *photo[1:4], *row)
-        for photo, row in zip(photos, measured.tolist(), strict=True)
-    )
-    fingerprint = hash_facts(facts)
+    path = pathlib.Path(where).expanduser()
+    if photos := stored_photos(where):
+        if nameless := next((photo.path for photo in photos if not photo.label), None):
+            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
+    elif path.is_dir():
+        photos = list_classes(path)
+    elif path.suffix.lower() in TABLES:
+        photos = read_table(path)
+    else:
+        raise UserError(
+            f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
+            "nor a dataset in Parquet, Arrow or tar files"
+        )
+    root = path if path.is_dir() else path.parent
+    names = [os.path.relpath(photo.path, root) for photo in photos]
+    return _open(where, photos, names, _measure(photos), decoding, held_out)
+
+
+def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images that this process was given, as `open_photos` opens those of a folder."""
+    photos = given()
+    names = [photo.path for photo in photos]
+    return _open("the dataset", photos, names, _measure_all(photos), decoding, held_out)
+
+
+def _open(
+    where: str,
+    photos: Sequence[Photo],
+    names: Sequence[str],
+    measured: Int[np.ndarray, "photos 3"],
+    decoding: Decoding,
+    held_out: HeldOutClasses,
+) -> Splits:
+    rows = zip(names, photos, measured.tolist(), strict=True)
+    fingerprint = hash_facts((name, *photo[1:4], *row) for name, photo, row in rows)
     everything = dataclasses.replace(
         as_dataset(photos),
         sizes=measured[:, :2].astype(np.int32),
         fast=decoding.fast,
         source=fingerprint,
     )
-    everything = with_host_cache(everything, fingerprint, decoding)
-    splits = split_photos(where, photos, everything, fingerprint, held_out)
+    everything = with_host_cache(everything, decoding)
+    splits = split_photos(where, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
 
 
-def _labelled_photos(where: str) -> tuple[list[Photo], str | pathlib.Path]:
-    """Lists images to train on, and returns what their paths begin with, too."""
-    if dataset := find_dataset(where):
-        photos = stored_photos(dataset)
-        if nameless := next((photo.path for photo in photos if not photo.label), None):
-            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
-        return photos, dataset.location
-    path = pathlib.Path(where).expanduser()
-    if path.is_dir():
-        return list_classes(path), path
-    if path.suffix.lower() in TABLES:
-        return read_table(path), path.parent
-    raise UserError(
-        f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, nor "
-        "a dataset in Parquet, Arrow or tar files"
-    )
-
-
-def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images that this process was given, as `open_photos` opens those of a folder.
-
-    Every image is looked at once for its size and its checksum. With the host cache, they are kept
-    there; otherwise they remain where they are.
-    """
-    decoded = Pixels(given(), decoding.channels)
-    photos = [photo._replace(image=None) for photo in given()]
-    measured = np.array([_measure_pixels(decoded, i) for i in range(len(photos))], np.int64)
-    facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
-    fingerprint = hash_facts(facts)
-    everything = dataclasses.replace(
-        as_dataset(photos), sizes=measured[:, :2].astype(np.int32), source=fingerprint
-    )
-    kept = with_host_cache(everything, fingerprint, decoding).decoded
-    if kept is not None:
-        kept.fill(decoded.__getitem__)
-    everything = dataclasses.replace(everything, decoded=kept or decoded)
-    return split_photos("the dataset", photos, everything, fingerprint, held_out)
-
-
-def _measure_pixels(decoded: Pixels, i: int) -> tuple[int, int, int]:
-    """Returns height, width and checksum of an image in memory."""
-    try:
-        values = decoded[i]
-    except UserError:
-        raise
-    except Exception as error:  # Of Pillow, or of the dataset's code.
-        raise UserError(f"cannot read image {i} of the dataset ({pixels.reason(error)})") from error
-    return *values.shape[:2], zlib.crc32(np.ascontiguousarray(values))
-
-
 def split_photos(
     path: str,
-    photos: Sequence[Photo],
     everything: Dataset,
     fingerprint: str,
     held_out: HeldOutClasses,
@@ -182,8 +128,8 @@ def split_photos(
 
     The path is for messages. Raises UserError if there are too few classes to train or to search.
     """
-    if photos[0].split is not None:
-        parts = _given_splits(path, photos, everything, held_out)
+    if everything.splits is not None:
+        parts = _given_splits(path, everything, held_out)
     elif held_out.images:
         train, test = hold_out_images(everything, held_out.seed)
         parts = train, None, test, None
@@ -195,18 +141,31 @@ def split_photos(
 
 
 def as_dataset(photos: Sequence[Photo]) -> Dataset:
-    """Returns images with their classes, and groups of classes if there are any, without sizes."""
-    superlabels = group_names = None
+    """Returns unchecked images in the given order, without sizes.
+
+    Their columns are names, classes, and groups of classes and splits if there are any.
+    """
+    if len({photo.vector is None for photo in photos}) > 1:
+        raise UserError("images and features cannot be embedded together; give one of them")
+    superlabels = group_names = splits = None
     if any(photo.superlabel is not None for photo in photos):
         named = [photo.superlabel or "" for photo in photos]
         group_names, superlabels = np.unique(named, return_inverse=True)
+    if any(photo.split is not None for photo in photos):
+        splits = np.array([photo.split or "" for photo in photos])
     labels = [photo.label for photo in photos]
-    return dataclasses.replace(
-        files_of(photos),
+    return Dataset(
+        records=Files([photo.content for photo in photos]),
+        positions=np.arange(len(photos)),
         labels=np.unique(labels, return_inverse=True)[1],
+        sizes=np.zeros((len(photos), 2), np.int32),
+        names=np.array([str(photo.path) for photo in photos], object),
         superlabels=superlabels,
-        class_names=labels,
+        class_names=np.array(labels, object),
         group_names=group_names,
+        splits=splits,
+        upright=True,
+        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
     )
 
 
@@ -229,17 +188,14 @@ def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> 
     return train, validation, test, None
 
 
-def _given_splits(
-    path: str, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
-) -> _Parts:
+def _given_splits(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
     """Splits the images as they are labelled."""
     if held_out.images:
         raise UserError(f"{path} has splits already; leave out --config.data.split=images")
-    split_names = np.array([photo.split for photo in photos])
     parts = {
-        name: everything.take(np.flatnonzero(split_names == name))
+        name: everything.take(np.flatnonzero(everything.splits == name))
         for name in SPLITS
-        if name in split_names
+        if name in everything.splits
     }
     tests = parts.keys() - {"train", "validation"}
     if "train" not in parts or tests not in ({"test"}, {"query", "gallery"}):
@@ -250,13 +206,13 @@ def _given_splits(
     train, validation = parts["train"].renumbered(), parts.get("validation")
     if validation is None:
         train, validation = hold_out_validation(train, held_out)
-    _check_overlap(path, photos)
+    _check_overlap(path, parts)
     return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
 
 
-def _check_overlap(path: str, photos: Sequence[Photo]) -> None:
+def _check_overlap(path: str, parts: Mapping[str, Dataset]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
+    classes = {name: set(parts[name].class_names) if name in parts else set() for name in SPLITS}
     test = classes["test"] | classes["query"] | classes["gallery"]
     if shared := classes["validation"] & test:
         raise UserError(
@@ -272,26 +228,11 @@ def _check_overlap(path: str, photos: Sequence[Photo]) -> None:
 
 
 def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed.
-
-    Raises UserError if any image cannot be read; the message names the first ones.
-    """
+    """Returns height, width and checksum of each image, from the cache if no file has changed."""
     cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
     if os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
-    console.say(f"checking {len(photos)} images")
-    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(_measure_file, photos)
-        bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
-        outcomes = list(bar)
-    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    if broken:
-        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
-        raise UserError(
-            f"cannot read {len(broken)} of {len(photos)} images: "
-            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
-        )
-    measured = np.array(outcomes, np.int64)
+    measured = _measure_all(photos)
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
         with replacing(cached) as temporary, temporary.open("wb") as file:
@@ -299,14 +240,37 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     return measured
 
 
-def _measure_file(photo: Photo) -> tuple[int, int, int] | str:
+def _measure_all(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+    """Decodes each image; raises UserError if any cannot be read, and names the first ones."""
+    console.say(f"checking {len(photos)} images")
+    records = Files([photo.content for photo in photos])
+    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+        outcomes = pool.map(functools.partial(_measure_file, records), range(len(photos)))
+        bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
+        outcomes = list(bar)
+    broken = [
+        f"{photo.path} ({outcome})"
+        for photo, outcome in zip(photos, outcomes, strict=True)
+        if isinstance(outcome, str)
+    ]
+    if broken:
+        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
+        raise UserError(
+            f"cannot read {len(broken)} of {len(photos)} images: "
+            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
+        )
+    return np.array(outcomes, np.int64)
+
+
+def _measure_file(records: Files, i: int) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = _read(photo.content)
+        content = records[i]["image"]
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return f"{photo.path} ({pixels.reason(error)})"
-    return image.height, image.width, zlib.crc32(content)
+        return pixels.reason(error)
+    checked = content if isinstance(content, bytes) else np.ascontiguousarray(image)
+    return image.height, image.width, zlib.crc32(checked)
 
 
 def file_facts(photo: Photo) -> tuple[Any, ...]:
@@ -320,11 +284,3 @@ def file_facts(photo: Photo) -> tuple[Any, ...]:
     except OSError:
         return (str(photo.path.absolute()), None)
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
-
-
-def hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
-    """Hashes tuples of simple values to 32 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for fact in facts:
-        digest.update(repr(fact).encode())
-    return digest.hexdigest()[:32]

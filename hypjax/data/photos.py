@@ -7,7 +7,7 @@ import csv
 import glob
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +15,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.shards import (
-    IMAGES,
-    StoredDataset,
-    files_below,
-    find_dataset,
-    rows_of,
-)
-from hypjax.errors import UserError, require_utf8
+from hypjax.data.shards import IMAGES, files_below, find_dataset, rows_of
+from hypjax.errors import UserError, reason, require_utf8
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 
@@ -84,34 +78,25 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
         images = rows_of(images, "the dataset").images
     if getattr(images, "ndim", 3) < 3 and images.dtype.kind == "f":
         table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
-        return _rows(table)
+        return photos_of_features(table)
     single = isinstance(images, str | os.PathLike | bytes | Image.Image)
-    if single or getattr(images, "ndim", 4) < 4:
+    if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
-    try:
-        found = [photo for i, image in enumerate(images) for photo in _given_photo(image, i)]
-    except TypeError as error:
-        raise _refusal(images) from error
+    found = []
+    for i, image in enumerate(images):
+        name = pathlib.Path(f"image {i}")
+        if isinstance(image, str | os.PathLike):
+            found += find_photos(os.fspath(image))
+        elif isinstance(image, bytes | Image.Image):
+            found.append(Photo(name, "", image=image))
+        elif hasattr(image, "__array__"):
+            found.append(Photo(name, "", image=pixels.from_pixels(np.asarray(image), name)))
+        else:
+            kind = type(image).__name__
+            raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
     if not found:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
     return found
-
-
-def _given_photo(given: Any, number: int) -> list[Photo]:
-    if isinstance(given, str | os.PathLike):
-        return find_photos(os.fspath(given))
-    name = pathlib.Path(f"image {number}")
-    if isinstance(given, bytes | Image.Image):
-        return [Photo(name, "", image=given)]
-    if not hasattr(given, "__array__"):
-        raise _refusal(given)
-    return [Photo(name, "", image=pixels.from_pixels(np.asarray(given), name))]
-
-
-def _refusal(given: Any) -> UserError:
-    return UserError(
-        f"{type(given).__name__} is no image; give a path, an image of Pillow's, or an array"
-    )
 
 
 def find_photos(where: str) -> list[Photo]:
@@ -126,9 +111,9 @@ def find_photos(where: str) -> list[Photo]:
     """
     path = pathlib.Path(where).expanduser()
     if has_features(path):
-        return _rows(read_features(path))
-    if dataset := find_dataset(where):
-        return stored_photos(dataset)
+        return photos_of_features(read_features(path))
+    if photos := stored_photos(where):
+        return photos
     if path.is_dir():
         photos = list_folder(path)
     elif path.suffix.lower() in TABLES:
@@ -148,7 +133,8 @@ def find_photos(where: str) -> list[Photo]:
     return found
 
 
-def _rows(table: FeatureTable) -> list[Photo]:
+def photos_of_features(table: FeatureTable) -> list[Photo]:
+    """Lists the rows of a table of features, which stand for images."""
     none = [None] * len(table.ids)
     columns = (none if x is None else x.tolist() for x in (table.splits, table.superlabels))
     rows = zip(table.ids.tolist(), table.labels.tolist(), *columns, table.features, strict=True)
@@ -158,24 +144,36 @@ def _rows(table: FeatureTable) -> list[Photo]:
     ]
 
 
-def stored_photos(dataset: StoredDataset) -> list[Photo]:
-    """Lists the images of a dataset in files of many, named by their splits and rows.
+def stored_photos(where: str) -> list[Photo]:
+    """Lists the images of a dataset in files of many, see `find_dataset`; none if it is no such.
 
-    Raises UserError for a split that is unknown, or if a label is in two groups.
+    They are named by their splits and rows. Raises UserError for a split that is unknown, or if a
+    label is in two groups.
     """
-    groups: dict[str, str | None] = {}
     photos = []
-    for part, (images, labels, splits, superlabels) in dataset.parts.items():
-        root = f"{dataset.location}/{part}" if part else dataset.location
+    for place, (images, labels, splits, superlabels) in (find_dataset(where) or {}).items():
+        for split in set(splits or ()):
+            check_split(f"{place} (without ?split=train+test, for example)", split)
         for i, label in enumerate(labels):
-            split = part if dataset.is_split else splits[i] if splits else None
-            check_split(f"{dataset.location} (without ?split=train+test, for example)", split)
             group = superlabels[i] or None if superlabels else None
-            photo = Photo(f"{root}/{i}", label, split, group, StoredImage(images, i))
-            _check_beside(photos, photo, groups, photo.path)
-            photos.append(photo)
-    if not photos:
-        raise UserError(f"{dataset.location} has no images")
+            split = splits[i] if splits else None
+            photos.append(Photo(f"{place}/{i}", label, split, group, StoredImage(images, i)))
+    return _consistent(photos, where)
+
+
+def _consistent(photos: list[Photo], where: object) -> list[Photo]:
+    """Rejects images of which only some have a split, or whose class is in two groups."""
+    groups: dict[str, str | None] = {}
+    for number, photo in enumerate(photos, start=1):
+        place = f"{where}, row {number}"
+        if (photo.split is None) != (photos[0].split is None):
+            raise UserError(f"{place}: either all rows have a split or none has")
+        group = groups.setdefault(photo.label, photo.superlabel)
+        if photo.label and group != photo.superlabel:
+            raise UserError(
+                f"{place}: label {photo.label} has the superlabel {photo.superlabel} here, but "
+                f"{group} before"
+            )
     return photos
 
 
@@ -236,34 +234,25 @@ def read_table(table: pathlib.Path) -> list[Photo]:
     `split` (one of `SPLITS`) and `superlabel`. Raises UserError if the table cannot be read, lacks
     a column or a value, lists a file twice, or assigns a label to two groups.
     """
-    groups: dict[str, str | None] = {}
     seen: dict[str, int] = {}
     photos = []
     for number, row in enumerate(_read_rows(table), start=1):
         place = f"{table}, row {number}"
-        photo = _parse_row(table.parent, row, place)
+        path, label, split, superlabel = (
+            None if row.get(name) in (None, "") else str(row[name])
+            for name in ("path", "label", "split", "superlabel")
+        )
+        if path is None or label is None or "\0" in path:
+            raise UserError(f"{place} needs a path, without null characters, and a label")
+        check_split(place, split)
+        photo = Photo(table.parent / path, label, split, superlabel)
         first = seen.setdefault(os.path.realpath(photo.path), number)
         if first != number:
-            raise UserError(f"{place}: {row['path']} is already in row {first}")
-        _check_beside(photos, photo, groups, place)
+            raise UserError(f"{place}: {path} is already in row {first}")
         photos.append(photo)
     if not photos:
         raise UserError(f"{table} has no rows")
-    return photos
-
-
-def _check_beside(
-    photos: Sequence[Photo], photo: Photo, groups: dict[str, str | None], place: str
-) -> None:
-    """Rejects an image whose split or group contradicts the images before it."""
-    if photos and (photo.split is None) != (photos[0].split is None):
-        raise UserError(f"{place}: either all rows have a split or none has")
-    group = groups.setdefault(photo.label, photo.superlabel)
-    if photo.label and group != photo.superlabel:
-        raise UserError(
-            f"{place}: label {photo.label} has the superlabel {photo.superlabel} "
-            f"here, but {group} before"
-        )
+    return _consistent(photos, table)
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
@@ -281,22 +270,9 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {table}: save it as UTF-8") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.
-        text = getattr(error, "strerror", None) or str(error)
-        reason = next(iter(text.splitlines()), type(error).__name__)
-        raise UserError(f"cannot read {table}: {reason}") from error
+        raise UserError(f"cannot read {table}: {reason(error)}") from error
     if missing := {"path", "label"} - set(columns):
         raise UserError(
             f"{table} has no column {max(missing)}; its columns are {', '.join(columns) or 'none'}"
         )
     return rows
-
-
-def _parse_row(folder: pathlib.Path, row: Mapping[str, Any], place: str) -> Photo:
-    path, label, split, superlabel = (
-        None if row.get(name) in (None, "") else str(row[name])
-        for name in ("path", "label", "split", "superlabel")
-    )
-    if path is None or label is None or "\0" in path:
-        raise UserError(f"{place} needs a path, without null characters, and a label")
-    check_split(place, split)
-    return Photo(folder / path, label, split, superlabel)

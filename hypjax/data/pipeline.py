@@ -1,100 +1,140 @@
-"""Input batches: worker threads or processes carry plans out, ahead of the training step.
+"""Input batches: threads or processes of Grain carry plans out, ahead of the training step.
 
-Workers deliver only pixels; labels and flips are already in the plan.
+They deliver only pixels, in pieces smaller than batches, so that the first batch arrives soon and
+little memory is needed for what is prepared ahead. Labels and flips are already in the plan.
 """
 
 import contextlib
 import dataclasses
 import functools
+import signal
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import NamedTuple
 
+import grain
 import numpy as np
+from absl import flags
 from jaxtyping import Float, UInt8
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
-from hypjax.data.plans import Plan
-from hypjax.data.workers import ReadableBatch, assemble_batches
+from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError
+from hypjax.system import exits
+from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, View
 
+_PIECE = 32  # Images.
+_AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
+_MAX_BYTES = 2**62
+_MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _CachedPlans:
-    """Plans, the latest of which are cached, since each serves several pieces of a batch."""
 
-    plan: Callable[[int], Plan]
+class ReadableBatch(NamedTuple):
+    """Views of images, some of which may be broken, for a batch or a piece of one."""
 
-    def __call__(self, step: int) -> Plan:
-        return self._cached(step)
-
-    @functools.cached_property
-    def _cached(self) -> Callable[[int], Plan]:
-        return functools.lru_cache(maxsize=16)(self.plan)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the cache: each worker process has its own."""
-        return {name: value for name, value in vars(self).items() if name != "_cached"}
+    images: UInt8[np.ndarray, "batch side side channels"]  # Black for broken images and padding.
+    broken: dict[str, str]  # Reasons by position in the batch.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PlannedViews:
-    """The crops that a step's plan specifies for some rows of the batch, padded with black."""
+class _Pieces:
+    """Pieces of all batches, prepared by number; picklable."""
 
-    dataset: Dataset
-    plan: Callable[[int], Plan]
-    rows: range
+    # Reads the image in a row of a batch; None beyond the batch's end.
+    read: Callable[[int, int], UInt8[np.ndarray, "side side channels"] | None]
+    batches: range
+    rows: range  # Rows of each batch that are delivered.
     view: View
+    tolerant: bool  # Whether unreadable images are black and reported.
 
-    def __call__(self, step: int, piece: range) -> ReadableBatch:
-        plan, view = self.plan(step), self.view
-        images = _black(view, len(piece))
-        for image, row in zip(images, self._rows(plan, piece), strict=False):
-            box, size = plan.boxes[row].tolist(), tuple(plan.sizes[row].tolist())
-            image[...] = self.dataset.crop(int(plan.ids[row]), box, view.side, view.channels, size)
-        return ReadableBatch(images, {})
+    @property
+    def per_batch(self) -> int:
+        """Number of pieces in a batch."""
+        return -(-len(self.rows) // _PIECE)
 
-    def _rows(self, plan: Plan, piece: range) -> range:
-        """Rows of the batch at some places, without those that pad it."""
-        rows = self.rows[piece.start : piece.stop]
-        return range(rows.start, min(rows.stop, len(plan.ids)))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _TestViews:
-    """The test views of the images in some rows of a batch; the last batch is padded with black."""
-
-    dataset: Dataset
-    rows: range
-    view: View
-    batch_size: int
-    tolerant: bool  # Images that cannot be read are black too, and the reasons are reported.
-
-    def __call__(self, batch: int, piece: range) -> ReadableBatch:
-        images, broken = _black(self.view, len(piece)), {}
-        for image, place, i in zip(images, piece, self._images(batch, piece), strict=False):
+    def __call__(self, number: int) -> ReadableBatch:
+        batch, piece = divmod(int(number), self.per_batch)
+        positions = range(len(self.rows))[piece * _PIECE : (piece + 1) * _PIECE]
+        side, channels = self.view.side, self.view.channels
+        images, broken = np.zeros((len(positions), side, side, channels), np.uint8), {}
+        for image, position in zip(images, positions, strict=True):
             try:
-                image[...] = self.dataset.test_view(i, self.view)
+                found = self.read(self.batches[batch], self.rows[position])
             except UserError as error:
                 if not self.tolerant:
                     raise
-                broken[str(place)] = pixels.reason(error.__cause__)
+                broken[str(position)] = pixels.reason(error.__cause__ or error)
+            else:
+                image[...] = 0 if found is None else found
         return ReadableBatch(images, broken)
 
-    def _images(self, batch: int, piece: range) -> range:
-        """Images at some places of a batch, without those that pad it."""
-        rows, first = self.rows[piece.start : piece.stop], batch * self.batch_size
-        return range(first + rows.start, min(first + rows.stop, len(self.dataset)))
+    def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:
+        """Yields the batches, whose pieces worker processes prepare, or threads if 0."""
+        pieces = iter(_prefetched(self, workers))
+        try:
+            for _ in self.batches:
+                parts = [next(pieces) for _ in range(self.per_batch)]
+                broken = {position: why for part in parts for position, why in part.broken.items()}
+                yield ReadableBatch(np.concatenate([part.images for part in parts]), broken)
+        except RuntimeError as error:
+            if "exit code" not in str(error):
+                raise
+            raise UserError(
+                f"a worker process died ({str(error).partition('. ')[0]}); if memory ran out, "
+                "lower --config.run.workers"
+            ) from error
+        finally:
+            pieces.close()
 
-    def batches(self, workers: int) -> Generator[ReadableBatch, None, None]:
-        """Yields all batches."""
-        numbers = range(-(-len(self.dataset) // self.batch_size))
-        return assemble_batches(self, numbers, len(self.rows), workers)
+
+def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
+    """Returns the pieces in order, prepared ahead by processes, or by threads if there are none."""
+    dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
+    if not workers:
+        threads = min(_MAX_THREADS, usable_cores())
+        return dataset.to_iter_dataset(grain.ReadOptions(threads, _AHEAD))
+    if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
+        flags.FLAGS.mark_as_parsed()
+    sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    # Pieces are copied through pipes. Shared memory, which Grain frees in a thread, is reported as
+    # leaked if a program ends soon afterwards, and containers have little of it.
+    without_shared = grain.experimental.DatasetOptions(min_shm_size=_MAX_BYTES)
+    sequential = grain.experimental.WithOptionsIterDataset(sequential, without_shared)
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD)
+    return sequential.mp_prefetch(options, worker_init_fn=_start_worker)
 
 
-def _black(view: View, count: int) -> UInt8[np.ndarray, "count side side channels"]:
-    return np.zeros((count, view.side, view.side, view.channels), np.uint8)
+def _start_worker(index: int, count: int) -> None:
+    """Prepares a worker process: it ignores signals, and ends when its parent does."""
+    del index, count
+    exits.end_with_parent()
+    # Terminals send signals to all processes; the parent alone decides what to do.
+    for number in exits.ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@functools.lru_cache(maxsize=16)
+def _planned(plan: Callable[[int], Plan], step: int) -> Plan:
+    """The plan of a step, which serves several pieces of a batch."""
+    return plan(step)
+
+
+def _crop(
+    dataset: Dataset, plan: Callable[[int], Plan], view: View, step: int, row: int
+) -> UInt8[np.ndarray, "side side channels"] | None:
+    planned = _planned(plan, step)
+    if row >= len(planned.ids):
+        return None
+    box, size = planned.boxes[row].tolist(), tuple(planned.sizes[row].tolist())
+    return dataset.crop(int(planned.ids[row]), box, view.side, view.channels, size)
+
+
+def _test_view(
+    dataset: Dataset, view: View, batch_size: int, batch: int, row: int
+) -> UInt8[np.ndarray, "side side channels"] | None:
+    i = batch * batch_size + row
+    return dataset.test_view(i, view) if i < len(dataset) else None
 
 
 def training_batches(
@@ -109,21 +149,19 @@ def training_batches(
 
     Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
     labels and ids are those of the whole batch. Steps are counted from 0. Close the generator to
-    end the workers. Raises UserError as `assemble_batches` does.
+    end the workers. Raises UserError if an image cannot be read or a worker process dies.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.
-    plan = _CachedPlans(plan)
     if not steps:
         return
-    rows = range(len(plan(steps.start).ids)) if rows is None else rows
-    views = _PlannedViews(dataset, plan, rows, view)
-    batches = assemble_batches(views, steps, len(rows), workers)
-    with contextlib.closing(batches):
+    rows = range(len(_planned(plan, steps.start).ids)) if rows is None else rows
+    read = functools.partial(_crop, dataset, plan, view)
+    pieces = _Pieces(read, steps, rows, view, tolerant=False)
+    with contextlib.closing(pieces.assembled(workers)) as batches:
         for step, (images, _) in zip(steps, batches, strict=True):
-            planned, flips = plan(step), np.zeros(len(rows), bool)
-            local = planned.flips[rows.start : rows.stop]
-            flips[: len(local)] = local
+            planned = _planned(plan, step)
+            flips = padded_rows(planned.flips, rows, False)
             yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
@@ -139,27 +177,34 @@ def evaluation_batches(
     Embeddings that are given instead of pixels are yielded as they are, float32, and zero rows.
 
     All batches have the same size, so that one compiled program serves them. Of each, the given
-    rows are delivered, or all. Close the generator to end the workers. Raises UserError as
-    `assemble_batches` does.
+    rows are delivered, or all. Close the generator to end the workers. Raises UserError if an image
+    cannot be read or a worker process dies.
     """
-    rows = range(batch_size) if rows is None else rows
-    if dataset.vectors is not None:
-        yield from (batch[rows.start : rows.stop] for batch in _given_batches(dataset, batch_size))
-        return
-    batches = _TestViews(dataset, rows, view, batch_size, tolerant=False).batches(workers)
+    batches = readable_batches(dataset, view, batch_size, workers, rows, tolerant=False)
     with contextlib.closing(batches):
         for images, _ in batches:
             yield images
 
 
 def readable_batches(
-    dataset: Dataset, view: View, batch_size: int, workers: int = 0
+    dataset: Dataset,
+    view: View,
+    batch_size: int,
+    workers: int = 0,
+    rows: range | None = None,
+    *,
+    tolerant: bool = True,
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
+    rows = range(batch_size) if rows is None else rows
     if dataset.vectors is not None:
-        return (ReadableBatch(batch, {}) for batch in _given_batches(dataset, batch_size))
-    views = _TestViews(dataset, range(batch_size), view, batch_size, tolerant=True)
-    return views.batches(workers)
+        return (
+            ReadableBatch(batch[rows.start : rows.stop], {})
+            for batch in _given_batches(dataset, batch_size)
+        )
+    read = functools.partial(_test_view, dataset, view, batch_size)
+    batches = range(-(-len(dataset) // batch_size))
+    return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
 
 
 def _given_batches(

@@ -5,9 +5,8 @@ import io
 import math
 import os
 import pathlib
-import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import PIL
@@ -27,47 +26,37 @@ _MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to t
 LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
 
 
-class _InFlight:
-    """Bounds the pixels that the threads of this process decode at the same time."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._current = most, 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def holding(self, pixels: int) -> Iterator[None]:
-        """Waits until there is room for an image's pixels; a larger image is decoded alone."""
-        pixels = min(pixels, self._most)
-        with self._changed:
-            self._changed.wait_for(lambda: self._current + pixels <= self._most)
-            self._current += pixels
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._current -= pixels
-                self._changed.notify_all()
-
-
-# Decoding takes up to 10 bytes per pixel. Pillow refuses images of more than 179 million pixels.
-_IN_FLIGHT = _InFlight(most=200_000_000)
+# Decoding takes up to 10 bytes per pixel, and Pillow refuses images of more than 179 million: the
+# threads of a process decode larger images one at a time.
+_LARGE = 50_000_000  # Pixels.
+_DECODING_LARGE = threading.Lock()
 
 
 def decode(
-    encoded: bytes, channels: int, *, upright: bool = False, least: int | None = None
+    encoded: bytes | Image.Image | np.ndarray,
+    channels: int,
+    *,
+    upright: bool = False,
+    least: int | None = None,
 ) -> Image.Image:
     """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
     read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
     and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
-    is decoded at a fraction of its size. Raises ValueError for pixels of 32 bits, for which there
-    is no common scale, and almost anything if the image cannot be decoded.
+    is decoded at a fraction of its size. Images of Pillow's and pixels in memory are converted in
+    the same way. Raises ValueError for pixels of 32 bits, for which there is no common scale, and
+    almost anything if the image cannot be decoded.
     """
+    if isinstance(encoded, Image.Image):
+        return _pixels(ImageOps.exif_transpose(encoded), channels, upright=False)
+    if not isinstance(encoded, bytes):
+        return _pixels(from_pixels(np.asarray(encoded), "it"), channels, upright)
     image = Image.open(io.BytesIO(encoded))
     if least is not None:
         image.draft(None, (least, least))
-    with _IN_FLIGHT.holding(image.width * image.height):
+    large = image.width * image.height > _LARGE
+    with _DECODING_LARGE if large else contextlib.nullcontext():
         return _pixels(image, channels, upright)
 
 
@@ -102,11 +91,6 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
-def converted(image: Image.Image, channels: int) -> Image.Image:
-    """Converts an image in memory as `decode` does its file; the image itself does not change."""
-    return _pixels(image.copy(), channels, upright=True)
-
-
 def _orientation(image: Image.Image) -> int:
     """Returns EXIF's orientation, from 1 (upright) to 8; 1 if EXIF data cannot be read."""
     try:
@@ -116,18 +100,10 @@ def _orientation(image: Image.Image) -> int:
 
 
 def read_bytes(path: str | pathlib.Path) -> bytes:
-    """Reads a regular file; raises OSError for a pipe or a device, which may have no end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("not a regular file")
-        if found.st_size > LARGEST_FILE:
-            raise OSError(f"larger than {LARGEST_FILE} bytes")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
+    """Reads a file; raises OSError if it cannot be read or is too large."""
+    if os.path.getsize(path) > LARGEST_FILE:
+        raise OSError(f"larger than {LARGEST_FILE} bytes")
+    return pathlib.Path(path).read_bytes()
 
 
 def read_image(path: str, channels: int, least: int | None = None) -> Image.Image:
@@ -175,7 +151,7 @@ def show_fast(
     option is part of a run's identity (`data.decoder`). Returns None if only the exact decoder can
     read the file, or report what is wrong.
     """
-    if not encoded.startswith(_JPEG):
+    if not isinstance(encoded, bytes) or not encoded.startswith(_JPEG):
         return None
     top, left, height, width = box
     bottom, right = top + height, left + width

@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 
 from hypjax.data.views import TrainView
 
@@ -28,6 +28,17 @@ class Plan(NamedTuple):
     sizes: Int[np.ndarray, "batch 2"]  # Heights and widths before images are cropped.
     boxes: Int[np.ndarray, "batch 4"]  # Top, left, height and width, in pixels of that size.
     flips: Bool[np.ndarray, " batch"]  # Whether to mirror each image horizontally.
+
+
+def padded_rows(
+    values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
+) -> Shaped[np.ndarray, "rows ..."]:
+    """Returns the given rows of an array, with padding for those beyond its end."""
+    padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
+    padded[:] = padding
+    present = values[rows.start : rows.stop]
+    padded[: len(present)] = present
+    return padded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

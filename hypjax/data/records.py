@@ -8,7 +8,7 @@ every record, so that opening a dataset reads no records:
     offset, length (int64: position of the encoded image in its record, in bytes)
 
 TFDS's own writer keeps up to 1 GB of a split in memory and needs TensorFlow beyond that; this one
-writes each record immediately. `index-SPLIT.crc32` holds the checksum of the index.
+writes each record immediately. Pages of the index have checksums.
 
 Relations between images are tables of the same kind. `pairs.parquet` lists pairs of training images
 that show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its
@@ -19,17 +19,17 @@ lacks are skipped.
 import contextlib
 import itertools
 import pathlib
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import tensorflow_datasets as tfds
 import tqdm
-from jaxtyping import Int, Shaped, UInt32
+from jaxtyping import Int, Shaped
 
+from hypjax.data.dataset import Dataset, hash_facts
 from hypjax.errors import UserError
 from hypjax.types import Judgements
 
@@ -86,18 +86,6 @@ class EncodedImages(Sequence):
         with reading(self._name, self._folder):
             record = self._records[int(i)]
         return {"image": record[start : start + int(self._lengths[i])]}
-
-
-class Records(NamedTuple):
-    """One split of a prepared dataset."""
-
-    images: EncodedImages
-    labels: Int[np.ndarray, " images"]  # Indices into the names of the builder's feature `label`.
-    sizes: Int[np.ndarray, "images 2"]  # Height and width, in pixels.
-    checksums: UInt32[np.ndarray, " images"]  # zlib.crc32 of the encoded bytes.
-    names: Names  # Unique in the dataset.
-    class_names: Names
-    superlabels: Names | None  # Groups of the images' classes, if classes are grouped.
 
 
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -220,10 +208,11 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return record
 
 
-def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
+def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Dataset:
     """Opens one split of a prepared dataset, without reading records.
 
-    Raises UserError if files are damaged or missing, as all functions below do.
+    Labels are indices into the names of the builder's feature `label`. Raises UserError if files
+    are damaged or missing, as all functions below do.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
@@ -231,15 +220,22 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     with reading(builder.name, builder.data_dir):
         files = [str(path) for path in builder.info.splits[split].filepaths]
         records = ArrayRecordDataSource(files)
-    superlabels = _strings(index["superlabel"])
-    return Records(
-        images=EncodedImages(records, index, builder.name, str(builder.data_dir)),
+    groups, superlabels = _strings(index["superlabel"]), None
+    if groups.any():
+        groups, superlabels = np.unique(groups, return_inverse=True)
+    sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
+    checksums = index["checksum"].to_numpy()
+    return Dataset(
+        records=EncodedImages(records, index, builder.name, str(builder.data_dir)),
+        positions=np.arange(len(index)),
         labels=index["label"].to_numpy(),
-        sizes=np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1),
-        checksums=index["checksum"].to_numpy(),
+        sizes=sizes,
         names=_strings(index["name"]),
+        superlabels=superlabels,
         class_names=_strings(index["class_name"]),
-        superlabels=superlabels if superlabels.any() else None,
+        group_names=None if superlabels is None else groups,
+        # Of facts on images alone, so that datasets with equal images share caches.
+        source=hash_facts([sizes.tobytes(), checksums.tobytes()]),
     )
 
 
@@ -257,16 +253,14 @@ def read_table(
     """Reads the columns of a schema from a table in the dataset's folder."""
     path = pathlib.Path(builder.data_dir) / file
     with reading(builder.name, builder.data_dir):
-        content = path.read_bytes()
-        if path.with_suffix(".crc32").read_text().strip() != f"{zlib.crc32(content):08x}":
-            raise ValueError(f"the checksum of {file} differs")
-    table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
-    return table.select(schema.names).cast(schema)
+        table = pyarrow.parquet.read_table(
+            path, columns=schema.names, page_checksum_verification=True
+        )
+        return table.select(schema.names).cast(schema)
 
 
 def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
-    pyarrow.parquet.write_table(table, path, compression="zstd")
-    path.with_suffix(".crc32").write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
+    pyarrow.parquet.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:

@@ -9,7 +9,6 @@ from jaxtyping import Int
 
 from hypjax.errors import UserError
 
-_LARGEST = 2**28  # Bytes.
 # What pickles of NumPy's arrays call, in all versions of Python and NumPy.
 _ALLOWED = {
     ("numpy", "ndarray"),
@@ -39,8 +38,6 @@ def loads(data: bytes, place: str) -> Any:
     Raises UserError, which names the place, if it holds anything else or is damaged. A pickle that
     was crafted for it can exhaust the memory.
     """
-    if len(data) > _LARGEST:
-        raise UserError(f"{place} is refused: it is larger than {_LARGEST} bytes")
     try:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except UserError as error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet
 
 from hypjax.data import pixels
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError, reason, require_package
 from hypjax.system import hub
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -53,15 +53,7 @@ class Rows(NamedTuple):
     superlabels: Sequence[str] | None
 
 
-class StoredDataset(NamedTuple):
-    """A dataset in files."""
-
-    location: str
-    parts: Mapping[str, Rows]  # By split; '' if it has no name.
-    is_split: bool  # Whether these are parts, for which there are several and none was named.
-
-
-def find_dataset(where: str) -> StoredDataset | None:
+def find_dataset(where: str) -> dict[str, Rows] | None:
     """Reads a dataset; None if the location is something else, such as a folder of images.
 
     A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
@@ -70,8 +62,12 @@ def find_dataset(where: str) -> StoredDataset | None:
     hf://OWNER/NAME?label=species&split=train: the columns `image`, `label` and `superlabel`; the
     `split`, or several, as in train+test, which count as one; and the `subset` of a repository.
 
+    Returns:
+        Its rows by where they are, such as hf://OWNER/NAME/train. If there are several splits and
+        none was named, they are the splits of the images.
+
     Raises:
-        UserError: It cannot be read, or lacks a column or a split.
+        UserError: It cannot be read, has no images, or lacks a column or a split.
     """
     location, options = _options(where)
     load = _loader(location, options.get("subset"))
@@ -82,8 +78,7 @@ def find_dataset(where: str) -> StoredDataset | None:
     try:
         loaded = load()
     except Exception as error:  # `datasets` raises almost anything.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"`datasets` cannot read {location}: {reason}") from error
+        raise UserError(f"`datasets` cannot read {location}: {reason(error)}") from error
     parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
@@ -93,7 +88,13 @@ def find_dataset(where: str) -> StoredDataset | None:
             )
         parts = {split: parts[split] for split in wanted}
     rows = {split: rows_of(part, where, options) for split, part in parts.items()}
-    return StoredDataset(location, rows, len(rows) > 1 and "split" not in options)
+    if len(rows) > 1 and "split" not in options:
+        rows = {
+            split: part._replace(splits=[split] * len(part.labels)) for split, part in rows.items()
+        }
+    if not any(len(part.labels) for part in rows.values()):
+        raise UserError(f"{location} has no images")
+    return {f"{location}/{split}".rstrip("/"): part for split, part in rows.items()}
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
@@ -140,8 +141,12 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
     Raises a UserError if a folder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
     visited = set()
-    for parent, folders, files in os.walk(root, followlinks=True, onerror=_refuse):
+    for parent, folders, files in os.walk(root, followlinks=True, onerror=refuse):
         real = os.path.realpath(parent)
         if real in visited:  # A link to a parent folder would be followed without end.
             folders.clear()
@@ -150,10 +155,6 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         folder = pathlib.Path(parent).relative_to(root)
         yield from (str(folder / name) for name in files if not name.startswith("."))
-
-
-def _refuse(error: OSError) -> None:
-    raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
 
 
 def _is_table(path: pathlib.Path) -> bool:
@@ -221,11 +222,6 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
         return ["" if value is None or value < 0 else names[value] for value in values]
     if not hasattr(kind, "dtype") or _holds_bytes(kind):
         raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
-    return ["" if value is None or value != value else _text(value) for value in values]
-
-
-def _text(value: Any) -> str:
-    """A whole number has one name, 1 or 1.0; integers are floats where some are missing."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()
+    # A whole number has one name, 1 or 1.0; integers are floats where some are missing.
+    whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values)
+    return ["" if value is None or value != value else str(value).strip() for value in whole]

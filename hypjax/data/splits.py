@@ -4,18 +4,16 @@ Modules that import TFDS are imported where they are used: users' own images nee
 """
 
 import dataclasses
-import hashlib
 import itertools
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import DISTRACTORS, GIVEN
 from hypjax.config.rules import refuse
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, joined, with_host_cache
 from hypjax.data.feature_dataset import open_features
 from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
 from hypjax.data.photo_dataset import open_given, open_photos
@@ -98,9 +96,7 @@ def _open_prepared(
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
     if train is None and opened.judgements is None:
-        raise UserError(
-            f"this copy of {name} in {opened.folder} has no training images, nor judged queries"
-        )
+        raise UserError(f"this copy of {name} has no training images, nor judged queries")
     if train is not None:
         train = train.renumbered()
     if test is None:
@@ -133,7 +129,6 @@ class _Opened(NamedTuple):
     judgements: Judgements | None  # What its queries should find, if it is judged.
     fingerprint: str  # Hash that differs if any image or relation differs.
     notes: tuple[str, ...]  # Remarks on the copy.
-    folder: str
 
 
 def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
@@ -142,51 +137,25 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
     builder = prepare.open_builder(name, data_dir)
-    records = {split: open_records(builder, split) for split in builder.info.splits}
-    pairs = boxes = judgements = None
-    if PAIRS in builder.TABLES and "train" in records:
-        pairs = read_pairs(builder, records["train"].names)
-    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= records.keys():
-        names = records["query"].names, records["gallery"].names
-        boxes, judgements = read_judgements(builder, *names)
-    # What determines results: the name and version, and of the images labels, sizes and checksums.
-    digest = hashlib.sha256(builder.info.full_name.encode())
-    for part in records.values():
-        for array in (part.labels, part.sizes, part.checksums):
-            digest.update(array.tobytes())
-    relations: list[Shaped[np.ndarray, ...]] = [] if pairs is None else [pairs]
-    relations += [] if boxes is None else [boxes, *itertools.chain(*judgements)]
-    for array in relations:
-        digest.update(repr(array.shape).encode() + array.tobytes())
-    fingerprint = digest.hexdigest()[:32]
-    named = [part.superlabels for part in records.values() if part.superlabels is not None]
-    groups = np.unique(np.concatenate(named)) if named else None
-    parts = {}
-    for split, part in records.items():
-        searched = boxes if split == "query" else None
-        source = _hash_images(part.sizes, part.checksums, searched)
-        dataset = Dataset(
-            records=part.images,
-            positions=np.arange(len(part.labels)),
-            labels=part.labels,
-            sizes=part.sizes,
-            names=part.names,
-            superlabels=None if groups is None else np.searchsorted(groups, part.superlabels),
-            class_names=part.class_names,
-            group_names=groups,
-            fast=decoding.fast,
-            boxes=searched,
-            source=source,
-            pairs=pairs if split == "train" else None,
-        )
-        parts[split] = with_host_cache(dataset, source, decoding)
-    notes = prepare.notes(builder)
-    return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))
-
-
-def _hash_images(*facts: Shaped[np.ndarray, "..."] | None) -> str:
-    """Hash of facts on images alone, so that datasets with the same images share their caches."""
-    digest = hashlib.sha256()
-    for array in facts:
-        digest.update(b"none" if array is None else array.tobytes())
-    return digest.hexdigest()[:32]
+    parts = {split: open_records(builder, split) for split in builder.info.splits}
+    facts = [builder.info.full_name]
+    judgements = None
+    if PAIRS in builder.TABLES and "train" in parts:
+        pairs = read_pairs(builder, parts["train"].names)
+        parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
+        facts.append(pairs.tobytes())
+    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= parts.keys():
+        query = parts["query"]
+        boxes, judgements = read_judgements(builder, query.names, parts["gallery"].names)
+        source = hash_facts([query.source, boxes.tobytes()])
+        parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
+        facts += [items.tolist() for items in itertools.chain(*judgements)]
+    groups = [part.groups for part in parts.values() if part.groups is not None]
+    names = np.unique(np.concatenate(groups)) if groups else None
+    for split, part in parts.items():
+        facts += [part.labels.tobytes(), part.source]
+        if names is not None:  # Groups have the same numbers in all splits.
+            numbers = np.searchsorted(names, part.groups)
+            part = dataclasses.replace(part, superlabels=numbers, group_names=names)
+        parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
+    return _Opened(parts, judgements, hash_facts(facts), prepare.notes(builder))

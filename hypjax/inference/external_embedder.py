@@ -112,7 +112,7 @@ class ExternalEmbedder(ImageEmbedder):
     def _prepare(self, dataset: Dataset, i: int) -> Any | str:
         """Prepares an image, or returns the reason why it cannot be read."""
         try:
-            return self._encoder.prepare(dataset.shown_image(i, channels=3))
+            return self._encoder.prepare(dataset.image(i, channels=3))
         except UserError as error:
             return pixels.reason(error.__cause__ or error)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.

@@ -11,7 +11,7 @@ import tqdm
 from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import Photo
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
@@ -57,18 +57,18 @@ class ImageEmbedder(abc.ABC):
 
     def embed_photos(self, photos: Sequence[Photo]) -> Embeddings:
         """Embeds a few of a user's images, for example a search's queries; see `batches`."""
-        images = ImageSet.of_photos(photos)
+        images = images_of_photos(photos)
         return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
 
-    def embed_images(self, images: ImageSet) -> Embeddings:
+    def embed_images(self, images: Dataset) -> Embeddings:
         """Embeds images in memory, with a progress bar."""
         return self._embeddings(images, *_concatenated(self._checked(images)))
 
-    def _checked(self, images: ImageSet, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
+    def _checked(self, images: Dataset, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
         """Yields the `batches` of the images that are not done, whose rows must be finite."""
-        names = images.dataset.name
+        names = images.name
         with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
-            for rows, broken in self.batches(images[done:].dataset, few=few):
+            for rows, broken in self.batches(images[done:], few=few):
                 wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
                     raise UserError(
@@ -80,7 +80,7 @@ class ImageEmbedder(abc.ABC):
                 done += len(rows)
                 bar.update(len(rows))
 
-    def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
+    def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
 
         What is done is saved after each batch in a folder beside the file.
@@ -124,20 +124,20 @@ class ImageEmbedder(abc.ABC):
         return embeddings
 
     def _embeddings(
-        self, images: ImageSet, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
+        self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
         kept = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, splits, superlabels = images.ids, images.splits, images.superlabels
+        ids, splits, groups = images.names.astype(str), images.splits, images.groups
         return Embeddings(
             **self.columns(rows[kept]),
             ids=ids[kept],
-            labels=images.labels[kept],
+            labels=images.class_names[kept].astype(str),
             space=self.space,
             fingerprint=self.fingerprint,
             images=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
-            splits=None if splits is None else splits[kept],
-            superlabels=None if superlabels is None else superlabels[kept],
+            splits=None if splits is None else splits[kept].astype(str),
+            superlabels=None if groups is None else groups[kept].astype(str),
         )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from hypjax.data.image_set import ImageSet
+from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings
 
@@ -27,7 +27,7 @@ class Shard(NamedTuple):
             raise UserError(f"--shard is {text}; it must be a part and their number, such as 3/16")
         return shard
 
-    def of(self, images: ImageSet, batch_size: int) -> ImageSet:
+    def of(self, images: Dataset, batch_size: int) -> Dataset:
         """The part's images, which begin with a whole batch."""
         # So each image is embedded in the batch, and with the roundings, that it has without parts.
         batches = -(-len(images) // batch_size)
@@ -44,7 +44,7 @@ class Shard(NamedTuple):
         return output.with_name(f"{output.stem}-{self.index}-of-{self.count}{output.suffix}")
 
 
-def merge(output: pathlib.Path, images: ImageSet) -> Embeddings:
+def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     """Joins the parts of a gallery into the gallery that one process would have written."""
     if output.exists():
         raise UserError(f"{output} exists already; remove it, or name another --output")

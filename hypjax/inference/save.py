@@ -18,7 +18,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.model_folder import replacing_model, write_model
 from hypjax.models import Embedder, create_embedder, model_shapes
-from hypjax.objectives.own import stand_in
+from hypjax.objectives.create import stand_in
 from hypjax.types import View
 
 _ELSEWHERE = own_name("a loop of its own")  # The objective of such a model.

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax import __version__
-from hypjax.data.image_set import ImageSet, open_images
+from hypjax.data.image_set import images_of_splits, open_images
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
@@ -250,7 +250,7 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
                 f"images, and those of the run cannot be read ({error}); name a folder of images "
                 "as --images"
             ) from error
-        images, what = ImageSet.of_splits(splits, scored=True), "test images"
+        images, what = images_of_splits(splits, scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     found = embedder.embed_images(chosen)

@@ -441,4 +441,4 @@ def timm_name(encoder: Encoder) -> str | None:
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """A tree of `jax.ShapeDtypeStruct` of an encoder's parameters, without computing them."""
     images = jax.ShapeDtypeStruct((1, *image_sides(encoder), channels), jnp.float32)
-    return jax.eval_shape(encoder.init, jax.random.key(0), images)["params"]
+    return jax.eval_shape(encoder.init, jax.random.key(0), images).get("params", {})

@@ -52,6 +52,7 @@ class ConvNeXt(Encoder):
     pooling: str = "avg"
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    classifiers = ("head.fc",)
 
     @property
     def dim(self) -> int:
@@ -71,11 +72,6 @@ class ConvNeXt(Encoder):
             first = (f"stage_{stage}_downsample", f"stage_{stage}_block_0")
             blocks += [first, *((f"stage_{stage}_block_{i}",) for i in range(1, depth))]
         return [("stem_conv", "stem_norm"), *blocks]
-
-    @property
-    def classifiers(self) -> tuple[str, ...]:
-        """Names in timm of the layers that follow the pooled features."""
-        return ("head.fc",)
 
     @nn.compact
     def __call__(

@@ -69,6 +69,7 @@ class EfficientNetLite(Encoder):
     pooling: str = "avg"
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    classifiers = ("classifier",)
 
     @property
     def dim(self) -> int:
@@ -85,11 +86,6 @@ class EfficientNetLite(Encoder):
         ]
         blocks[-1] += ("head_conv", "head_norm")
         return [("stem_conv", "stem_norm"), *blocks]
-
-    @property
-    def classifiers(self) -> tuple[str, ...]:
-        """Names in timm of the layers that follow the pooled features."""
-        return ("classifier",)
 
     @nn.compact
     def __call__(

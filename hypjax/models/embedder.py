@@ -13,7 +13,7 @@ from hypjax.geometry import learned
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, OwnEncoder, own_encoder, require_side
+from hypjax.models.own import ENCODERS, OwnEncoder, own_encoder
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -97,8 +97,6 @@ def create_embedder(
         encoder = check_encoder(VisionTransformer(**sizes, **options))
     elif model.architecture in ENCODERS:
         encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
-        for scale in config.eval.scales if isinstance(encoder, OwnEncoder) else ():
-            require_side(encoder, scaled_side(encoder, scale))
     else:
         encoder = create_encoder(model.architecture, **options)
     if isinstance(encoder, VisionTransformer):

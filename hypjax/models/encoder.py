@@ -40,15 +40,11 @@ class Encoder(nn.Module):
     """
 
     takes_pixels = True  # Or embeddings of another model.
+    num_prefix_tokens = 0  # Tokens before those of patches or of positions of a feature map.
 
     def example(self, view: View) -> Float[Array, "1 ..."]:
         """A float32 batch of one all-zero image, with which a model can be initialised."""
         return jnp.zeros((1, view.side, view.side, view.channels))
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Number of tokens before those of patches or of positions of a feature map."""
-        return 0
 
     @property
     def poolings(self) -> list[str]:

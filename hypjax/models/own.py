@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, require_free
-from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
+from hypjax.models.architectures import ARCHITECTURES, encoder_shapes, same_architecture, timm_name
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.tensors import Tensor
@@ -57,15 +57,11 @@ class OwnEncoder(Encoder):
     channels: int
     pooling: str = "own"
     classifiers = ("head",)
+    poolings = ("own",)
 
     def setup(self) -> None:
         """Leaves no level of its own in the tree of parameters."""
         nn.share_scope(self, self.module)
-
-    @property
-    def poolings(self) -> list[str]:
-        """There is no choice: the module pools."""
-        return [self.pooling]
 
     @property
     def layers(self) -> list[list[str]]:
@@ -77,11 +73,7 @@ class OwnEncoder(Encoder):
 
     def tensors(self) -> Iterator[Tensor]:
         """Yields all parameters, as they are."""
-        images = jax.ShapeDtypeStruct(
-            (1, self.image_size, self.image_size, self.channels), jnp.float32
-        )
-        params = jax.eval_shape(self.init, jax.random.key(0), images).get("params", {})
-        for path in flatten_dict(params):
+        for path in flatten_dict(encoder_shapes(self, self.channels)):
             yield Tensor("/".join(("encoder", *path)), path)
 
     def __call__(self, images: Images) -> Float[Array, "batch dim"]:
@@ -117,22 +109,6 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
             f"{jax.tree.map(lambda x: x.shape, found)}"
         )
     return OwnEncoder(module, found.shape[1], view.side, view.channels)
-
-
-def require_side(encoder: OwnEncoder, side: int) -> None:
-    """Raises a `UserError` unless the module embeds images of another side, in pixels."""
-    known, other = (
-        jax.ShapeDtypeStruct((1, each, each, encoder.channels), jnp.float32)
-        for each in (encoder.image_size, side)
-    )
-    params = jax.eval_shape(encoder.init, jax.random.key(0), known)
-    try:
-        jax.eval_shape(encoder.apply, params, other)
-    except Exception as error:  # Of the user's code.
-        raise UserError(
-            f"the encoder cannot embed images of {side} pixels with its parameters for "
-            f"{encoder.image_size}; set config.eval.scales to 1"
-        ) from error
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:

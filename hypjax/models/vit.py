@@ -96,13 +96,10 @@ class BlockDesign:
         norm_eps: ε of all LayerNorms.
         activation: That of perceptrons, see `hypjax.models.layers.activate`.
         gate: If not '', the activation is multiplied by a second linear map of the tokens (GLU;
-            Shazeer, 2020): SwiGLU with `silu`, GeGLU with `gelu`. 'packed' keeps both maps in one
-            matrix, 'separate' in two.
+            Shazeer, 2020). 'packed' keeps both maps in one matrix, 'separate' in two.
         mlp_norm: Whether a LayerNorm precedes the perceptron's last layer (EVA-02).
         qkv_bias: Which of queries, keys and values have biases: 'qkv', 'qv' or ''.
         qkv_packed: Whether one matrix has the weights of queries, keys and values.
-        qk_norm: Whether a LayerNorm acts on each head's queries and keys.
-        attention_norm: Whether a LayerNorm precedes the attention's last layer (EVA-02 of CLIP).
         layer_scale: Whether learned factors multiply the branches (Touvron et al., ICCV 2021).
         rotary: Rotary position embeddings, or None.
     """
@@ -113,8 +110,6 @@ class BlockDesign:
     mlp_norm: bool = False
     qkv_bias: str = "qkv"
     qkv_packed: bool = True
-    qk_norm: bool = False
-    attention_norm: bool = False
     layer_scale: bool = False
     rotary: Rotary | None = None
 
@@ -321,9 +316,6 @@ def _block_tensors(timm: str, block: str, design: BlockDesign) -> Iterator[Tenso
     if design.qkv_bias == "qv" and design.qkv_packed:
         for name in ("q_bias", "v_bias"):
             yield Tensor(f"{attention[0]}.{name}", (*attention[1:], name))
-    norms = ["q_norm", "k_norm"] if design.qk_norm else []
-    for name in norms + ["norm"] * design.attention_norm:
-        yield from tensors.norm(f"{attention[0]}.{name}", *attention[1:], name)
     yield from tensors.dense(f"{attention[0]}.proj", *attention[1:], "proj")
     if design.gate == "separate":
         yield from tensors.dense(f"{timm}.mlp.fc1_g", block, "fc_gate")
@@ -460,15 +452,11 @@ class Attention(nn.Module):
             rearrange(each, "b t (h d) -> b t h d", h=self.num_heads)
             for each in self._projected(inputs, affine)
         )
-        if design.qk_norm:
-            query, key = self._head_norm(query, "q_norm"), self._head_norm(key, "k_norm")
         if design.rotary is not None:
             query, key = (design.rotary.rotate(x, turns) for x in (query, key))
         mixed = attend(query, key, value, self.tokens, self.kernel)
-        mixed, affine = rearrange(mixed, "b t h d -> b t (h d)"), None
-        if design.attention_norm:
-            mixed, affine = LayerNorm(self.dtype, design.norm_eps, name="norm")(mixed)
-        return Dense(width, self.dtype, name="proj")(mixed, affine, factor=factor)
+        mixed = rearrange(mixed, "b t h d -> b t (h d)")
+        return Dense(width, self.dtype, name="proj")(mixed, factor=factor)
 
     def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> Iterator[Array]:
         """Queries, keys and values, by three products: faster than one that is taken apart."""
@@ -482,10 +470,6 @@ class Attention(nn.Module):
                 yield packed(x, affine, part, 3) + bias.astype(self.dtype)
             else:
                 yield packed(x, affine, part, 3)
-
-    def _head_norm(self, x: Heads, name: str) -> Heads:
-        x, (scale, shift) = LayerNorm(jnp.float32, self.design.norm_eps, name=name)(x)
-        return (x * scale + shift).astype(self.dtype)
 
 
 class AttentionPool(nn.Module):

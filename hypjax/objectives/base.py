@@ -1,5 +1,6 @@
 """The interface between objectives and the train step."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -113,6 +114,37 @@ class Objective(Protocol):
         It returns (loss, metrics): a float32 scalar, and float32 scalars by name. One that names
         `state` returns (loss, (state, metrics)), with the next state.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class Extension(Objective):
+    """An objective that adds to another one, whose parameters are params["base"].
+
+    Attributes:
+        base: The other objective.
+    """
+
+    base: Objective
+
+    @property
+    def space(self) -> Space:
+        """Space of the other objective."""
+        return self.base.space
+
+    @property
+    def score_space(self) -> Space:
+        """Space in which the other objective is scored."""
+        return self.base.score_space
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Groups of the other objective."""
+        return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
+
+    @property
+    def teacher_decay(self) -> float | None:
+        """Decay of the other objective's teacher."""
+        return self.base.teacher_decay
 
 
 ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.

@@ -22,7 +22,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import PoincareBall, Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec, loss_function
 from hypjax.objectives.comparisons import mean_where
 from hypjax.types import Batch, Outputs
 
@@ -104,8 +104,6 @@ def create_cones(
         margin=fields.cone_margin,
         radius=fields.cone_radius,
         rate=fields.cone_rate,
-        title=f"{fields.name}, whose cones are of groups of classes, and the data set "
-        f"{config.data.name}",
     )
 
 
@@ -122,7 +120,7 @@ def _first_length(radius: float, c: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cones:
+class Cones(Extension):
     """A loss, and the entailment loss of images in the cones of coarse classes.
 
     Coarse classes are the groups that the training set has for its classes. The apexes of their
@@ -136,37 +134,18 @@ class Cones:
         margin: γ of `entailment`.
         radius: K of `hypjax.geometry.cones.half_aperture`.
         rate: Factor of the apexes' learning rate.
-        title: Names of the objective and the data, for messages.
     """
 
-    base: Objective
     weight: float
     negatives: float
     margin: float
     radius: float
     rate: float
-    title: str
-
-    @property
-    def space(self) -> Space:
-        """That of the other loss."""
-        return self.base.space
-
-    @property
-    def score_space(self) -> Space:
-        """That of the other loss."""
-        return self.base.score_space
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of the other loss, and the apexes."""
-        of_base = (group._replace(path=("base", *group.path)) for group in self.base.groups)
-        return (*of_base, Group(("apexes",), rate=self.rate))
-
-    @property
-    def teacher_decay(self) -> float | None:
-        """That of the other loss."""
-        return self.base.teacher_decay
+        return (*super().groups, Group(("apexes",), rate=self.rate))
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns parameters and state of the other loss, with apexes and coarse classes.
@@ -178,8 +157,8 @@ class Cones:
         """
         if not spec.coarse_classes:
             raise UserError(
-                f"the objective is {self.title} has none; list superlabels, or name a loss "
-                "without cones+"
+                "cones+ needs groups of classes, and the data set has none; list superlabels, or "
+                "name a loss without cones+"
             )
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)

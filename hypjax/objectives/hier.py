@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec, loss_function
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -169,11 +169,11 @@ def create_hier(
         )
     settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
     del settings["optimizer"]
-    return Hier(base=create_base(config, Sphere()), score_space=space, points=points, **settings)
+    return Hier(base=create_base(config, Sphere()), ball=space, points=points, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
-class Hier:
+class Hier(Extension):
     """A loss of the angles of embeddings, and that of HIER in the ball.
 
     The loss of `hier` is taken over triplets of images, where images of one class count as similar,
@@ -184,7 +184,7 @@ class Hier:
 
     Attributes:
         base: The loss of the angles, on the sphere.
-        score_space: The ball, in which the head is compared.
+        ball: The ball, in which the head is compared.
         weight: λ of the loss of triplets.
         proxies: Number of hierarchical proxies.
         neighbors: Of `reciprocal_triplets`; K in the paper.
@@ -195,8 +195,7 @@ class Hier:
         points: Whether these proxies are points of the ball, which Riemannian Adam moves.
     """
 
-    base: Objective
-    score_space: PoincareBall
+    ball: PoincareBall
     weight: float
     proxies: int
     neighbors: int
@@ -209,19 +208,18 @@ class Hier:
     @property
     def space(self) -> PoincareBall:
         """The ball, in which gradients are scaled by the inverse metric."""
-        return dataclasses.replace(self.score_space, riemannian=True)
+        return dataclasses.replace(self.ball, riemannian=True)
+
+    @property
+    def score_space(self) -> PoincareBall:
+        """The ball."""
+        return self.ball
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of the other loss, and the hierarchical proxies."""
-        of_base = (group._replace(path=("base", *group.path)) for group in self.base.groups)
-        ball_c = self.score_space.c if self.points else None
-        return (*of_base, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
-
-    @property
-    def teacher_decay(self) -> float | None:
-        """That of the other loss."""
-        return self.base.teacher_decay
+        ball_c = self.ball.c if self.points else None
+        return (*super().groups, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns the other loss's parameters and random proxies, and the other loss's state.
@@ -231,11 +229,11 @@ class Hier:
         """
         of_base, of_proxies = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
-        length = 0.9 * (self.score_space.clip_radius or 1.0)
+        length = 0.9 * (self.ball.clip_radius or 1.0)
         proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
         if self.points:
-            proxies = self.score_space.embed(proxies)
+            proxies = self.ball.embed(proxies)
         return {"base": params, "hierarchy": proxies}, state
 
     def loss(
@@ -261,7 +259,7 @@ class Hier:
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)
         ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)
-        metrics |= norms(self.score_space, *lax.stop_gradient((outputs.projected, points)))
+        metrics |= norms(self.ball, *lax.stop_gradient((outputs.projected, points)))
         metrics |= {
             "hier_loss": images + ancestors,
             "hier_anchors": of_anchors,

@@ -1,16 +1,15 @@
 """Matryoshka: a loss of nested prefixes of the embedding (Kusupati et al., NeurIPS 2022)."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule, is_ascending
 from hypjax.geometry import Space
-from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Metrics, Objective, Spec, loss_function
 from hypjax.types import Batch, Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
@@ -37,7 +36,7 @@ def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matryoshka(Objective):
+class Matryoshka(Extension):
     """The sum of a loss over prefixes of the head's output (Kusupati et al., Eq. 1, weights 1).
 
     A prefix is cut off before the space embeds it: it is normalised, or clipped, by itself. So the
@@ -53,44 +52,20 @@ class Matryoshka(Objective):
         dims: Dimensions of the prefixes, ascending, below that of the head, which is added.
     """
 
-    base: Objective
     dims: tuple[int, ...]
-
-    @property
-    def space(self) -> Space:
-        """That of the loss."""
-        return self.base.space
-
-    @property
-    def score_space(self) -> Space:
-        """That of the loss."""
-        return self.base.score_space
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        """Those of the loss."""
-        return self.base.groups
-
-    @property
-    def teacher_decay(self) -> float | None:
-        """That of the loss."""
-        return self.base.teacher_decay
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns the parameters of the loss, and no state.
 
         Raises:
-            UserError: The head has no more dimensions than a prefix, or the loss has a state.
+            UserError: The head has no more dimensions than a prefix.
         """
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
                 f"a prefix of {self.dims[-1]} dimensions is not shorter than the head's output, "
                 f"which has {spec.head_dim}; lower config.objective.dims"
             )
-        params, state = self.base.init(key, spec)
-        if jax.tree.leaves(state):
-            raise UserError("a loss with a state, such as a memory, cannot be one of prefixes")
-        return params, state
+        return {"base": self.base.init(key, spec)[0]}, {}
 
     def loss(
         self,
@@ -111,7 +86,7 @@ class Matryoshka(Objective):
                 each and each._replace(projected=each.projected[:, :dim])
                 for each in (outputs, teacher)
             )
-            loss, (_, metrics) = base(params, {}, seen, taught, batch, key)
+            loss, (_, metrics) = base(params["base"], {}, seen, taught, batch, key)
             return loss, metrics
 
         total, metrics = at(None)

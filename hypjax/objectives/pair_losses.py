@@ -316,11 +316,39 @@ class PairLoss(NamedTuple):
     settings: Mapping[str, Field]
     by_class: bool = True  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs tuples; it then has no use for a memory.
+    code = None  # See `hypjax.objectives.create.Entry`.
 
     @property
     def fields(self) -> dict[str, Field]:
         """Its fields of `config.objective`."""
         return {**self.settings, **({} if self.by_tuple else _MEMORY), **_KOLEO}
+
+    def create(self, config: ConfigDict, space: Space) -> "PairObjective":
+        """Builds the objective that a run's configuration describes.
+
+        Raises `UserError` if the loss cannot use a memory, or only a memory could use a field.
+        """
+        fields = config.objective
+        settings = {own: fields[own] for own in self.settings}
+        if self.by_tuple:
+            size = 2 + config.train.tuples.negatives
+
+            def of_tuples(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
+                del labels  # The order of a batch tells its tuples apart.
+                return self.function(points, size=size, space=space, **settings)
+
+            return PairObjective(space, of_tuples, None, koleo_weight=fields.koleo_weight)
+        if fields.memory and fields.get("mining") == "semihard":
+            raise UserError("config.objective.memory must be 0 for semi-hard triplets")
+        if fields.memory_decay and not fields.memory:
+            raise UserError("config.objective.memory_decay must be 0 unless memory is set")
+        adjacent = config.train.sampling in GROUPED
+        return PairObjective(
+            space=space,
+            function=functools.partial(self.function, **settings),
+            samples_per_class=config.train.samples_per_class if adjacent else None,
+            **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
+        )
 
 
 # Of every loss of pairs.
@@ -367,34 +395,6 @@ PAIR_LOSSES = {
         triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}
     ),
 }
-
-
-def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
-    """Builds the objective that a run's configuration describes.
-
-    Raises `UserError` if the loss cannot use a memory, or only a memory could use a field.
-    """
-    loss, fields = PAIR_LOSSES[name], config.objective
-    settings = {own: fields[own] for own in loss.settings}
-    if loss.by_tuple:
-        size = 2 + config.train.tuples.negatives
-
-        def of_tuples(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
-            del labels  # The order of a batch tells its tuples apart.
-            return loss.function(points, size=size, space=space, **settings)
-
-        return PairObjective(space, of_tuples, None, koleo_weight=fields.koleo_weight)
-    if fields.memory and fields.get("mining") == "semihard":
-        raise UserError("config.objective.memory must be 0 for semi-hard triplets")
-    if fields.memory_decay and not fields.memory:
-        raise UserError("config.objective.memory_decay must be 0 unless objective.memory is set")
-    adjacent = config.train.sampling in GROUPED
-    return PairObjective(
-        space=space,
-        function=functools.partial(loss.function, **settings),
-        samples_per_class=config.train.samples_per_class if adjacent else None,
-        **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,9 +136,10 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
 
 
-FIELDS = {
-    "temperature": Field(0.2, ABOVE_0, learnable=True)
-}  # Divides the distances in the softmax.
+# Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the published runs
+# divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which
+# cancels in the softmax. (The paper's "τ = 0.1" contradicts its Eq. 4.)
+FIELDS = {"temperature": Field(0.2, ABOVE_0, learnable=True)}
 
 
 def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":

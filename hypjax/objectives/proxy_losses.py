@@ -61,8 +61,8 @@ def proxy_anchor(
         ValueError: There is not one label for each image, or a label that is not traced has no
             proxy.
     """
-    distances, own = _compare(space, embeddings, labels, proxies)
-    s = similarity(distances)
+    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    s = similarity(distances[..., 0])
     pull = log1p_sum_exp(-alpha * (s - margin), own, axis=0)
     push = log1p_sum_exp(alpha * (s + margin), ~own, axis=0)
     return mean_where(pull, jnp.any(own, axis=0)) + jnp.mean(push)
@@ -88,8 +88,8 @@ def proxy_nca(
     Settings:
         temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
     """
-    distances, own = _compare(space, embeddings, labels, proxies)
-    return _cross_entropy(-distances / temperature, own)
+    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    return _cross_entropy(-distances[..., 0] / temperature, own)
 
 
 def normalized_softmax(
@@ -187,7 +187,8 @@ def arcface(
     """
     if not isinstance(space, Sphere):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
-    distances, own = _compare_nearest(space, embeddings, labels, proxies)
+    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances = jnp.min(distances, axis=-1)
     target = _cosine_beyond(distances, margin) - cosine_margin
     return _cross_entropy(scale * jnp.where(own, target, similarity(distances)), own)
 
@@ -215,30 +216,8 @@ def cosface(
         scale: λ > 0, the paper's s.
         margin: m.
     """
-    distances, own = _compare_nearest(space, embeddings, labels, proxies)
-    return _cross_entropy(scale * (similarity(distances) - margin * own), own)
-
-
-def _compare(
-    space: Space,
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    proxies: Float[ArrayLike, "classes dim"],
-) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
-    """Distances to one proxy for each class, and which is the image's own."""
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
-    return distances[..., 0], own
-
-
-def _compare_nearest(
-    space: Space,
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    proxies: Float[ArrayLike, "classes centres dim"],
-) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
-    """Distances to the nearest centre of each class, and which class is the image's own."""
     distances, own = compare_proxies(space, embeddings, labels, proxies)
-    return jnp.min(distances, axis=-1), own
+    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * own), own)
 
 
 def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
@@ -279,6 +258,8 @@ class ProxyLoss(NamedTuple):
     settings: Mapping[str, Field]
     centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
     angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
+    by_class = by_tuple = False  # See `hypjax.objectives.create.Entry`.
+    code = None
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -286,6 +267,36 @@ class ProxyLoss(NamedTuple):
         centres = {} if self.centres is None else {"centres": self.centres}
         # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
         return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0)), **_OPTIMIZER}
+
+    def create(self, config: ConfigDict, space: Space) -> "ProxyObjective":
+        """Builds the objective that a run's configuration describes.
+
+        Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
+        proxies that are points in any other space than a ball of constant curvature.
+        """
+        fields, adjacent = config.objective, config.train.sampling in GROUPED
+        name = self.function.__name__
+        if self.angular and not isinstance(space, Sphere):
+            raise UserError(
+                f"config.objective.space is {fields.space}; it must be sphere for {name}, whose "
+                f"margin is an angle (or name hier+{name}, which compares images in the ball)"
+            )
+        points = fields.proxy_optimizer == "riemannian"
+        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
+            raise UserError(
+                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
+                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
+            )
+        return ProxyObjective(
+            space=space,
+            function=functools.partial(
+                self.function, **{name: fields[name] for name in self.settings}
+            ),
+            centres=None if self.centres is None else fields.centres,
+            rate=fields.proxy_rate,
+            points=points,
+            samples_per_class=config.train.samples_per_class if adjacent else None,
+        )
 
 
 # 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
@@ -328,35 +339,6 @@ PROXY_LOSSES = {
         centres=Field(10, _CENTRES),
     ),
 }
-
-
-def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
-    """Builds the objective that a run's configuration describes.
-
-    Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
-    proxies that are points in any other space than a ball of constant curvature.
-    """
-    function, settings, centres, angular = PROXY_LOSSES[name]
-    fields, adjacent = config.objective, config.train.sampling in GROUPED
-    if angular and not isinstance(space, Sphere):
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be sphere for {name}, whose margin "
-            f"is an angle (or name hier+{name}, which compares images in the ball)"
-        )
-    points = fields.proxy_optimizer == "riemannian"
-    if points and (fields.learn_c or not isinstance(space, PoincareBall)):
-        raise UserError(
-            "config.objective.proxy_optimizer is riemannian; it must be adam unless proxies are in "
-            "the space poincare, with one c that is not learned (with HIER, they are on the sphere)"
-        )
-    return ProxyObjective(
-        space=space,
-        function=functools.partial(function, **{field: fields[field] for field in settings}),
-        centres=None if centres is None else fields.centres,
-        rate=fields.proxy_rate,
-        points=points,
-        samples_per_class=config.train.samples_per_class if adjacent else None,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,7 @@ from hypjax.config import (
 )
 from hypjax.errors import UserError, reason, writing
 from hypjax.objectives import create_objective
-from hypjax.objectives.create import SAVED_SPACE
-from hypjax.objectives.own import BUILT_IN, is_known, stand_in
+from hypjax.objectives.create import BUILT_IN, SAVED_SPACE, is_known, stand_in
 from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files

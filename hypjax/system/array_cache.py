@@ -95,32 +95,19 @@ class ArrayCache:
         self._entries.flush()
         self.done += len(arrays)
 
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"] | None:
-        """Returns the bytes of an array of a complete cache, which are read when accessed.
-
-        If they are damaged, removes the cache, so that the next start fills it again, and returns
-        None.
-        """
-        try:
-            content = self._map[self._ends[i] : self._ends[i + 1]]
-        except FileNotFoundError:  # Another process has found it damaged.
-            return None
-        # Memory maps report no damage: a truncated or overwritten file gives other bytes.
-        if not self._verified[i]:
-            _, checksum, failed = self._map_index[i].tolist()
-            if crc32(content, failed) != checksum:
-                self._discard()
-                return None
-            self._verified[i] = True
-        return content
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"]:
+        """Returns the bytes of an array of a complete cache, which are read when accessed."""
+        return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
         """Returns arrays of one length as rows, and why some lack; None if they are damaged.
 
-        Rows that lack are 0.
+        Rows that lack are 0. Damaged arrays are removed, so that the next start computes them.
         """
         contents = [self[i] for i in range(len(self))]
-        if any(content is None for content in contents):
+        checks = self._map_index[["checksum", "failed"]].tolist()
+        if any(crc32(x, failed) != y for x, (y, failed) in zip(contents, checks, strict=True)):
+            self._discard()
             return None
         failed = np.flatnonzero(self._map_index["failed"]).tolist()
         reasons = {i: contents[i].tobytes().decode() for i in failed}
@@ -131,17 +118,13 @@ class ArrayCache:
         return rows, reasons
 
     def _discard(self) -> None:
-        """Reports a damaged cache once, and removes it; processes that have mapped it keep it."""
-        mapped = vars(self).get("_inode")
-        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
-            if mapped in (None, self._arrays.stat().st_ino):
-                console.warn(f"{self.folder} is damaged; what it held is computed again")
-                self._index.unlink(missing_ok=True)
-                self._arrays.unlink()
+        """Reports a damaged cache and removes it; processes that have mapped it keep it."""
+        console.warn(f"{self.folder} is damaged; what it held is computed again")
+        self._index.unlink(missing_ok=True)
+        self._arrays.unlink(missing_ok=True)
 
     @functools.cached_property
     def _map(self) -> np.memmap:
-        self._inode = self._arrays.stat().st_ino
         return np.memmap(self._arrays, np.uint8, mode="r")
 
     @functools.cached_property
@@ -151,10 +134,6 @@ class ArrayCache:
     @functools.cached_property
     def _ends(self) -> np.ndarray:
         return np.concatenate([[0], self._map_index["end"]])
-
-    @functools.cached_property
-    def _verified(self) -> np.ndarray:
-        return np.zeros(len(self), bool)
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
         """Leaves out the memory map: each worker process maps the file itself."""

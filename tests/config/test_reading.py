@@ -57,7 +57,6 @@ HIER = "objective.name=hier+proxy_anchor"
 INVALID = {
     "names": [
         ("train.total_stepz=7", "did you mean train.total_steps?"),
-        ("train.bs=64", "did you mean train.batch_size?"),
         ("train=7", "group of fields"),
         ("seed", "needs a value"),
     ],
@@ -143,14 +142,17 @@ def test_invalid_values_are_refused_in_one_sentence(kind):
         assert keyword in str(error.value), overrides
 
 
-def test_an_unknown_variant_is_refused_with_a_suggestion():
-    with pytest.raises(UserError, match="'hup'; did you mean hyp?"):
-        load_config("glyphs:hup")
-    with pytest.raises(UserError, match="'ms-dino'.* irt-o, irt-l") as error:
-        load_config("scenes:ms-dino")
-    added = str(error.value).rpartition(" --config.")[2]
-    config = load_config("folder:hyp-scratch", [added, "data.path=photos"])
-    assert config.objective.name == "multi_similarity"
+def test_an_unknown_variant_is_refused_with_the_known_ones():
+    for spec, words in (
+        ("glyphs:hup", "'hup'; it must be one of hyp, sph"),
+        ("cub:hyp-dion", "losses are hyp, .*, encoders vit, .* irt-o"),
+        ("cub:sph-resnet50", "that go together"),
+        ("cars:irt-o", "losses are"),
+        ("cub:hyp-dino,frosen", "hyp-dino with ,frozen or ,released at its end"),
+        ("grocery:hyp-dino,released", "with ,frozen at its end, or none"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_config(spec)
 
 
 def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():
@@ -210,11 +212,9 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
     own = tmp_path / "configs" / "glyphs.py"
     own.write_text("from hypjax.config import default_config as get_config")
     assert load_config("glyphs").variant == ""
-    for spec, nearest in (("glyph", "glyphs"), ("configs/glyph.py", "configs/glyphs.py")):
-        with pytest.raises(UserError, match=f"{spec}; did you mean {nearest}?"):
+    for spec in ("glyph", "other/glyphs.py"):
+        with pytest.raises(UserError, match=f"no configuration file {spec}; hypjax has .*glyphs"):
             load_config(spec)
-    with pytest.raises(UserError, match="no configuration file other/glyphs.py"):
-        load_config("other/glyphs.py")
 
 
 @pytest.fixture
@@ -286,18 +286,3 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
         config = load_config(name, path)
         assert config.variant == variant
         assert config == load_config(f"{name}:{variant}", path)
-
-
-def test_an_accelerator_is_one_that_jax_has_a_plugin_for(monkeypatch, tmp_path):
-    (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(machine, "_ACCELERATORS", (tmp_path / "nvidiactl",))
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    for plugin, platforms, found in (
-        ("jax", "", True),
-        ("jax", "cuda", True),
-        ("jax", "cpu", False),
-        ("no_such_plugin", "", False),
-    ):
-        monkeypatch.setattr(machine, "_PLUGINS", (plugin,))
-        monkeypatch.setenv("JAX_PLATFORMS", platforms)
-        assert machine.has_accelerator() is found

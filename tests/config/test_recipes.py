@@ -1,36 +1,23 @@
-"""The configurations of the four benchmarks: published values, and two training steps of each."""
-
-import dataclasses
+"""The configurations of the four benchmarks: published values."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax import parallel
 from hypjax.config import default_workdir, flatten, identity, load_config, validate, variants
-from hypjax.data.parts import Splits
-from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
 from hypjax.models import (
-    Embedder,
-    VisionTransformer,
     create_embedder,
     create_encoder,
     cut,
     model_shapes,
 )
 from hypjax.models.architectures import published_weights
-from hypjax.objectives import Spec
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.train import train_and_evaluate
-from hypjax.training.learner import build_learner
 from hypjax.training.optim import split_frozen
-from hypjax.training.setup import create_plans
-from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
-from tests.helpers.pictures import dataset_of
-from tests.helpers.steps import leaves
 
 # These values are copied from the papers and the released code, not from hypjax.config.recipes.
 
@@ -323,64 +310,6 @@ def test_the_recipes_of_groceries_for_a_cpu_see_fewer_pixels():
         assert config.train.samples_per_class == samples and config.data.image_size == 224
         # The classes of a batch are not held out for validation: 36 of 45 are not.
         assert config.train.batch_size // samples <= 36
-
-
-# Two steps of recipes with their sampling, pooling, objective and optimiser, but with a tiny
-# Transformer, three classes per batch and images of noise.
-TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
-CLASSES = 3
-FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@pytest.fixture(scope="module")
-def splits():
-    """Five classes with 4 to 12 images, some of them fewer than samples_per_class."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(5), [4, 6, 8, 10, 12])
-    sizes = rng.integers(33, 48, (len(labels), 2))
-    pixels = [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
-    images = dataset_of(pixels, labels)
-    return Splits(images, None, images, None, fingerprint="")
-
-
-def two_steps(config, splits):
-    """The states before, between and after two steps, and the metrics of the second."""
-    config.train.batch_size = CLASSES * config.train.samples_per_class
-    distilled = "distilled" in config.model.architecture
-    encoder = VisionTransformer(**TINY, class_tokens=1 + distilled, pooling=config.model.pooling)
-    kind = config.model.head
-    model = Embedder(encoder, encoder.dim if kind == "none" else config.model.head_dim, kind)
-    learner = dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), model=model)
-    sizes = (16, model.head_dim, 40, config.train.batch_size)
-    spec = Spec(5, config.train.samples_per_class, *sizes)
-    shapes = jax.eval_shape(lambda: create_state(learner, spec))
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    # Noise takes the place of the initial parameters, whose program takes long to compile.
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), state.params)
-    states = [state._replace(params=params)]
-    step = jax.jit(make_train_step(learner), compiler_options=FAST_COMPILATION)
-    plans = create_plans(config, splits)
-    for batch in training_batches(splits.train, plans, range(2), View(32, 32, 3)):
-        state, metrics = step(states[-1], batch)
-        states.append(state)
-    return states, metrics
-
-
-# One of each recipe: others differ in numbers alone, which other tests compare.
-STEPPED = ["hyp-deit", "sph-vit", "mix-dino", "softtriple-dino", "hier-dino", "irt-r-distilled"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", STEPPED)
-def test_two_steps_change_all_parameters_that_are_not_frozen(splits, variant):
-    config = load("cub", variant, ["data.image_size=32", "optim.groups=()"])
-    (first, _, last), metrics = two_steps(config, splits)
-    assert np.isfinite(metrics["loss"]) and metrics["finite"]
-    assert metrics["learning_rate"] == np.float32(config.optim.learning_rate)
-    frozen, before = "patch_projection" in config.optim.frozen, leaves(first.params)
-    for name, values in leaves(last.params).items():
-        assert np.array_equal(values, before[name]) == (frozen and "patch_embed" in name), name
 
 
 def test_a_missing_dataset_is_reported_in_one_sentence(tmp_path):

@@ -2,13 +2,10 @@
 
 import io
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from hypjax.config import default_config
@@ -147,37 +144,6 @@ def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, m
     finally:
         added.unlink()
     assert changed.fingerprint != first.fingerprint
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
-    """A pipe would block forever, and a device has no end."""
-    several(tmp_path, 2, 2, 2, 2)
-    make(tmp_path / "a" / "3.jpg")
-    with pytest.raises(UserError, match=r"3\.jpg \(not a regular file\)"):
-        open_at(tmp_path, test_classes=2)
-    with pytest.raises(OSError, match="not a regular file"):
-        pixels.read_image(str(tmp_path / "a" / "3.jpg"), 3)
-
-
-def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
-    """Their pixels would fill the memory if each core decoded one."""
-    monkeypatch.setattr(pixels, "_IN_FLIGHT", pixels._InFlight(most=150))
-    content, active, seen = encoded(Image.new("RGB", (10, 10))), [], []
-    load = Image.Image.load
-
-    def slow(self):
-        active.append(self)
-        seen.append(len(active))
-        time.sleep(0.02)
-        active.pop()
-        return load(self)
-
-    monkeypatch.setattr(PngImageFile, "load", slow)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: pixels.decode(content, 3), range(8)))
-    assert max(seen) == 1
-    assert pixels.decode(encoded(Image.new("RGB", (100, 10))), 3).size == (100, 10)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("jpeg", (200, 150)), ("png", (800, 600))])

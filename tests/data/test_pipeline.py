@@ -7,8 +7,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +15,12 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import UserError
 from hypjax.models.layers import mirror, normalize
+from hypjax.system.array_cache import ArrayCache
 from hypjax.types import Batch, View
 from tests.helpers.pictures import dataset_of, encoded
 
@@ -90,30 +88,6 @@ def test_a_dead_worker_is_one_sentence():
         batches(deadly, last=20, workers=1)
 
 
-ORPHAN = """
-import multiprocessing, os, signal, sys, time
-from hypjax.data.workers import _start_worker
-
-def kill_parent_and_sleep():
-    _start_worker(0, 1)
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    multiprocessing.get_context("spawn").Process(target=kill_parent_and_sleep).start()
-    time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_ends_with_its_parent(tmp_path):
-    """The output, which the worker holds as well, stays open as long as one of the two lives."""
-    path = tmp_path / "program.py"
-    path.write_text(ORPHAN)
-    done = subprocess.run([sys.executable, path], capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_broken_images_are_named_by_workers_and_threads(workers):
     records = list(random_dataset().records)
@@ -175,7 +149,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
     np.testing.assert_array_equal(dataset_of_files(files[0]).crop(0, BOX, 32, 3), expected)
     for channels in (1, 3):
         exact = dataset_of_files(*files)
-        decoded = DecodedImages(tmp_path / str(channels), exact.sizes, channels)
+        decoded = ArrayCache(tmp_path / str(channels), len(exact))
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
@@ -189,48 +163,29 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_resumed(tmp_path):
+def test_the_host_cache_is_filled_once_and_resumed(tmp_path, monkeypatch):
     exact = random_dataset()
-    decoded = DecodedImages(tmp_path / "cache", exact.sizes, 3)
-    calls = []
+    cached = dataclasses.replace(exact, decoded=ArrayCache(tmp_path / "cache", 30))
+    calls, decode = [], pixels.decode
 
-    def decode(i, stop=None):
-        calls.append(i)
-        if i == stop:
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 20:
             raise KeyboardInterrupt
-        return np.asarray(exact.image(i, 3))
+        return decode(*arguments, **options)
 
+    monkeypatch.setattr("hypjax.data.dataset._AHEAD", 8)
+    monkeypatch.setattr(pixels, "decode", counted)
     with pytest.raises(KeyboardInterrupt):
-        decoded.fill(functools.partial(decode, stop=20))
-    calls.clear()
-    decoded.fill(decode)
-    assert 0 < min(calls) <= 20 and sorted(calls) == list(range(min(calls), 30))
+        fill_cache(cached, 3)
+    calls[:] = [None] * 20
+    fill_cache(cached, 3)
+    assert len(calls) == 20 + 30 - 16
     for i in range(len(exact)):
-        np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
-    calls.clear()
-    decoded.fill(decode)
-    assert not calls
-
-
-def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
-    exact = random_dataset()
-    folder = tmp_path / "cache"
-    cached = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
+        np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
+    calls[:] = [None] * 20
     fill_cache(cached, 3)
-    content = bytearray((folder / "arrays").read_bytes())
-    content[5] ^= 1  # In the first image.
-    (folder / "arrays").write_bytes(content)
-    cached = pickle.loads(pickle.dumps(cached))
-    for _ in range(2):
-        for i in (0, 1):
-            np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-    assert capsys.readouterr().err.count(f"{folder} is damaged; ") == 1
-    later = pickle.loads(pickle.dumps(cached))  # Another worker, which has not opened the file.
-    np.testing.assert_array_equal(later.image(1, 3), exact.image(1, 3))
-    fill_cache(cached, 3)
-    again = dataclasses.replace(exact, decoded=DecodedImages(folder, exact.sizes, 3))
-    np.testing.assert_array_equal(again.image(0, 3), exact.image(0, 3))
-    assert capsys.readouterr().err == ""
+    assert len(calls) == 20
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -11,11 +11,10 @@ from hypjax import parallel
 from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
-from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import ResizeCrop
-from hypjax.errors import UserError
+from hypjax.system.array_cache import ArrayCache
 from hypjax.training.setup import build
 from hypjax.types import View
 from tests.helpers import small_runs
@@ -48,7 +47,7 @@ def squashed(array, side):
 def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_path):
     arrays, dataset = pictures(channels=channels)
     if cached:
-        decoded = DecodedImages(tmp_path / "cache.bin", dataset.sizes, channels)
+        decoded = ArrayCache(tmp_path / "cache", len(dataset))
         dataset = dataclasses.replace(dataset, decoded=decoded)
         fill_cache(dataset, channels)
     plans, view = plans_of(dataset), VIEW._replace(channels=channels)
@@ -101,18 +100,3 @@ def test_views_are_built_from_the_configuration(photos_folder):
     assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
     assert setup.evaluator.images.source.view == View(16, 20, 3, "squash")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ("train_view=resize_crop resize=4", "data.resize is 4; it must be at least data.image_si"),
-        ("stored_side=10", "data.stored_side is 10; it must be None unless run.cache"),
-        ("cache=device decoder=fast", "run.cache is 'device'; it must be none if data.decode"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(photos_folder, fields, message):
-    fields = [f"{'run' if 'cache' in field else 'data'}.{field}" for field in fields.split()]
-    with pytest.raises(UserError, match=message):
-        small_runs.load(photos_folder, *fields)
-    assert small_runs.load(photos_folder, "data.test_view=squash", "data.resize=4")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hypjax import evaluate
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -127,7 +127,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
     found.insert(5, found[0]._replace(path=broken))
-    whole = embedder.embed_to(tmp_path / "whole.npz", ImageSet.of_photos(found))
+    whole = embedder.embed_to(tmp_path / "whole.npz", images_of_photos(found))
     batches, seen = embedder.batches, []
 
     def interrupted(dataset, few):
@@ -136,12 +136,12 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 
     monkeypatch.setattr(embedder, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]
     )
-    resumed = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+    resumed = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -212,14 +212,14 @@ def test_refined_searches_are_those_of_the_gallery(embedder, gallery, photos_fol
 def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(find_photos(str(tmp_path))))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(find_photos(str(tmp_path))))
     monkeypatch.setattr(embedder, "_compiled", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)
     found = find_photos(str(photos_folder))
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
@@ -232,7 +232,7 @@ def test_a_file_of_other_images_is_not_replaced(embedder, gallery, photos_folder
     gallery.save(path)
     for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
-            embedder.embed_to(path, ImageSet.of_photos(changed))
+            embedder.embed_to(path, images_of_photos(changed))
 
 
 def test_a_projection_of_another_model_is_not_used(run, tmp_path):

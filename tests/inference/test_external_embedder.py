@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from hypjax.data import image_set
+from hypjax.data.dataset import joined
 from hypjax.data.image_set import open_prepared
 from hypjax.data.parts import Splits
 from hypjax.data.photo_dataset import as_dataset
@@ -185,6 +186,17 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
     monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
     with pytest.raises(UserError, match="class0/0.png is not finite"):
         embedder.embed_photos(find_photos(str(photos_folder)))
+
+
+def test_joined_datasets_keep_groups_and_boxes(photos_folder):
+    photos = find_photos(str(photos_folder))
+    grouped = as_dataset([p._replace(superlabel=p.label[-1]) for p in photos])
+    first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
+    both = joined(first, second)
+    assert both.groups.tolist() == [photo.label[-1] for photo in photos]
+    assert both.class_names.tolist() == [photo.label for photo in photos]
+    assert both[5:9].names.tolist() == [str(photo.path) for photo in photos[5:9]]
+    assert both.boxes is None
 
 
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hypjax.data.image_set import ImageSet
+from hypjax.data.image_set import images_of_photos
 from hypjax.data.photos import find_photos
 from hypjax.errors import UserError
 from hypjax.inference.model import Model
@@ -74,10 +74,10 @@ def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
 
 
 def test_parts_are_whole_batches_and_hold_all_images(photos_folder):
-    images = ImageSet.of_photos(find_photos(str(photos_folder)))
+    images = images_of_photos(find_photos(str(photos_folder)))
     for count in range(1, 9):
         parts = [Shard(i, count).of(images, 8) for i in range(1, count + 1)]
-        assert [name for part in parts for name in part.ids] == images.ids.tolist()
+        assert [name for part in parts for name in part.names] == images.names.tolist()
         assert all(map(len, parts)) and all(len(part) % 8 == 0 for part in parts[:-1])
     with pytest.raises(UserError, match="60 images are 8 batches of 8, too few for 9 parts"):
         Shard(1, 9).of(images, 8)

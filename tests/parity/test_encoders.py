@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.photo_dataset import files_of
+from hypjax.data.photo_dataset import as_dataset
 from hypjax.data.photos import find_photos
 from hypjax.errors import UserError
 from hypjax.inference.external_embedder import open_encoder
@@ -30,7 +30,7 @@ def images(photos_folder):
 
 
 def features(spec, photos_folder, **options):
-    dataset = files_of(find_photos(str(photos_folder / "class1")))
+    dataset = as_dataset(find_photos(str(photos_folder / "class1")))
     (batch,) = open_encoder(spec, **options).batches(dataset)
     assert batch[0].dtype == np.float32 and not batch[1]
     return batch[0]

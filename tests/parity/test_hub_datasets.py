@@ -126,7 +126,7 @@ def test_subsets_and_splits_of_a_repository(written):
     splits = open_images("hf://me/photos?subset=small").splits
     assert splits.tolist() == 30 * ["train"] + 30 * ["test"]
     images = open_images("hf://me/photos?subset=small&split=test")
-    assert images.splits is None and images.ids[0] == "hf://me/photos/test/0"
+    assert images.splits is None and images.names[0] == "hf://me/photos/test/0"
     for where, words in (
         ("hf://me/photos?split=dev", "no split dev"),
         ("hf://me/photos?subset=large", "large"),
@@ -168,14 +168,14 @@ def test_columns_are_known_by_types_names_and_options(birds):
     kinds = {"kind": datasets.ClassLabel(names=["robin", "wren"])}
     where = birds("photo", kinds, kind=[0, 1, 1, -1], coarse_label=["x", "y", "y", "y"])
     images = open_images(where)
-    assert images.labels.tolist() == ["robin", "wren", "wren", ""]
-    assert images.superlabels.tolist() == ["x", "y", "y", "y"]
-    assert images.dataset.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
+    assert images.class_names.tolist() == ["robin", "wren", "wren", ""]
+    assert images.groups.tolist() == ["x", "y", "y", "y"]
+    assert images.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
     where = birds(label=[1.0, None, 2.0, 0.5], split=["train", "test"] * 2, species=list("abab"))
     images = open_images(where)
-    assert images.labels.tolist() == ["1", "", "2", "0.5"]
+    assert images.class_names.tolist() == ["1", "", "2", "0.5"]
     assert images.splits.tolist() == ["train", "test"] * 2
-    assert open_images(f"{where}?label=species").labels.tolist() == list("abab")
+    assert open_images(f"{where}?label=species").class_names.tolist() == list("abab")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_columns_are_known_by_types_names_and_options(birds):
         ({"label": list("abcd")}, "?label=species", "no species"),
         ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
-        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel y"),
+        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel"),
     ],
 )
 def test_mistakes_are_one_sentence(columns, options, words, birds, tmp_path, monkeypatch):

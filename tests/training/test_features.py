@@ -47,7 +47,7 @@ def file(squares, tmp_path_factory):
     )
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
-    names = np.array([str(train.names[i]) for i in range(48)])
+    names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
     classes = np.array(list("abcdefghijkl"))[labels]
     np.savez(path, features=training_features(built, params), labels=classes, ids=names)
     return path

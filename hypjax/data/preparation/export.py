@@ -45,7 +45,7 @@ def _export_split(builder: tfds.core.DatasetBuilder, split: str, output: pathlib
     folders = _file_names(records.class_names)
     names = _file_names(records.names)
     for i in tqdm.trange(len(names), desc=split, unit="image", disable=None, leave=False):
-        image = records.images[i]["image"]
+        image = records.records[i]["image"]
         folder = output / split / folders[records.class_names[i]]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _with_suffix(names[records.names[i]], image)).write_bytes(image)

@@ -1,5 +1,6 @@
 """Datasets of particular objects: prepared from official files, and opened with their relations."""
 
+import dataclasses
 import os
 import pickle
 import tarfile
@@ -89,7 +90,7 @@ def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
     queries = oxford(tmp_path, tmp_path / "data", run=run).test
     for test in ("centre_crop", "squash"):
         view = View(8, 8, 3, test)
-        whole = queries.image(0, 3)
+        whole = dataclasses.replace(queries, boxes=None).image(0, 3)
         cut = whole.crop((2.4, 3, 15.6, 12))  # Pillow rounds the box.
         if test == "squash":
             expected = cut.resize((8, 8), 3)

@@ -80,12 +80,13 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete,
     label_names = builder.info.features["label"].names
     for split, files in written.items():
         found = records.open_records(builder, split)
-        assert [image["image"] for image in found.images] == [file.content for file in files]
+        assert [image["image"] for image in found.records] == [file.content for file in files]
         assert found.names.tolist() == [file.name for file in files]
         assert found.class_names.tolist() == [file.label for file in files]
-        assert found.superlabels.tolist() == [file.superlabel for file in files]
+        assert found.groups.tolist() == [file.superlabel for file in files]
         assert [label_names[label] for label in found.labels] == found.class_names.tolist()
-        assert found.checksums.tolist() == [zlib.crc32(file.content) for file in files]
+        checksums = records.read_index(builder, split, ["checksum"])["checksum"].to_pylist()
+        assert checksums == [zlib.crc32(file.content) for file in files]
         raw = {"image": tfds.decode.SkipDecoding()}
         for image, size, label, path in zip(
             builder.as_data_source(split, decoders=raw),
@@ -122,7 +123,7 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
     builder = prepared(tmp_path)
     assert list(builder.info.splits) == ["train"]  # A split without images is left out.
     found = records.open_records(builder, "train")
-    for name, image, size in zip(found.names, found.images, found.sizes, strict=True):
+    for name, image, size in zip(found.names, found.records, found.sizes, strict=True):
         kind, content = images[name]
         assert image["image"] == content
         assert tuple(size) == ((1, 1) if kind == "1x1" else (10, 12))
@@ -178,7 +179,7 @@ def test_glyphs_are_prepared_when_they_are_opened(tmp_path, monkeypatch):
     builder = open_builder("glyphs", str(tmp_path))
     found = [records.open_records(builder, split) for split in builder.info.splits]
     assert sum(len(part.labels) for part in found) == 5
-    assert {label for part in found for label in part.superlabels} == {"Latin", "Cyrillic"}
+    assert {label for part in found for label in part.groups} == {"Latin", "Cyrillic"}
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
     assert open_builder("glyphs", str(tmp_path)).data_dir == builder.data_dir
 
@@ -207,7 +208,7 @@ def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
     there = open_builder("cub200", "memory://bucket/data")
     assert pathlib.Path(there.data_dir).is_relative_to(cache)
     one, two = (records.open_records(builder, "test") for builder in (here, there))
-    assert [i["image"] for i in one.images] == [i["image"] for i in two.images]
+    assert [i["image"] for i in one.records] == [i["image"] for i in two.records]
     bucket.rm("/bucket", recursive=True)
     assert open_builder("cub200", "memory://bucket/data/").data_dir == there.data_dir
 
@@ -247,7 +248,7 @@ def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
     assert found.sizes.tolist() == [[11, 16]] * 4
     for i, image in enumerate(written["test"]):  # Pixels 3 to 18 and 2 to 12, counted from 1.
         whole = np.asarray(pixels.decode(image.content, 3), np.int32)[1:12, 2:18]
-        cut = np.asarray(pixels.decode(found.images[i]["image"], 3), np.int32)
+        cut = np.asarray(pixels.decode(found.records[i]["image"], 3), np.int32)
         assert np.abs(whole - cut).mean() < 3
     with pytest.raises(UserError, match="holds the part train_boxes"):
         prepared(tmp_path, "cars196", allow_partial=True)
@@ -327,7 +328,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
         damage(folder / file)
         with pytest.raises(UserError, match="damaged .*remove that folder.*--dataset=cub200"):
             found = records.open_records(open_builder("cub200", str(tmp_path / "data")), "train")
-            assert all(found.images)
+            assert all(found.records)
         shutil.rmtree(folder)
         shutil.copytree(intact, folder)
 

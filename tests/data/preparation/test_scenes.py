@@ -125,11 +125,11 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     assert np.array_equal(*train.labels[pairs.T]) and (pairs[:, 0] != pairs[:, 1]).all()
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
     boxes, judgements = read_judgements(builder, query.names, gallery.names)
-    assert np.array_equal(Image.open(io.BytesIO(query.images[1]["image"])), rendered.pixels)
+    assert np.array_equal(Image.open(io.BytesIO(query.records[1]["image"])), rendered.pixels)
     assert tuple(boxes[1]) == rendered.box
     assert query.names[1].endswith(f"/{view.thing.glyph.face}/query0")
     assert query.class_names[1] == view.thing.name
-    assert query.superlabels[1] == view.thing.letter.script
+    assert query.groups[1] == view.thing.letter.script
     for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
