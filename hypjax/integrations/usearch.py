@@ -38,7 +38,7 @@ from hypjax.retrieval.euclidean import (
 )
 from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
-from hypjax.system.files import checksums, replacing, write_json
+from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
@@ -138,7 +138,7 @@ class GraphGallery(ArrayGallery):
 
         facts = json.loads((path / _FACTS).read_text())
         for name, expected in facts.pop("checksums").items():  # usearch crashes on damaged files.
-            if checksums(path / name) != expected:
+            if sha256(path / name) != expected:
                 raise ValueError(f"the checksum of {name} is wrong")
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(path / _IMAGES)
@@ -177,7 +177,7 @@ class GraphGallery(ArrayGallery):
                 "rounded": self.rounded,
                 "candidates": self.candidates,
                 "recall": self.recall,
-                "checksums": {n: checksums(folder / n) for n in (_GRAPH, _POINTS, _IMAGES)},
+                "checksums": {n: sha256(folder / n) for n in (_GRAPH, _POINTS, _IMAGES)},
             }
             write_json(folder / _FACTS, facts)
 

@@ -11,7 +11,6 @@ import tqdm
 from hypjax.errors import on_one_line, redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
-_SHORTEST_BAR = 5  # Characters.
 
 _muted = False
 _warnings: list[str] = []
@@ -64,9 +63,9 @@ class Progress:
         """Starts the display, after the first of a total of steps, with so many images in each."""
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
-        self._compiling = True
-        self._first, self._started = first, time.monotonic()
-        self._last_line = self._started
+        self._last_line = time.monotonic()
+        # Set after the first step, which compiles, to leave it out of the rate.
+        self._first, self._started = total, 0.0
         self._bar = None
         if sys.stderr.isatty() and not _muted:
             options = {"dynamic_ncols": True, "bar_format": "{n}/{total} {bar}{desc}"}
@@ -75,16 +74,15 @@ class Progress:
     def advance(self) -> None:
         """Counts one step."""
         self._step += 1
-        if self._compiling:  # The first step compiles: leave it out of the rate.
-            self._compiling = False
+        if not self._started:
             self._first, self._started = self._step, time.monotonic()
             say(f"training until step {self._total}")
         if self._bar:
-            self._show_bar()
+            self._bar.set_description_str(self._description(), refresh=False)
             self._bar.update()
         elif time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total:
             self._last_line = time.monotonic()
-            say(self._line())
+            self._say_line()
 
     def show(self, values: Mapping[str, float]) -> None:
         """Shows the latest loss, its level at chance, the recall and the learning rate.
@@ -93,32 +91,22 @@ class Progress:
         """
         self._values = values
         if self._bar:
-            self._show_bar()
-            self._bar.refresh()
+            self._bar.set_description_str(self._description())
         elif self._step == self._total:
-            say(self._line())
+            self._say_line()
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
         if self._bar:
             self._bar.close()
 
-    def _show_bar(self) -> None:
-        """Gives the bar the items for which there is room beside it."""
-        room = (self._bar.ncols or 80) - len(f"{self._total}/{self._total} ") - _SHORTEST_BAR
-        shown = ""
-        for item in self._items():
-            if len(f"{shown}  {item}") <= room:
-                shown += f"  {item}"
-        self._bar.set_description_str(shown, refresh=False)
+    def _say_line(self) -> None:
+        say(f"step {self._step}/{self._total}{self._description()}")
 
-    def _line(self) -> str:
-        return "  ".join([f"step {self._step}/{self._total}", *self._items()])
-
-    def _items(self) -> list[str]:
-        """What is known of the training, the most important first."""
+    def _description(self) -> str:
+        """What is known of the training, the most important first: tqdm cuts what does not fit."""
         items, values = [], self._values
-        rate = (self._step - self._first) / max(time.monotonic() - self._started, 1e-9)
+        rate = max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9)
         if rate:
             left = tqdm.tqdm.format_interval((self._total - self._step) / rate)
             items.append(f"{left} left")
@@ -131,4 +119,4 @@ class Progress:
             items.append(f"{rate * self._batch_size:.0f} img/s")
         if "learning_rate" in values:
             items.append(f"lr {values['learning_rate']:.1e}")
-        return items
+        return "".join(f"  {item}" for item in items)

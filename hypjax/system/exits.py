@@ -82,9 +82,6 @@ def deferred(message: str) -> Iterator[Interrupt]:
     signals, nothing is deferred.
     """
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
 
     def handle(signum: int, frame: object) -> None:
         del frame
@@ -92,12 +89,12 @@ def deferred(message: str) -> Iterator[Interrupt]:
         restore()
         console.say_here(message)
 
-    previous = {number: signal.signal(number, handle) for number in ENDING}
-
     def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
+    main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in ENDING if main}
     try:
         yield interrupt
     finally:

@@ -1,31 +1,22 @@
-"""Files: writes that survive a power failure, and arrays of files that anyone may have made."""
+"""Files: writes that leave the old state or the new one, and arrays that anyone may have made."""
 
 import contextlib
 import ctypes
 import errno
-import fcntl
 import glob
 import hashlib
 import json
 import os
 import pathlib
 import shutil
-import sys
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
 
-from hypjax.system.machine import usable_cores
-
-_ARRAY = np.lib.format.MAGIC_PREFIX
-_CHECKSUM_BLOCK = 1 << 24  # Bytes of a file with a checksum of their own.
 _ABANDONED = 86400  # Seconds after which a temporary file is no longer being written.
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD; RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.
+_HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -65,12 +56,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
     """Exchanges two folders: no system can rename a folder to one that is not empty."""
-    library, names = ctypes.CDLL(None), (os.fsencode(new), os.fsencode(old))
-    if sys.platform == "darwin":
-        failed = library.renamex_np(*names, _EXCHANGE)
-    else:
-        failed = library.renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE)
-    if failed:  # NFS cannot; a kill between these two leaves the old folder as .NAME.previous.
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(new), os.fsencode(old)
+    if exchange is None or exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE):
+        # As on macOS and NFS. A kill between these two leaves the old folder as .NAME.previous.
         previous = old.with_name(f".{old.name}.previous")
         remove(previous)
         old.rename(previous)
@@ -95,22 +84,14 @@ def sha256(path: pathlib.Path) -> str:
 def flush(file: IO[Any]) -> None:
     """Waits until what was written to a file is on the disk."""
     file.flush()
-    _flush(file.fileno())
-
-
-def _flush(descriptor: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):  # On macOS, fsync stops at the cache of the drive.
-        with contextlib.suppress(OSError):  # Not on every file system.
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-            return
-    os.fsync(descriptor)
+    os.fsync(file.fileno())
 
 
 def sync(path: pathlib.Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        _flush(descriptor)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Not every system syncs folders.
             raise
@@ -120,23 +101,8 @@ def sync(path: pathlib.Path) -> None:
 
 def sync_all(path: pathlib.Path) -> None:
     """Waits until a file, or a folder and everything below it, is on the disk."""
-    for root, _, files in os.walk(path, topdown=False):
-        for name in (*files, ""):
-            sync(pathlib.Path(root, name))
-    if path.is_file():
-        sync(path)
-
-
-def checksums(path: pathlib.Path) -> list[int]:
-    """CRC-32 of each 16 MB of a file."""
-
-    def of(start: int) -> int:
-        with path.open("rb") as file:
-            file.seek(start)
-            return zlib.crc32(file.read(_CHECKSUM_BLOCK))
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        return list(pool.map(of, range(0, path.stat().st_size, _CHECKSUM_BLOCK)))
+    for inner in (*path.rglob("*"), path):
+        sync(inner)
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -146,24 +112,13 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     something else than plain arrays.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            return {name.removesuffix(".npy"): _member(archive, name) for name in names}
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        if all(isinstance(array, np.ndarray) for array in arrays.values()):
+            return arrays
+        cause = None
     except OSError:
         raise
-    # NumPy and zipfile raise almost anything: for encrypted members, for shapes beyond the memory,
-    # and for damaged headers.
-    except Exception as error:
-        with path.open("rb") as file:
-            if file.read(len(_ARRAY)) == _ARRAY:
-                raise ValueError("one array (.npy) and not an .npz file of several") from error
-        raise ValueError("damaged, or not an .npz file of plain arrays") from error
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of an .npz file, whose checksum zipfile compares at the end of the member."""
-    with archive.open(name) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        if member.read(1):
-            raise ValueError(f"{name} is longer than its header says")
-    return array
+    except Exception as error:  # NumPy and zipfile raise almost anything.
+        cause = error
+    raise ValueError("damaged, or not an .npz file of plain arrays") from cause

@@ -1,16 +1,15 @@
 """Repositories of models on the Hugging Face hub."""
 
-import errno
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system import console
 
 SCHEME = "hf://"
 _PLAIN = {".gitattributes", "LICENSE", "README.md"}  # What a new repository may hold.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class UnreachableError(Exception):
@@ -35,15 +34,8 @@ def split(location: str) -> tuple[str, str | None]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name, OWNER/NAME, as the hub allows it."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(text)
-    except HFValidationError:
-        return False
-    return text.count("/") == 1 and text.isascii()
+    """Whether a text has the form of a repository's name, OWNER/NAME."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII) is not None
 
 
 def download(location: str, files: Sequence[str]) -> pathlib.Path:
@@ -52,21 +44,17 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     from huggingface_hub import errors
 
     name, revision = split(location)
+    options = {"revision": revision, "allow_patterns": list(files)}
     try:
-        return fetch(
-            huggingface_hub.snapshot_download,
-            name,
-            revision=revision,
-            allow_patterns=list(files),
-        )
+        return fetch(huggingface_hub.snapshot_download, name, **options)
     except errors.RevisionNotFoundError as error:
         raise UserError(f"the repository {name} has no revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
         raise UserError(
-            f"the repository {name} is not in this machine's cache, and the hub cannot be "
-            f"reached ({error})"
+            f"cannot read the repository {name} from the hub, nor from this machine's cache "
+            f"({error}); with HF_HUB_OFFLINE=1, only the cache is asked"
         ) from error
 
 
@@ -77,20 +65,18 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
 
     logging.set_verbosity_error()  # Or it reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
-    answers = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-    answers += (errors.EntryNotFoundError,)
     try:
         return pathlib.Path(download(*args, **options))
+    except errors.LocalEntryNotFoundError as error:
+        raise UnreachableError(reason(error.__cause__ or error)) from error
+    except (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.EntryNotFoundError,
+    ):
+        raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
-        if isinstance(error, answers) and not isinstance(error, errors.LocalEntryNotFoundError):
-            raise
-        if isinstance(error, OSError) and error.errno in _DISK:
-            raise UserError(f"cannot write to the hub's cache ({error.strerror})") from error
-        reason = type(error.__cause__ or error).__name__
-    try:
-        return pathlib.Path(download(*args, **options, local_files_only=True))
-    except Exception as error:
-        raise UnreachableError(reason) from error
+        raise UnreachableError(reason(error)) from error
 
 
 def upload(
@@ -109,7 +95,7 @@ def upload(
     that holds other files, and not the `marker`, is someone's own, and is refused.
     """
     import huggingface_hub
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     if not huggingface_hub.get_token():
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
@@ -128,9 +114,6 @@ def upload(
         commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
     except UserError:
         raise
-    except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", "no status")
-        raise UserError(f"the hub refused to write to {name} ({status})") from error
     except Exception as error:  # HTTP clients raise errors of many types.
-        raise UserError(f"the hub cannot be reached ({type(error).__name__})") from error
+        raise UserError(f"cannot write to {name} on the hub ({reason(error)})") from error
     return str(commit.commit_url)

@@ -9,26 +9,35 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from hypjax.errors import UserError, writing
 from hypjax.system import console
 
-_LOCK = ".lock"
-
 
 @contextlib.contextmanager
-def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
-    """Locks a folder, which is created, during the body; waits while another process holds it.
+def claimed(folder: pathlib.Path, purpose: str, remedy: str = "") -> Iterator[None]:
+    """Locks a folder, which is created, during the body.
 
-    The purpose is shown while waiting.
+    While another process holds it, shows the purpose and waits; with a remedy, raises a `UserError`
+    instead.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a+b", buffering=0) as lock:
-        if not _locks(lock, folder):
-            console.say(f"waiting for {_owner(lock)} ({purpose})")
+    with (folder / ".lock").open("a+b", buffering=0) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().decode() or "another process"
+            if remedy:
+                raise UserError(
+                    f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
+                ) from None
+            console.say(f"waiting for {owner} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_owner(lock)
+        except OSError:  # Not every file system has locks.
+            console.warn(f"{folder} cannot be locked; let no other process write to it")
+        lock.truncate(0)  # Only messages read this.
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
@@ -37,35 +46,7 @@ def claimed_or_refused(
     folder: pathlib.Path, remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
     """Locks a folder, which is created, during the body; refuses one that a process holds."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("a+b", buffering=0)
-    with lock:
-        if not _locks(lock, folder):
-            raise UserError(
-                f"{folder} is in use by {_owner(lock)}; wait for it to end, or {remedy}"
-            )
-        _write_owner(lock)
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            stack.enter_context(claimed(folder, "", remedy))
         yield
-
-
-def _locks(lock: BinaryIO, folder: pathlib.Path) -> bool:
-    """Whether a lock could be taken; on a file system without locks, a warning says so."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        console.warn(f"{folder} cannot be locked; let no other process write to it")
-    return True
-
-
-def _owner(lock: BinaryIO) -> str:
-    lock.seek(0)
-    return lock.read().decode(errors="replace") or "another process"
-
-
-def _write_owner(lock: BinaryIO) -> None:
-    with contextlib.suppress(OSError):  # Only messages read it.
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -56,28 +56,21 @@ def keep_freed_memory() -> None:
     """
     if any(map(os.path.exists, _ACCELERATORS)):
         return  # Steps need no memory of the host, whose threads decode in heaps of their own.
-    if (mallopt := _from_c("mallopt")) is not None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
             mallopt(parameter, value)
 
 
 def return_freed_memory() -> None:
     """Returns it to the system, before its memory is measured."""
-    if (trim := _from_c("malloc_trim")) is not None:
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def end_with_parent() -> None:
     """Has Linux kill this process when the thread that started it ends."""
     if sys.platform == "linux":
-        _from_c("prctl")(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _from_c(name: str) -> Any:
-    """A function of the C library, or None."""
-    with contextlib.suppress(OSError, TypeError):  # On Windows there is no such library.
-        return getattr(ctypes.CDLL(None), name, None)
-    return None
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def usable_cores() -> int:

@@ -28,16 +28,13 @@ class Written(NamedTuple):
 
 def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None):
     """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
-    folder = root / "CUB_200_2011"
-    splits, listed = {"train": [], "test": []}, []
+    splits = {"train": [], "test": []}
     for number in classes:
         label = f"{number:03d}.Bird_{number}"
-        paths = [f"{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
-        written = [_written(f"images/{path}", label, broken=broken) for path in paths]
+        names = [f"images/{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
+        written = [_written(name, label, broken=broken) for name in names]
         splits["train" if number <= 100 else "test"] += written
-        listed += reversed(paths)  # The official list is not sorted within a class.
-    _write_lines(folder / "images.txt", (f"{i} {path}" for i, path in enumerate(listed, 1)))
-    return _write(folder, splits)
+    return _write(root / "CUB_200_2011", splits)
 
 
 def write_cars(root, classes=(1, 2, 99, 100), images=3):
@@ -69,44 +66,35 @@ def write_half_cars(root, box=(3, 2, 18, 12)):
     return _write(root, splits)
 
 
-# Coarse classes in the order of the official list; here the first has 39 products, the others one.
+# Coarse classes in the order of the list: half of each department's, rounded up, are trained on.
 _GROCERIES = {
-    "Fruit": """Apple Avocado Banana Kiwi Lemon Lime Mango Melon Nectarine Orange Papaya
-        Passion-Fruit Peach Pear Pineapple Plum Pomegranate Red-Grapefruit Satsumas""",
-    "Packages": """Juice Milk Oatghurt Oat-Milk Sour-Cream Sour-Milk Soyghurt Soy-Milk Yoghurt""",
-    "Vegetables": """Asparagus Aubergine Cabbage Carrots Cucumber Garlic Ginger Leek Mushroom Onion
-        Pepper Potato Red-Beet Tomato Zucchini""",
+    "Fruit": ("Apple", "Kiwi", "Plum"),
+    "Packages": ("Juice", "Milk"),
+    "Vegetables": ("Asparagus", "Cabbage", "Leek"),
 }
 
 
 def write_grocery(root, icons=False):
-    """Writes root/GroceryStoreDataset: photos of the first and last coarse class of each half.
+    """Writes root/GroceryStoreDataset: apples of two kinds, and one product of other classes.
 
-    The first half of a department's coarse classes, rounded up, is trained on. With `icons`, photos
-    search the pictures of all products.
+    With `icons`, photos search the pictures of all products.
     """
     folder, tested = root / "GroceryStoreDataset/dataset", "query" if icons else "test"
     lists = {part: [] for part in ("train", "val", "test")}
     classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),..."]
-    splits, gallery, coarse_number = {"train": [], tested: []}, [], 0
+    splits, gallery = {"train": [], tested: []}, []
     for department, names in _GROCERIES.items():
-        coarse_classes = names.split()
-        half = (len(coarse_classes) + 1) // 2
-        for place, coarse in enumerate(coarse_classes):
-            for i in range(39 if coarse == "Apple" else 1):
+        for place, coarse in enumerate(names):
+            for i in range(2 if coarse == "Apple" else 1):
                 number, product, path = len(classes) - 1, f"{coarse}-{i}", f"{department}/{coarse}"
                 icon = f"iconic-images-and-descriptions/{path}/{product}_Iconic.jpg"
-                row = f"{product},{number},{coarse},{coarse_number},/{icon},/{icon}.txt"
-                classes.append(row)
+                classes.append(f"{product},{number},{coarse},0,/{icon},/{icon}.txt")
                 gallery.append(_written(icon, product, path))
-                if place not in (0, half - 1, half, len(coarse_classes) - 1) or i > 1:
-                    continue
+                split = "train" if place < (len(names) + 1) // 2 else tested
                 for part, rows in lists.items():
                     photo = f"{part}/{path}/{product}/{product}_001.jpg"
-                    rows.append(f"{photo}, {number}, {coarse_number}")
-                    split = "train" if place < half else tested
+                    rows.append(f"{photo}, {number}, 0")
                     splits[split].append(_written(photo, product, path))
-            coarse_number += 1
     for part, rows in lists.items():
         _write_lines(folder / f"{part}.txt", rows)
     _write_lines(folder / "classes.csv", classes)

@@ -54,15 +54,8 @@ def test_what_matters_fits_in_80_columns(monkeypatch, clock):
     last = [line for line in lines if line.strip()][-1]
     assert len(last) <= 80 and last.startswith("11/25000 ")
     shown = "3:28:14 left  loss 10.71 (chance 11.1)  R@1 0.532  512 img/s"  # Without compilation.
-    assert last.endswith(shown)
+    assert shown in last
     assert "training until step 25000" in lines
-
-
-def test_a_wide_terminal_shows_all_and_a_narrow_one_what_fits(monkeypatch, clock):
-    text = " ".join(written(monkeypatch, clock, columns=120))
-    assert "512 img/s  lr 1.6e-03" in text
-    text = " ".join(written(monkeypatch, clock, columns=45))
-    assert "R@1 0.532" in text and "chance" not in text and "lr" not in text
 
 
 def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch, clock):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 _CLASSES = 196  # The first half is for training.
 _ANNOTATIONS = "cars_annos.mat"
@@ -37,14 +37,10 @@ def _by_class(
     tree: FileTree, photos: Any, titles: Any, field: str, *, boxes: bool = False
 ) -> Iterator[Entry]:
     """Lists annotated photos by class number; the field of an annotation holds its name."""
-    try:
-        for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
-            name, number = str(photos[field][i]), int(photos["class"][i])
-            split = "train" if number <= _CLASSES // 2 else "test"
-            box = _box(photos[i]) if boxes else None
-            yield Entry(split, name, str(titles[number - 1]), box=box)
-    except (ValueError, TypeError, IndexError) as error:
-        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
+    for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
+        name, number = str(photos[field][i]), int(photos["class"][i])
+        split = "train" if number <= _CLASSES // 2 else "test"
+        yield Entry(split, name, str(titles[number - 1]), box=_box(photos[i]) if boxes else None)
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
@@ -74,17 +70,14 @@ def _half(note: str, *, boxes: bool) -> OfficialDataset:
         name="cars196",
         description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
         counts={"train": Count(4052, 98), "test": Count(4092, 98)},
-        source=Source(
-            folders=("cars196", "stanford_cars"),
-            entries=_TRAIN,
-            archives=(
-                Archive("cars_train.tgz", unpacked="cars_train/*"),
-                Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
-                Archive("cars_devkit.tgz", unpacked="devkit/*.mat"),
-            ),
-            required="cars_train.tgz and car_devkit.tgz",
-            origin=_NO_HOME,
+        folders=("cars196", "stanford_cars"),
+        entries=_TRAIN,
+        archives=(
+            Archive("cars_train.tgz", unpacked="cars_train/*"),
+            Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
         ),
+        required="cars_train.tgz and car_devkit.tgz",
+        origin=_NO_HOME,
         list_images=functools.partial(_list_half, boxes=boxes),
         note=f"the training half of Cars-196 (8144 of 16185 photos){note}: not comparable with "
         "published Recall@K",
@@ -95,14 +88,11 @@ DATASET = OfficialDataset(
     name="cars196",
     description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
-    source=Source(
-        folders=("cars196",),
-        entries=(_ANNOTATIONS, "car_ims"),
-        archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
-        required_lists=(_ANNOTATIONS,),
-        required="car_ims.tgz and cars_annos.mat",
-        origin=_NO_HOME,
-    ),
+    folders=("cars196",),
+    entries=(_ANNOTATIONS, "car_ims"),
+    archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
+    required="car_ims.tgz and cars_annos.mat",
+    origin=_NO_HOME,
     list_images=_list_images,
     parts={
         "train": _half("", boxes=False),

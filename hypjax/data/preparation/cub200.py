@@ -3,46 +3,36 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset
+from hypjax.data.preparation.sources import Archive, FileTree
 
 _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class and by path; the numbers of their folders are those of the classes."""
-    for path in sorted(_paths(tree)):
-        split = "train" if int(path[:3]) <= _CLASSES // 2 else "test"
-        yield Entry(split, f"images/{path}", label=path.split("/")[0])
-
-
-def _paths(tree: FileTree) -> Iterator[str]:
-    """Path of each image in images.txt, or in the folders without it."""
-    path = r"(\d{3}\.[^/]+/[^/]+)"
-    if "images.txt" in tree.files:
-        return (match[1] for match in read_rows(tree, "images.txt", rf"\d+\s+{path}"))
-    matches = (re.fullmatch(f"images/{path}", name) for name in tree.files)
-    return (match[1] for match in matches if match and match[1].lower().endswith((".jpg", ".jpeg")))
+    for name in sorted(tree.files):
+        if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
+            split = "train" if int(match[2]) <= _CLASSES // 2 else "test"
+            yield Entry(split, name, label=match[1])
 
 
 DATASET = OfficialDataset(
     name="cub200",
     description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
-    source=Source(
-        folders=("CUB_200_2011",),
-        entries=("images.txt", "images/[0-9][0-9][0-9].*"),
-        archives=(
-            Archive(
-                "CUB_200_2011.tgz",
-                unpacked="images/[0-9]*",
-                # Address and checksum as in tensorflow_datasets.
-                url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
-                sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
-            ),
+    folders=("CUB_200_2011",),
+    entries=("images/[0-9][0-9][0-9].*",),
+    archives=(
+        Archive(
+            "CUB_200_2011.tgz",
+            unpacked="images/[0-9]*",
+            # Address and checksum as in tensorflow_datasets.
+            url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
-        required="CUB_200_2011.tgz",
-        origin="https://data.caltech.edu/records/65de6-vp158",
     ),
+    required="CUB_200_2011.tgz",
+    origin="https://data.caltech.edu/records/65de6-vp158",
     list_images=_list_images,
 )

@@ -97,12 +97,6 @@ def face_path(face: str) -> pathlib.Path:
     return pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{face}.ttf")
 
 
-def usable_faces() -> list[str]:
-    """Returns the sorted names of the faces whose character maps can be trusted."""
-    directory = face_path("any").parent
-    return sorted({path.stem for path in directory.glob("*.ttf")} - MISMAPPED_FACES)
-
-
 def letters_of(face: str) -> list[int]:
     """Returns the code points of the letters that a face maps, ascending."""
     with fontTools.ttLib.TTFont(face_path(face), lazy=True) as font:
@@ -158,13 +152,20 @@ def draw_small(glyph: Glyph) -> np.ndarray:
 def glyph_classes() -> tuple[GlyphClass, ...]:
     """Returns all classes with at least MIN_FACES faces, ordered by lowest code point."""
     # Drawing and comparing all candidates takes some seconds, hence the cache.
-    letters = {face: letters_of(face) for face in usable_faces()}
+    installed = {path.stem for path in face_path("any").parent.glob("*.ttf")}
+    letters = {face: letters_of(face) for face in sorted(installed - MISMAPPED_FACES)}
     frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
     drawn_by, alike = _compare_candidates(candidates, letters)
     _, component = scipy.sparse.csgraph.connected_components(alike, directed=False)
     groups = [candidates[component == label] for label in dict.fromkeys(component)]
-    classes = [_make_class(group.tolist(), drawn_by) for group in groups]
+    classes = []
+    for group in groups:
+        faces = {
+            face: [c for c in group.tolist() if c in drawn] for face, drawn in drawn_by.items()
+        }
+        glyphs = (Glyph(face, members[0]) for face, members in sorted(faces.items()) if members)
+        classes.append(GlyphClass(tuple(group.tolist()), tuple(glyphs)))
     return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
 
 
@@ -184,7 +185,8 @@ def _compare_candidates(
         if not len(rows):
             continue
         images = np.stack([draw_small(Glyph(face, c)) for c in candidates[rows].tolist()])
-        drawn = ~_is_missing(images, face)
+        notdef = draw_small(Glyph(face, 0xFFFF))  # Never assigned, so every face draws this glyph.
+        drawn = images.any(axis=(1, 2)) & (images != notdef).any(axis=(1, 2))
         rows, images = rows[drawn], images[drawn]
         drawn_by[face] = set(candidates[rows].tolist())
         shared[np.ix_(rows, rows)] += 1
@@ -193,12 +195,6 @@ def _compare_candidates(
     normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
     equivalent = normal[:, None] == normal  # Such as the angstrom sign and Å.
     return drawn_by, (same > SAME_SHARE * shared) | equivalent
-
-
-def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
-    """Returns which of the (N, SIZE, SIZE) images are blank or the face's placeholder."""
-    notdef = draw_small(Glyph(face, 0xFFFF))  # Never assigned, so every face draws this glyph.
-    return ~images.any(axis=(1, 2)) | (images == notdef).all(axis=(1, 2))
 
 
 def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,12 +206,3 @@ def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     squares = np.diagonal(products)
     difference = squares[:, None] + squares - 2 * products
     return difference, np.maximum(squares[:, None], squares)
-
-
-def _make_class(codepoints: list[int], drawn_by: dict[str, set[int]]) -> GlyphClass:
-    glyphs = []
-    for face, drawn in sorted(drawn_by.items()):
-        members = [c for c in codepoints if c in drawn]
-        if members:
-            glyphs.append(Glyph(face, members[0]))
-    return GlyphClass(tuple(codepoints), tuple(glyphs))

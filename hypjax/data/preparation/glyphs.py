@@ -103,7 +103,6 @@ class Glyphs(RecordBuilder):
     """Letters in many faces; the classes of the two splits are disjoint."""
 
     VERSION = tfds.core.Version("1.1.0")
-    RELEASE_NOTES = {"1.1.0": "An index beside the records.", "1.0.0": "First version."}
     DESCRIPTION = "Letters rendered from the fonts of matplotlib under small random changes."
     IMAGE_SHAPE = (SIZE, SIZE, 1)
     FURTHER_FEATURES = {

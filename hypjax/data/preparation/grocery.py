@@ -17,7 +17,7 @@ from hypjax.data.preparation.official import (
     damaged_list,
     read_rows,
 )
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 _PARTS = ("train", "val", "test")  # As published.
 
@@ -80,35 +80,34 @@ def _products(tree: FileTree) -> list[_Product]:
     return products
 
 
-_SOURCE = Source(
-    folders=("GroceryStoreDataset-master", "GroceryStoreDataset", "dataset"),
-    entries=(
-        *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
-        "iconic-images-and-descriptions",
-    ),
-    archives=(
-        Archive(
-            "GroceryStoreDataset-master.zip",
-            unpacked="train/*",
-            url=(
-                "https://github.com/marcusklasson/GroceryStoreDataset/archive/refs/heads/master.zip"
-            ),
-        ),
-    ),
-    required="GroceryStoreDataset-master.zip",
-    origin="https://github.com/marcusklasson/GroceryStoreDataset",
-    downloads="grocery",
-)
-
-
 def _dataset(
     name: str,
     description: str,
     counts: dict[str, Count],
     list_images: Callable[[FileTree], Iterator[Entry]],
 ) -> OfficialDataset:
-    counts = {"train": Count(3098, 45)} | counts
-    return OfficialDataset(name, description, counts, _SOURCE, list_images)
+    home = "https://github.com/marcusklasson/GroceryStoreDataset"
+    return OfficialDataset(
+        name,
+        description,
+        counts={"train": Count(3098, 45)} | counts,
+        folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
+        entries=(
+            *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
+            "iconic-images-and-descriptions",
+        ),
+        archives=(
+            Archive(
+                "GroceryStoreDataset-master.zip",
+                unpacked="train/*",
+                url=f"{home}/archive/refs/heads/master.zip",
+            ),
+        ),
+        required="GroceryStoreDataset-master.zip",
+        origin=home,
+        list_images=list_images,
+        downloads="grocery",
+    )
 
 
 PHOTOS = _dataset(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -25,15 +25,13 @@ DATASET = OfficialDataset(
         "query": Count(14218, 3985),
         "gallery": Count(12612, 3985),
     },
-    source=Source(
-        folders=("Inshop_Clothes", "In-shop Clothes Retrieval Benchmark"),
-        entries=("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Img/img", "img"),
-        archives=(Archive("Img/img.zip", "Img/img/*"), Archive("img.zip", "img/*")),
-        required="Eval/list_eval_partition.txt and Img/img.zip",
-        origin=(
-            "the 'In-shop Clothes Retrieval Benchmark', on request at "
-            "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"
-        ),
+    folders=("Inshop_Clothes", "In-shop Clothes Retrieval Benchmark"),
+    entries=("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Img/img", "img"),
+    archives=(Archive("Img/img.zip", "Img/img/*"), Archive("img.zip", "img/*")),
+    required="Eval/list_eval_partition.txt and Img/img.zip",
+    origin=(
+        "the 'In-shop Clothes Retrieval Benchmark', on request at "
+        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"
     ),
     list_images=_list_images,
 )

@@ -4,14 +4,16 @@ Class numbers, splits and counts follow the official lists and the protocol by w
 reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the papers it follows).
 """
 
-import collections
 import concurrent.futures
 import contextlib
-import csv
 import dataclasses
+import functools
+import glob
 import io
+import os
 import pathlib
 import re
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.preparation.sources import FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 from hypjax.data.records import Example, RecordBuilder
 from hypjax.errors import UserError
 from hypjax.system import console
@@ -32,7 +34,7 @@ SKIPPED = "skipped.tsv"
 PART = "part.txt"  # Names the part of the dataset that was prepared, if it is not the whole.
 _CROP_QUALITY = 95  # Of JPEGs, for images that are cut to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
-_AHEAD = 4 * _THREADS  # Images read before they are written; they are held in memory.
+_AHEAD = 16 * _THREADS  # Images read before any of them is written; they are held in memory.
 
 
 class Count(NamedTuple):
@@ -72,7 +74,11 @@ class OfficialDataset:
     name: str
     description: str
     counts: Mapping[str, Count]  # Of the splits of the complete dataset.
-    source: Source
+    folders: tuple[str, ...]  # Possible names of the dataset's folder.
+    entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
+    archives: tuple[Archive, ...]  # They contain these entries.
+    required: str  # What a user has to obtain, in words.
+    origin: str  # Where to obtain it, in words.
     # Yields the images in the order of the records, whether or not their files exist. Classes are
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
@@ -83,6 +89,7 @@ class OfficialDataset:
     # Parts that may be prepared in its place, by name, with the same name and tables.
     parts: "Mapping[str, OfficialDataset]" = dataclasses.field(default_factory=dict)
     note: str = ""  # Of a part: what it is, for all results.
+    downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
 
     @property
     def builder(self) -> "type[OfficialBuilder]":
@@ -95,6 +102,14 @@ class OfficialDataset:
         }
         return type(self.name, (OfficialBuilder,), facts, skip_registration=True)
 
+    @property
+    def advice(self) -> str:
+        """Tells users without the files what to do."""
+        return (
+            f"get {self.required} from {self.origin}, put everything in one folder, "
+            "and pass that folder with --manual_dir=FOLDER"
+        )
+
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Found]:
         """Finds or downloads the files; they are readable in the body.
@@ -105,11 +120,45 @@ class OfficialDataset:
         left out, so a split may be empty. Raises UserError if no images are found, or a list or an
         archive is damaged.
         """
-        with self.source.open(self.name, manual_dir, downloads) as tree:
+        base = (manual_dir or downloads).absolute()
+        root = self._find_root(base) or base
+        for archive in self.archives:
+            if manual_dir is None and archive.url and not archive.is_unpacked(root):
+                archive.download(root, self.advice)
+        needed = [archive for archive in self.archives if archive.is_needed(root)]
+        if not needed and not self._files_in(root):
+            known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]
+            raise UserError(
+                f"{base} has no files of {self.name} (looked for {', '.join(known)}); {self.advice}"
+            )
+        unpacked = downloads / f".{self.name}-unpacked"
+        shutil.rmtree(unpacked, ignore_errors=True)  # Of a process that was killed.
+        try:
+            for archive in needed:
+                archive.unpack(root, unpacked)
+            files = self._files_in(self._find_root(unpacked) or unpacked) | self._files_in(root)
+            tree = FileTree(root, files)
             listing = self._existing(tree)
             if not any(listing.values()):
-                raise UserError(f"{tree.root} has no images of {self.name}; {self.source.advice}")
+                raise UserError(f"{root} has no images of {self.name}; {self.advice}")
             yield Found(tree, listing, {name: read(tree) for name, read in self.tables.items()})
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
+
+    def _find_root(self, base: pathlib.Path) -> pathlib.Path | None:
+        """Returns the first folder that contains any of the dataset's files or archives."""
+        for root in (*(base / name for name in self.folders), base):
+            if any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries):
+                return root
+            if any(archive.is_needed(root) for archive in self.archives):
+                return root
+        return None
+
+    def _files_in(self, root: pathlib.Path) -> dict[str, pathlib.Path]:
+        """Paths of the dataset's files in a folder; links are followed, hidden files left out."""
+        patterns = [f"{entry}{below}" for entry in self.entries for below in ("", "/**")]
+        names = (n for p in patterns for n in glob.iglob(p, root_dir=root, recursive=True))
+        return {name: root / name for name in names if os.path.isfile(root / name)}
 
     def _existing(self, tree: FileTree) -> Listing:
         """Returns the listed images that have a file; warns of the others."""
@@ -125,8 +174,7 @@ class OfficialDataset:
             else:
                 missing.append(file)
         if missing:
-            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            console.warn(f"listed but missing: {missing[0]}{more}")
+            console.warn(f"{len(missing)} images are listed but missing, such as {missing[0]}")
         return splits
 
 
@@ -175,12 +223,9 @@ def _cut(
 ) -> tuple[Image.Image, bytes]:
     """Cuts an image to the part of its box inside it; the bytes stay if that is the whole image."""
     left, top, right, bottom = box
-    whole = (0, 0, *decoded.size)
     inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
-    if inside == whole:
+    if inside == (0, 0, *decoded.size):
         return decoded, content
-    if inside[0] >= inside[2] or inside[1] >= inside[3]:
-        raise ValueError(f"its box {box} is not in the image")
     cut, encoded = decoded.crop(inside), io.BytesIO()
     cut.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
     return cut, encoded.getvalue()
@@ -190,7 +235,6 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
     """Builder of a dataset that is read from the files its authors published."""
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First version."}
 
     found: Found | None = None  # What `download_and_prepare` will write,
     part: str | None = None  # and the part of the dataset that it is.
@@ -203,17 +247,17 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
     ) -> list[tfds.core.SplitInfo]:
         labels = [image.label for part in self.found.images.values() for image in part]
         self.info.features["label"].names = list(dict.fromkeys(labels))
-        self._broken: list[tuple[str, str]] = []
+        self._broken: dict[str, str] = {}  # Why images cannot be read, by name.
         self._total = len(labels)
-        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
-        try:
-            with warnings.catch_warnings():
-                # Large images are welcome. Pillow still rejects huge ones.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                written = super()._generate_splits(dl_manager, download_config)
-        finally:
-            self._pool.shutdown(cancel_futures=True)
-        self._report_broken(len(labels))  # If it raises, the folder is discarded.
+        with (
+            concurrent.futures.ThreadPoolExecutor(_THREADS) as self._pool,
+            warnings.catch_warnings(),
+        ):
+            # Large images are welcome. Pillow still rejects huge ones.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            written = super()._generate_splits(dl_manager, download_config)
+        if self._broken:
+            self._report_broken()  # If it raises, the folder is discarded.
         if self.part is not None:
             pathlib.Path(self.data_dir, PART).write_text(f"{self.part}\n")
         return written
@@ -223,34 +267,26 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         return {name: self._examples(part) for name, part in parts if part}
 
     def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
-        pending: collections.deque[concurrent.futures.Future] = collections.deque()
-        # Threads read images ahead of the writer, and decode each once to check it.
-        remaining = iter(images)
-        for image in images:
-            while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
-                pending.append(self._pool.submit(_check, self.found.tree, following))
-            outcome = pending.popleft().result()
-            if isinstance(outcome, str):
-                self._broken.append((image.name, outcome))
-            elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
-                yield outcome
+        """Yields the images that can be read; threads decode each once, to check it."""
+        check = functools.partial(_check, self.found.tree)
+        for first in range(0, len(images), _AHEAD):
+            part = images[first : first + _AHEAD]
+            for image, outcome in zip(part, self._pool.map(check, part), strict=True):
+                if isinstance(outcome, str):
+                    console.say(f"cannot read {image.name} ({outcome})")
+                    self._broken[image.name] = outcome
+                elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
+                    yield outcome
 
-    def _report_broken(self, total: int) -> None:
-        """Names images that could not be read, and lists them in a file if they are left out.
-
-        Raises UserError if there are any and they may not be left out, or if no others remain.
-        """
-        for name, reason in self._broken:
-            console.say(f"cannot read {name} ({reason})")
-        summary = f"{len(self._broken)} of {total} images cannot be read (listed above)"
-        if self._broken and (not self.skip_corrupt or len(self._broken) == total):
+    def _report_broken(self) -> None:
+        """Lists the images that could not be read in a file; raises UserError if none may lack."""
+        summary = f"{len(self._broken)} of {self._total} images cannot be read (listed above)"
+        if not self.skip_corrupt or len(self._broken) == self._total:
             raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
-        if self._broken:
-            console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
-            skipped = pathlib.Path(self.data_dir, SKIPPED)
-            with skipped.open("w", newline="", encoding="utf-8") as file:
-                rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-                rows.writerows([("name", "reason"), *self._broken])
+        console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
+        rows = [("name", "reason"), *self._broken.items()]
+        text = "".join(f"{name}\t{reason}\n" for name, reason in rows)
+        pathlib.Path(self.data_dir, SKIPPED).write_text(text, encoding="utf-8")
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns those of the published files."""

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset
-from hypjax.data.preparation.sources import Archive, FileTree, Source
-from hypjax.system import console
+from hypjax.data.preparation.sources import Archive, FileTree
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -18,10 +17,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     if small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
     train, test = (list(_drawings(tree, split, folder)) for split, folder in folders.items())
-    yield from train
     trained = {entry.superlabel for entry in train} if small else set()
-    if shared := sorted(trained & {entry.superlabel for entry in test}):
-        console.say(f"in both small sets, and therefore only in train: {', '.join(shared)}")
+    yield from train
     yield from (entry for entry in test if entry.superlabel not in trained)
 
 
@@ -40,27 +37,25 @@ DATASET = OfficialDataset(
     name="omniglot",
     description="Omniglot, its background alphabets for training, its evaluation ones for test.",
     counts={"train": Count(19280, 964), "test": Count(13180, 659)},
-    source=Source(
-        folders=("omniglot/python", "omniglot", "omniglot-py"),
-        entries=("images_background", "images_evaluation", "images_background_small[12]"),
-        archives=(
-            Archive(
-                "images_background.zip",
-                unpacked="images_background/*",
-                url=f"{_URL}/images_background.zip",
-                sha256="ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
-            ),
-            Archive(
-                "images_evaluation.zip",
-                unpacked="images_evaluation/*",
-                url=f"{_URL}/images_evaluation.zip",
-                sha256="1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
-            ),
-            Archive("images_background_small1.zip", "images_background_small1/*"),
-            Archive("images_background_small2.zip", "images_background_small2/*"),
+    folders=("omniglot/python", "omniglot", "omniglot-py"),
+    entries=("images_background", "images_evaluation", "images_background_small[12]"),
+    archives=(
+        Archive(
+            "images_background.zip",
+            unpacked="images_background/*",
+            url=f"{_URL}/images_background.zip",
+            sha256="ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
         ),
-        required="images_background.zip and images_evaluation.zip",
-        origin="https://github.com/brendenlake/omniglot/tree/master/python",
+        Archive(
+            "images_evaluation.zip",
+            unpacked="images_evaluation/*",
+            url=f"{_URL}/images_evaluation.zip",
+            sha256="1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        ),
+        Archive("images_background_small1.zip", "images_background_small1/*"),
+        Archive("images_background_small2.zip", "images_background_small2/*"),
     ),
+    required="images_background.zip and images_evaluation.zip",
+    origin="https://github.com/brendenlake/omniglot/tree/master/python",
     list_images=_list_images,
 )

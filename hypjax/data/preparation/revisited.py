@@ -12,7 +12,7 @@ import pyarrow
 
 from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 
@@ -48,14 +48,11 @@ def _dataset(
         name=name,
         description=f"Revisited {city}: 70 queries with boxes, and a gallery with judgements.",
         counts={"query": Count(70, 1), "gallery": Count(images, 1)},
-        source=Source(
-            folders=folders,
-            entries=("jpg", "*.jpg", "paris", f"gnd_{name}.pkl"),
-            archives=tuple(Archive(file, unpacked="jpg/*.jpg") for file in archives),
-            required=f"{', '.join(archives)} and gnd_{name}.pkl",
-            origin="https://www.robots.ox.ac.uk/~vgg/data and http://cmp.felk.cvut.cz/revisitop",
-            required_lists=(f"gnd_{name}.pkl",),
-        ),
+        folders=folders,
+        entries=("jpg", "*.jpg", "paris", f"gnd_{name}.pkl"),
+        archives=tuple(Archive(file, unpacked="jpg/*.jpg") for file in archives),
+        required=f"{', '.join(archives)} and gnd_{name}.pkl",
+        origin="https://www.robots.ox.ac.uk/~vgg/data and http://cmp.felk.cvut.cz/revisitop",
         list_images=functools.partial(_list_images, name),
         tables={JUDGEMENTS: functools.partial(_judgements, name)},
     )
@@ -82,12 +79,10 @@ DISTRACTORS = OfficialDataset(
     name="revisitop1m",
     description="The distractors of Revisited Oxford and Paris, a gallery without queries.",
     counts={"gallery": Count(1_001_001, 1)},
-    source=Source(
-        folders=("revisitop1m",),
-        entries=("jpg",),
-        archives=tuple(Archive(f"revisitop1m.{i}.tar.gz", unpacked="jpg/*") for i in range(1, 101)),
-        required="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz",
-        origin="http://cmp.felk.cvut.cz/revisitop",
-    ),
+    folders=("revisitop1m",),
+    entries=("jpg",),
+    archives=tuple(Archive(f"revisitop1m.{i}.tar.gz", unpacked="jpg/*") for i in range(1, 101)),
+    required="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz",
+    origin="http://cmp.felk.cvut.cz/revisitop",
     list_images=_list_distractors,
 )

@@ -250,6 +250,16 @@ class View(NamedTuple):
         """Renders the picture."""
         return render(self.thing.glyph, f"{self.difficulty}{self.number}", self.difficulty)
 
+    def example(self) -> Example:
+        """Renders the picture with the features of its record."""
+        return {
+            **drawn(self.render().pixels),
+            "label": self.thing.name,
+            "name": self.name,
+            "class_name": self.thing.name,
+            "superlabel": self.thing.letter.script,
+        }
+
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
     """Chooses two faces of each letter without accents, at random with a fixed seed.
@@ -306,45 +316,10 @@ def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View
     }
 
 
-def examples(views: Iterable[View]) -> Iterator[Example]:
-    """Yields the examples of views, in their order."""
-    for view in views:
-        yield {
-            **drawn(view.render().pixels),
-            "label": view.thing.name,
-            "name": view.name,
-            "class_name": view.thing.name,
-            "superlabel": view.thing.letter.script,
-        }
-
-
-def pairs(objects: Iterable[SceneObject]) -> pyarrow.Table:
-    """Returns all ordered pairs of an easy view and another view of a training object."""
-    rows = [
-        {"anchor": anchor.name, "positive": positive.name}
-        for thing in objects
-        for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
-        if anchor.difficulty == "easy"
-    ]
-    return pyarrow.Table.from_pylist(rows, records.PAIRS_SCHEMA)
-
-
-def judgements(objects: Iterable[SceneObject]) -> pyarrow.Table:
-    """Returns each query with its box and the views of its object in the gallery."""
-    rows = []
-    for thing in objects:
-        query = View(thing, "query", 0)
-        rows.append({"query": query.name, "box": query.render().box})
-        for level, number in GALLERY_VIEWS.items():
-            rows[-1][level] = [view.name for view in thing.views(**{level: number})]
-    return pyarrow.Table.from_pylist(rows, records.JUDGEMENTS_SCHEMA)
-
-
 class Scenes(RecordBuilder):
     """Letters as particular objects in cluttered pictures, with pairs and judgements."""
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First version."}
     DESCRIPTION = "Letters as particular objects, in cluttered pictures under changes of view."
     IMAGE_SHAPE = (SIDE, SIDE, 1)
     TABLES = (records.PAIRS, records.JUDGEMENTS)
@@ -356,11 +331,26 @@ class Scenes(RecordBuilder):
         self.info.features["label"].names = [thing.name for thing in things]
         splits = split_views(self._objects)
         self._total = sum(map(len, splits.values()))
-        return {name: examples(views) for name, views in splits.items()}
+        return {name: (view.example() for view in views) for name, views in splits.items()}
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
-        """Returns the pairs of training images and the judgements of queries."""
+        """Returns the pairs of training images and the judgements of queries.
+
+        Pairs are all ordered pairs of an easy view and another view of a training object.
+        """
+        pairs = [
+            {"anchor": anchor.name, "positive": positive.name}
+            for thing in self._objects["train"]
+            for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
+            if anchor.difficulty == "easy"
+        ]
+        judgements = []
+        for thing in self._objects["query"]:
+            query = View(thing, "query", 0)
+            judgements.append({"query": query.name, "box": query.render().box})
+            for level, number in GALLERY_VIEWS.items():
+                judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
         return {
-            records.PAIRS: pairs(self._objects["train"]),
-            records.JUDGEMENTS: judgements(self._objects["query"]),
+            records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
+            records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
         }

@@ -11,7 +11,7 @@ import pyarrow
 
 from hypjax.data import safe_pickle
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"
@@ -62,14 +62,11 @@ DATASET = OfficialDataset(
     description="Retrieval-SfM-120k, its validation clusters as the test part.",
     # Of the released loader's report and the paper; clusters of the test part are not compared.
     counts={"train": Count(91_642, 551), "test": Count(6_403, None)},
-    source=Source(
-        folders=("retrieval-SfM-120k", "sfm120k"),
-        entries=("ims", _LIST),
-        archives=(Archive("ims/ims.tar.gz", unpacked="ims/[0-9a-f]*"),),
-        required=f"ims/ims.tar.gz and {_LIST}",
-        origin="http://cmp.felk.cvut.cz/cnnimageretrieval",
-        required_lists=(_LIST,),
-    ),
+    folders=("retrieval-SfM-120k", "sfm120k"),
+    entries=("ims", _LIST),
+    archives=(Archive("ims/ims.tar.gz", unpacked="ims/[0-9a-f]*"),),
+    required=f"ims/ims.tar.gz and {_LIST}",
+    origin="http://cmp.felk.cvut.cz/cnnimageretrieval",
     list_images=_list_images,
     tables={PAIRS: _pairs},
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.data.preparation.sources import Archive, FileTree
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -19,12 +19,10 @@ DATASET = OfficialDataset(
     name="sop",
     description="Stanford Online Products, with its own split by class.",
     counts={"train": Count(59551, 11318), "test": Count(60502, 11316)},
-    source=Source(
-        folders=("Stanford_Online_Products",),
-        entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
-        archives=(Archive("Stanford_Online_Products.zip", unpacked="*_final"),),
-        required="Stanford_Online_Products.zip",
-        origin="https://cvgl.stanford.edu/projects/lifted_struct/",
-    ),
+    folders=("Stanford_Online_Products",),
+    entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
+    archives=(Archive("Stanford_Online_Products.zip", unpacked="*_final"),),
+    required="Stanford_Online_Products.zip",
+    origin="https://cvgl.stanford.edu/projects/lifted_struct/",
     list_images=_list_images,
 )

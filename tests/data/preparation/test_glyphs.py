@@ -65,9 +65,9 @@ def test_letters_are_one_class_if_they_are_drawn_alike(class_of):
 
 
 def test_classes_know_their_base_letter_and_script(class_of):
-    scripts = {"Latin": ("ée", "ǗU", "øø"), "Cyrillic": ("йи",), "Greek": ("ᾧω", "µμ")}
+    scripts = {"Latin": ("éǗø", "eUø"), "Cyrillic": ("й", "и"), "Greek": ("ᾧµ", "ωμ")}
     for script, pairs in scripts.items():
-        for letter, base in pairs:
+        for letter, base in zip(*pairs, strict=True):
             assert (class_of[letter].base, class_of[letter].script) == (base, script)
 
 
@@ -83,12 +83,10 @@ def test_train_and_test_classes_are_disjoint_and_complete(classes):
 
 
 def test_no_drawing_is_blank_or_cut_off(classes):
-    for c in classes[::15]:
-        for glyph in c.glyphs:
-            image = fonts.draw_small(glyph)
-            inner = image[1:-1, 1:-1]
-            assert inner.max() > 128
-            assert np.count_nonzero(image) == np.count_nonzero(inner)
+    for glyph in itertools.chain.from_iterable(c.glyphs for c in classes[::15]):
+        image = fonts.draw_small(glyph)
+        assert image.max() > 128
+        assert np.count_nonzero(image) == np.count_nonzero(image[1:-1, 1:-1])
 
 
 def test_records_decode_and_agree_with_the_classes(builder):
@@ -96,11 +94,8 @@ def test_records_decode_and_agree_with_the_classes(builder):
     assert pickle.loads(pickle.dumps(source))[3] == source[3]  # As for worker processes.
     names, labels = builder.info.features["label"].names, [record["label"] for record in source]
     assert labels == sorted(labels) and len(names) == builder.info.features["label"].num_classes
-    keys = set()
+    assert len({record["name"] for record in source}) == len(source) == 60
     for record in source:
         image = Image.open(io.BytesIO(record["image"]))
         assert image.size == (record["width"], record["height"]) == (48, 48)
         assert names[record["label"]] == record["class_name"].decode()
-        assert record["name"].decode().endswith("/" + record["face"].decode())
-        keys.add(record["name"])
-    assert len(keys) == len(source) == 60

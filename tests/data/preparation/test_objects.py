@@ -3,13 +3,13 @@
 import dataclasses
 import os
 import pickle
+import shutil
 import tarfile
 
 import numpy as np
 import pytest
 
 from hypjax.config import default_config
-from hypjax.data.preparation import prepare as prepare_module
 from hypjax.data.preparation.prepare import prepare
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -46,42 +46,36 @@ def plain(judgements):
 
 def test_revisited_is_opened_with_boxes_and_judgements(tmp_path):
     object_files.write_roxford(tmp_path)
-    builder = prepared("roxford5k", tmp_path, tmp_path / "data")
+    prepared("roxford5k", tmp_path, tmp_path / "data")
     splits = opened("roxford5k", tmp_path / "data")
     assert splits.train is None and splits.validation is None and splits.name == "roxford5k"
     assert [len(splits.test), len(splits.gallery)] == [2, 6]
     assert splits.test.boxes.tolist() == 2 * [[2, 3, 16, 12]]
     assert plain(splits.judgements) == [[[0], [1]], [[2, 5], []], [[4], [4]]]
     assert "query 2 of 70 images, gallery 6 of 4993" in splits.notes[0]
-    assert "classes" not in prepare_module.summary(builder).split("\n")[1]
     assert splits.test.describe() == "2 images"
 
 
 def test_archives_are_read(tmp_path):
     """Those of Oxford hold files without a folder, those of Paris folders of folders."""
     folder = object_files.write_roxford(tmp_path)
-    with tarfile.open(folder / "oxbuild_images-v1.tgz", "w:gz") as packed:
-        for path in sorted((folder / "jpg").iterdir()):
-            packed.add(path, path.name)
-            path.unlink()
-    (folder / "jpg").rmdir()
-    prepared("roxford5k", folder, tmp_path / "oxford")
-    paris = folder.rename(tmp_path / "rparis6k")
-    (paris / "gnd_roxford5k.pkl").rename(paris / "gnd_rparis6k.pkl")
-    with tarfile.open(paris / "oxbuild_images-v1.tgz") as packed:
-        packed.extractall(paris / "paris/oxford", filter="data")
-    with tarfile.open(paris / "paris_1-v1.tgz", "w:gz") as packed:
-        packed.add(paris / "paris", "paris")
-    os.rename(paris / "paris", tmp_path / "elsewhere")
-    prepared("rparis6k", paris, tmp_path / "paris")
-    oxford, paris = (
-        opened(name, tmp_path / place)
-        for name, place in (("roxford5k", "oxford"), ("rparis6k", "paris"))
-    )
-    view = View(16, 16, 3)
-    for one, other in ((oxford.test, paris.test), (oxford.gallery, paris.gallery)):
-        for i in range(len(one)):
-            np.testing.assert_array_equal(one.test_view(i, view), other.test_view(i, view))
+    paris = tmp_path / "rparis6k"
+    paris.mkdir()
+    shutil.copy(folder / "gnd_roxford5k.pkl", paris / "gnd_rparis6k.pkl")
+    for archive, inner in (
+        (folder / "oxbuild_images-v1.tgz", ""),
+        (paris / "paris_1-v1.tgz", "paris/oxford"),
+    ):
+        with tarfile.open(archive, "w:gz") as packed:
+            for path in sorted((folder / "jpg").iterdir()):
+                packed.add(path, f"{inner}/{path.name}")
+    shutil.rmtree(folder / "jpg")
+    found = []
+    for name in ("roxford5k", "rparis6k"):
+        prepared(name, tmp_path, tmp_path / "data")
+        splits = opened(name, tmp_path / "data")
+        found.append([part.image(i, 3) for part in (splits.test, splits.gallery) for i in (0, 1)])
+    assert all(map(np.array_equal, *found))
 
 
 @pytest.mark.parametrize("cache", ["none", "host"])
@@ -99,12 +93,6 @@ def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
             left = round((width - 8) / 2)
             expected = cut.resize((width, 8), 3).crop((left, 0, left + 8, 8))
         np.testing.assert_array_equal(queries.test_view(0, view), np.asarray(expected))
-
-
-def test_a_box_outside_its_image_is_reported(tmp_path):
-    queries = oxford(tmp_path, tmp_path / "data", bbx=[500, 500, 600, 600]).test
-    with pytest.raises(UserError, match="cannot read keble_000000 .*is not in the image"):
-        queries.test_view(0, View(8, 8, 3))
 
 
 def test_a_partial_copy_judges_what_it_has(tmp_path):
@@ -175,7 +163,6 @@ class Runs:
 DAMAGES = {
     "is refused: it refers to": lambda train, val: train.update(more=Runs()),
     "needs train and val": lambda train, val: train["pidxs"].pop(),
-    "listed twice": lambda train, val: val["cids"].__setitem__(0, val["cids"][1]),
 }
 
 

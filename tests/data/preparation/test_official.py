@@ -6,14 +6,12 @@ import functools
 import gzip
 import hashlib
 import http.server
-import pathlib
 import shutil
 import tarfile
 import threading
 
 import pytest
 
-from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.registry import OFFICIAL_DATASETS
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
@@ -27,7 +25,6 @@ WRITERS = {
     "inshop": disk.write_inshop,
     "omniglot": disk.write_omniglot,
     "grocery": disk.write_grocery,
-    "grocery_icons": functools.partial(disk.write_grocery, icons=True),
 }
 # Folders of each dataset, and the official archives that contain them.
 PACKED = {
@@ -40,7 +37,6 @@ PACKED = {
         "images_evaluation": "images_evaluation.zip",
     },
     "grocery": {"GroceryStoreDataset": "GroceryStoreDataset-master.zip"},
-    "grocery_icons": {"GroceryStoreDataset": "GroceryStoreDataset-master.zip"},
 }
 
 
@@ -83,13 +79,6 @@ def test_the_official_folder_and_archives_list_the_same_images(name, tmp_path, d
     assert not downloads.exists() or not list(downloads.iterdir())
 
 
-def test_cub_without_lists_uses_its_folders(tmp_path, downloads):
-    written = disk.write_cub(tmp_path)
-    assert open_at("cub200", tmp_path, downloads) == written
-    (tmp_path / "CUB_200_2011/images.txt").unlink()
-    assert open_at("cub200", tmp_path, downloads) == written
-
-
 def test_cars_are_split_by_class_whatever_their_order(tmp_path, downloads):
     written = disk.write_cars(tmp_path, classes=(100, 2, 98, 99))
     images = open_at("cars196", tmp_path, downloads)
@@ -97,11 +86,10 @@ def test_cars_are_split_by_class_whatever_their_order(tmp_path, downloads):
     assert images["test"] == written["test"][3:] + written["test"][:3]
 
 
-@pytest.mark.parametrize("archive", ["car_devkit.tgz", "cars_devkit.tgz"])
-def test_the_training_half_of_cars_is_split_by_class(archive, tmp_path, downloads):
+def test_the_training_half_of_cars_is_split_by_class(tmp_path, downloads):
     written, half = disk.write_half_cars(tmp_path), OFFICIAL_DATASETS["cars196"].parts["train"]
     disk.pack(tmp_path / "cars_train", tmp_path / "cars_train.tgz")
-    disk.pack(tmp_path / "devkit", tmp_path / archive)
+    disk.pack(tmp_path / "devkit", tmp_path / "car_devkit.tgz")
     with half.open(tmp_path, downloads) as found:
         assert contents(found) == written
         assert all(image.box is None for part in found.images.values() for image in part)
@@ -130,8 +118,8 @@ def test_the_small_sets_of_omniglot_share_no_alphabet_and_come_last(tmp_path, do
 
 # Dataset, list, number of a line, what it is replaced by, and part of the message.
 DAMAGED_LINES = [
-    ("cub200", "images.txt", 3, "3 002.Bird_2/../../x.jpg", "images.txt, line 3: "),
-    ("cub200", "images.txt", 3, "3 001.Bird_1/Bird_1_0001.jpg", "is listed twice"),
+    ("sop", "Ebay_train.txt", 3, "2 1 4 ../x.JPG", "Ebay_train.txt, line 3: "),
+    ("sop", "Ebay_train.txt", 3, "2 1 4 chair_final/110000000001_0.JPG", "is listed twice"),
     ("grocery", "dataset/val.txt", 1, "val/Fruit/Kiwi/a.jpg, 81, 3", "there is no product 81"),
     ("grocery", "dataset/classes.csv", 2, "A,1,A,0,/icons/Fruit/a.jpg,/a.txt", "classes.csv: "),
     ("cars196", "cars_annos.mat", 1, "MATLAB 5.0 MAT-file", "cars_annos.mat: "),
@@ -149,8 +137,8 @@ def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path, down
     assert sentence.startswith(str(tmp_path)) and problem in sentence and "damaged" in sentence
 
 
-def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypatch, capsys):
-    """Windows line ends, a byte order mark, links, another folder's name, a missing image."""
+def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, capsys):
+    """Windows line ends, a byte order mark, links, a missing image."""
     missing = "bicycle_final/110000000002_1.JPG"
     written = disk.write_sop(tmp_path / "elsewhere")
     root = (tmp_path / "elsewhere/Stanford_Online_Products").rename(tmp_path / "renamed")
@@ -158,13 +146,12 @@ def test_lists_and_folders_may_come_from_elsewhere(tmp_path, downloads, monkeypa
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
     moved = (root / "chair_final").rename(tmp_path / "moved")
     (root / "chair_final").symlink_to(moved)
-    (tmp_path / "home").symlink_to(root)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_at("sop", pathlib.Path("~/home"), downloads) == written
+    (tmp_path / "link").symlink_to(root)
+    assert open_at("sop", tmp_path / "link", downloads) == written
     (root / missing).unlink()
     written["train"] = [image for image in written["train"] if image.name != missing]
     assert open_at("sop", root, downloads) == written
-    assert capsys.readouterr().err.endswith(f"listed but missing: {missing}\n")
+    assert f"missing, such as {missing}" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
@@ -176,39 +163,30 @@ def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     sentence = error_at("cars196", tmp_path, downloads)
     assert f"{tmp_path}/cars196 has no images of cars196" in sentence and "car_ims.tgz" in sentence
     (tmp_path / "cars196/cars_annos.mat").unlink()
-    (tmp_path / "cars196/car_ims.tgz").write_bytes(b"not opened without the list")
+    (tmp_path / "cars196/car_ims").mkdir()
+    (tmp_path / "cars196/car_ims/1.jpg").touch()
     assert "lacks cars_annos.mat" in error_at("cars196", tmp_path, downloads)
 
 
-@pytest.mark.parametrize(("name", "keep"), [("cub200", 0.5), ("sop", 0.5)])
-def test_a_damaged_archive_is_named_and_nothing_is_left(name, keep, tmp_path, downloads):
-    WRITERS[name](tmp_path)
-    ((folder, archive),) = PACKED[name].items()
-    path = disk.pack(tmp_path / folder, tmp_path / archive)
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    assert error_at(name, tmp_path, downloads).startswith(f"cannot unpack {path} to {downloads} (")
-    assert not downloads.exists() or not list(downloads.iterdir())
-
-
-def test_an_archive_writes_nothing_outside_and_what_a_kill_left_goes(tmp_path, downloads):
+def test_an_archive_that_cannot_be_unpacked_is_named_and_nothing_is_left(tmp_path, downloads):
+    """Because it is damaged, leads out of the folder, or the disk is full."""
     written = disk.write_cub(tmp_path)
-    path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tgz")
-    path.write_bytes(gzip.decompress(path.read_bytes()))  # To add to it.
-    with tarfile.open(path, "a") as packed:
-        for name in ("../../escaped.jpg", "CUB_200_2011/images/001.Bird_1/../../../../escaped.jpg"):
-            packed.addfile(tarfile.TarInfo(name))
-        link = tarfile.TarInfo("CUB_200_2011/images/001.Bird_1/link.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-        packed.addfile(link)
-    left = downloads / ".cub200-unpacked/images/001.Bird_1/left.jpg"
+    path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tar")
+    tar = path.rename(tmp_path / "CUB_200_2011.tgz")
+    damaged = gzip.compress(tar.read_bytes())[:-100]
+    left = downloads / ".cub200-unpacked/CUB_200_2011/images/001.Bird_1/left.jpg"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"by a process that was killed")
     assert open_at("cub200", tmp_path, downloads) == written
-    assert not list(tmp_path.rglob("escaped.jpg")) and not list(downloads.iterdir())
     with small_disk(tmp_path / "disk", "16k") as small:
-        sentence = error_at("cub200", tmp_path, small)
-        assert f"to {small} (No space left on device)" in sentence and "--manual_dir" in sentence
+        assert f"to {small} (No space left" in error_at("cub200", tmp_path, small)
         assert not list(small.iterdir())
+    with tarfile.open(tar, "a") as packed:
+        packed.addfile(tarfile.TarInfo("../../escaped.jpg"))
+    for content in (tar.read_bytes(), damaged):
+        tar.write_bytes(content)
+        assert error_at("cub200", tmp_path, downloads).startswith(f"cannot unpack {tar} to")
+        assert not list(tmp_path.rglob("escaped.jpg")) and not list(downloads.iterdir())
 
 
 @contextlib.contextmanager
@@ -232,16 +210,14 @@ def at_address(address, folder, checksum=None):
     """Returns Omniglot with other addresses, and the checksums of the files in a folder."""
     layout = OFFICIAL_DATASETS["omniglot"]
     moved = [
-        dataclasses.replace(
-            archive,
+        archive._replace(
             url=f"{address}/{archive.file}",
             sha256=checksum or hashlib.sha256((folder / archive.file).read_bytes()).hexdigest(),
         )
-        for archive in layout.source.archives
+        for archive in layout.archives
         if archive.url
     ]
-    source = dataclasses.replace(layout.source, archives=tuple(moved))
-    return dataclasses.replace(layout, source=source)
+    return dataclasses.replace(layout, archives=tuple(moved))
 
 
 @pytest.fixture
@@ -292,9 +268,7 @@ def test_the_real_letters_share_no_alphabet(downloads):
     folder = small_runs.REPOSITORY.parent / "shared/data/omniglot"
     if not folder.exists():
         pytest.skip("the letters of shared/data are not here")
-    found = open_at("omniglot", folder, downloads)
-    counts = [Count(len(part), len({i.label for i in part})) for part in found.values()]
-    assert counts == [Count(2720, 136), Count(2120, 106)]
-    train, test = ({image.superlabel for image in part} for part in found.values())
-    assert test == {"Japanese_(katakana)", "Sanskrit", "Tagalog"} and not train & test
-    assert all(i.content.startswith(b"\x89PNG") for part in found.values() for i in part)
+    train, test = open_at("omniglot", folder, downloads).values()
+    assert [len(train), len({i.label for i in train})] == [2720, 136]
+    assert [len(test), len({i.label for i in test})] == [2120, 106]
+    assert not {i.superlabel for i in train} & {i.superlabel for i in test}

@@ -55,11 +55,11 @@ def test_sizes_and_names(objects):
     assert len(set.union(*letters)) == sum(map(len, letters))
 
 
-@pytest.mark.parametrize("alike", ["cC", "oO", "sS", "vV", "wW", "xX", "zZ"])
-def test_letters_that_differ_in_size_only_are_not_two_objects(objects, alike):
+def test_letters_that_differ_in_size_only_are_not_two_objects(objects):
     things = list(itertools.chain.from_iterable(objects.values()))
-    small, large = ({t.glyph.face for t in things if t.letter.base == a} for a in alike)
-    assert small.isdisjoint(large)
+    for alike in ("cC", "oO", "sS", "vV", "wW", "xX", "zZ"):
+        small, large = ({t.glyph.face for t in things if t.letter.base == a} for a in alike)
+        assert small.isdisjoint(large), alike
 
 
 @pytest.mark.slow
@@ -75,23 +75,14 @@ def test_another_process_renders_the_same(objects):
     assert shown == [pixels.tobytes().hex() for pixels in rendered]
 
 
-@pytest.mark.parametrize("difficulty", ["query", "easy"])
-def test_the_box_frames_the_letter_as_its_canvas_does(objects, plain, difficulty):
+def test_boxes_frame_the_letter_inside_the_picture(objects, plain):
     """So a picture cut to its box resembles one of the letters' dataset."""
-    views = [scenes.View(thing, difficulty, 0) for thing in objects["query"][:10]]
-    assert np.mean([resemblance(view) for view in views]) > 0.8
-
-
-def test_boxes_lie_inside_the_picture_and_are_as_large_as_stated(objects):
-    """Of junk, little is shown."""
-    low, high = scenes.DIFFICULTIES["query"].size
-    for thing in objects["query"][:10]:
-        for view in thing.views(query=1, hard=5, junk=5):
-            _, (left, top, right, bottom), shown = view.render()
-            assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
-            if view.difficulty == "query":
-                assert low - 0.06 < max(right - left, bottom - top) / scenes.SIDE < high + 0.08
-            assert view.difficulty != "junk" or shown <= 0.2
+    views = [thing.views(query=1, easy=1, hard=3, junk=3) for thing in objects["query"][:10]]
+    assert np.mean([resemblance(view) for part in views for view in part[:2]]) > 0.8
+    for view in itertools.chain.from_iterable(views):
+        _, (left, top, right, bottom), shown = view.render()
+        assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
+        assert view.difficulty != "junk" or shown <= 0.2
 
 
 @pytest.mark.parametrize("effect", scenes.HARD_EFFECTS)
@@ -126,10 +117,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
     boxes, judgements = read_judgements(builder, query.names, gallery.names)
     assert np.array_equal(Image.open(io.BytesIO(query.records[1]["image"])), rendered.pixels)
-    assert tuple(boxes[1]) == rendered.box
-    assert query.names[1].endswith(f"/{view.thing.glyph.face}/query0")
-    assert query.class_names[1] == view.thing.name
-    assert query.groups[1] == view.thing.letter.script
+    assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.thing.name
     for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
