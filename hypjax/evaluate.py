@@ -18,7 +18,6 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
-from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import create_embedder, model_shapes
 from hypjax.objectives.create import SAVED_SPACE
@@ -112,10 +111,9 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """
     config = fit_to_features(config)
     validate(config)
-    model, source = create_embedder(config), evaluation_input(config)
-    splits = open_splits(config)
+    model, splits = create_embedder(config), open_splits(config)
     check_depth(config, splits)
-    shapes = model_shapes(model, source.view)
+    shapes = model_shapes(model, View.of(config.data))
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     if "space" in params:
         params["space"] = first_parameters(learned_numbers(config.objective))
@@ -123,7 +121,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
         params["encoder"] = processes.arrays_from_first(
             lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
         )
-    evaluator = create_evaluator(config, parts=["encoder"], source=source)
+    evaluator = create_evaluator(config, parts=["encoder"])
     results = {"pretrained": _scores(evaluator, params, splits)}
     return _report(config.model.weights, results, splits.notes, config)
 

@@ -8,9 +8,8 @@ from hypjax import command
 from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # They import JAX.
-    from hypjax.data.parts import Splits
+    from hypjax.data.parts import Splits, Task
     from hypjax.geometry import Space
-    from hypjax.inference.scoring import EmbeddedTask
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
@@ -92,16 +91,18 @@ def main() -> None:
     task = _task()
     if _PREFIX.value:
         short = [part and part.prefix(_PREFIX.value) for part in task[:2]]
-        task = scoring.EmbeddedTask(*short, task.judgements)
-    items = len(task.gallery or task.queries) - (task.gallery is None)
-    ks = [k for k in _KS.value if k < items] or [1]
+        task = task._replace(queries=short[0], gallery=short[1])
+    ks = [k for k in _KS.value if k < task.items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(_METRICS.value or usual, ks)
     found = scoring.summary(scoring.score(task, metrics))
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
-    flat = _SPACE.value == "euclidean"
-    print(f"{task}, in {'Euclidean space' if flat else task.space}:")
+    space = task.queries.space
+    of = "" if task.judgements else f" of {len(set(task.queries.labels.tolist())):,} classes"
+    among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
+    where = "Euclidean space" if _SPACE.value == "euclidean" else space
+    print(f"{len(task.queries):,} queries{of} {among}, in {where}:")
     rows = [
         (name, "", f"{each['mean']:.4f}", "{:.4f} to {:.4f}".format(*each["interval"]))
         for name, each in found.items()
@@ -113,7 +114,7 @@ def main() -> None:
             "intervals": {name: each["interval"] for name, each in found.items()},
             "queries": len(task.queries),
             "items": len(task.gallery or task.queries),
-            "space": describe_space(task.space),
+            "space": describe_space(space),
         }
         command.write_numbers(output, numbers)
 
@@ -132,7 +133,7 @@ def _check_flags() -> None:
             raise UserError(f"--{flag.name} belongs to --embeddings; leave out --encoder")
 
 
-def _task() -> EmbeddedTask:
+def _task() -> Task[Embeddings]:
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.image_set import open_prepared
     from hypjax.inference.scoring import require_images, task_of

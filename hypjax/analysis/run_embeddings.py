@@ -177,10 +177,7 @@ def head_points(
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
     config, source = run.config, evaluation_input(run.config)
     encodings = frozen_encodings(config, model, source, run.splits)
-    scaling = config.data.mean, config.data.std
-    images = DatasetEmbedder(
-        model, lambda params: {"head": space}, scaling, source, config.eval.scales, encodings
-    )
+    images = DatasetEmbedder(model, lambda params: {"head": space}, source, encodings)
 
     def points(dataset: Dataset) -> Points:
         console.say(f"embedding {len(dataset):,} images with the model of {run.name}")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hypjax.types import Judgements
 FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
+Images = TypeVar("Images")
 _Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
 
 
@@ -28,11 +29,11 @@ class HeldOutClasses:
     images: bool = False  # Hold out images of all classes instead, see `hold_out_images`.
 
 
-class Task(NamedTuple):
-    """A search to be scored."""
+class Task(NamedTuple, Generic[Images]):
+    """A search among datasets or embeddings that is to be scored."""
 
-    queries: Dataset
-    gallery: Dataset | None = None  # If None, the queries search each other.
+    queries: Images
+    gallery: Images | None = None  # If None, the queries search each other.
     judgements: Judgements | None = None  # If None, a query should find the images of its class.
 
     @property

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
@@ -13,18 +13,13 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of, scored_spaces
-from hypjax.inference.features import (
-    DatasetEmbedder,
-    EvaluationInput,
-    evaluation_input,
-    frozen_encodings,
-)
+from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Projections
-from hypjax.inference.scoring import judged_scores
+from hypjax.inference.scoring import task_scores
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
-from hypjax.retrieval import mean_score, query_scores
+from hypjax.retrieval import mean_score
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
@@ -82,43 +77,17 @@ class Evaluator:
     def query_scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, whose means are `scores`; processes share the work."""
-        queries = self._projected(params, task.queries, projections)
-        searched = dict.fromkeys(queries)
-        if task.gallery:
-            searched = self._projected(params, task.gallery, projections)
-        count, rows = len(task.queries), None
-        # Re-ranking compares the neighbourhoods of all queries.
-        shared = jax.process_count() > 1 and not self._refinement.reranking
-        if shared:
-            rows = processes.share(count)
-        found = {
-            part: self._scored(task, queries[part], searched[part], space, rows)
+        """Scores of each query, whose means are `scores`."""
+        points = self._projected(params, task.queries, projections)
+        items = self._projected(params, task.gallery, projections) if task.gallery else {}
+        metrics = self._metrics
+        if task.judgements is not None:  # By mAP if recall alone is asked for.
+            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        how = {"metrics": metrics, "refinement": self._refinement}
+        return {
+            part: task_scores(task, points[part], items.get(part), space=space, **how)
             for part, space in self.images.spaces(params).items()
         }
-        if not shared:
-            return found
-        return {
-            part: {name: processes.gather_rows(x, count) for name, x in scores.items()}
-            for part, scores in found.items()
-        }
-
-    def _scored(
-        self,
-        task: Task,
-        points: Float[np.ndarray, "queries d"],
-        items: Float[np.ndarray, "gallery d"] | None,
-        space: Space,
-        rows: slice | None,
-    ) -> dict[str, Float[np.ndarray, " r"]]:
-        """Scores of one part; of judged queries at each level of difficulty."""
-        how = {"space": space, "refinement": self._refinement, "rows": rows}
-        if task.judgements is None:
-            labels = task.queries.labels, task.gallery.labels if task.gallery else None
-            return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)
-        # By mAP if recall alone is asked for.
-        metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
-        return judged_scores(points, items, task.judgements, metrics=metrics, **how)
 
     def matches(
         self, params: PyTree, splits: Splits, projections: Projections | None = None
@@ -162,25 +131,18 @@ def create_evaluator(
     config: ConfigDict,
     *,
     parts: Sequence[str] = PARTS,
-    source: EvaluationInput | None = None,
+    mesh: Mesh | None = None,
     splits: Splits | None = None,
 ) -> Evaluator:
     """Builds a configuration's evaluator; given splits, a frozen encoder embeds each image once."""
-    model, source = create_embedder(config, evaluating=True), source or evaluation_input(config)
+    model, source = create_embedder(config, evaluating=True), evaluation_input(config, mesh)
 
     def spaces(params: PyTree) -> dict[str, Space]:
         found = scored_spaces(config, params)
         return {name: space for name, space in found.items() if part_of(name) in parts}
 
-    images = DatasetEmbedder(
-        model,
-        spaces,
-        (config.data.mean, config.data.std),
-        source,
-        config.eval.scales,
-        splits and frozen_encodings(config, model, source, splits),
-    )
-    return Evaluator(images, config)
+    encodings = splits and frozen_encodings(config, model, source, splits)
+    return Evaluator(DatasetEmbedder(model, spaces, source, encodings), config)
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:

@@ -50,6 +50,8 @@ class EvaluationInput(NamedTuple):
     """How images reach a model that is evaluated."""
 
     view: View
+    scaling: PixelScaling
+    scales: tuple[float, ...]
     workers: int
     batch_size: int
     mesh: Mesh  # Devices that share each batch.
@@ -58,7 +60,9 @@ class EvaluationInput(NamedTuple):
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
     """The input that a configuration describes."""
     run, mesh = config.run, mesh or parallel.create_mesh(config.run.mesh)
-    return EvaluationInput(View.of(config.data), run.workers, run.eval_batch_size, mesh)
+    scaling, scales = (config.data.mean, config.data.std), tuple(config.eval.scales)
+    how = run.workers, run.eval_batch_size, mesh
+    return EvaluationInput(View.of(config.data), scaling, scales, *how)
 
 
 def embed_dataset(
@@ -126,8 +130,7 @@ def pretrained_features(
     if train.vectors is not None:
         return train.given_vectors(), splits.notes
     params = {"encoder": pretrained_encoder(config, model.encoder)}
-    encodings = Encodings(model, (config.data.mean, config.data.std), source)
-    return encodings.encode(params, train)[0], splits.notes
+    return Encodings(model, source).encode(params, train)[0], splits.notes
 
 
 class Encodings:
@@ -141,14 +144,11 @@ class Encodings:
     def __init__(
         self,
         model: Embedder,
-        pixel_scaling: PixelScaling,
         source: EvaluationInput,
-        scales: Sequence[float] = ONE_SCALE,
         datasets: Sequence[Dataset] = (),
         folder: pathlib.Path | None = None,
     ) -> None:
-        self.model, self.source, self.scales = model, source, tuple(scales)
-        self._scaling, self._folder = pixel_scaling, folder
+        self.model, self.source, self._folder = model, source, folder
         by_records: dict[int, list[Dataset]] = {}
         for images in datasets:
             if images.boxes is None:
@@ -172,7 +172,7 @@ class Encodings:
         if key not in self._features:
             self._features[key] = self._computed_once(params, images)
         rows = np.searchsorted(images.positions, dataset.positions)
-        features = zip(self.scales, self._features[key], strict=True)
+        features = zip(self.source.scales, self._features[key], strict=True)
         return {scale: at_scale[rows] for scale, at_scale in features}
 
     def _computed_once(self, params: PyTree, images: Dataset) -> Features:
@@ -187,10 +187,10 @@ class Encodings:
         if self._folder is None or images.source is None or jax.process_count() > 1:
             return _concatenated(compute(0))
         what = images.source, images.positions.tolist(), images.upright, images.fast
-        platform = self.source.mesh.devices.flat[0].platform
-        how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
+        source, platform = self.source, self.source.mesh.devices.flat[0].platform
+        how = DECODER, source.view, source.scaling, source.scales, self.model.encoder, platform
         folder = self._folder / feature_key((*what, *how), params["encoder"])
-        return cached_features(folder, len(images), len(self.scales), compute)
+        return cached_features(folder, len(images), len(source.scales), compute)
 
     def encode(self, params: PyTree, dataset: Dataset) -> Features:
         """Embeds all images of a dataset; returns one array for each scale."""
@@ -203,7 +203,7 @@ class Encodings:
 
     @functools.cached_property
     def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
-        function = encode_function(self.model, self._scaling, self.scales)
+        function = encode_function(self.model, self.source.scaling, self.source.scales)
         return jax.jit(parallel.map_images(function, self.source.mesh))
 
 
@@ -250,12 +250,11 @@ def frozen_encodings(
     embeds |= train.cached_features or train.sampling == "tuples"
     embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
-    scaling = (config.data.mean, config.data.std)
     folder, kind = None, type(model.encoder)
     # The code of a user's encoder may change under the same name.
     if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-    return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)), folder)
+    return Encodings(model, source, list(filter(None, parts)), folder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,16 +263,15 @@ class DatasetEmbedder:
 
     model: Embedder
     spaces: Spaces
-    pixel_scaling: PixelScaling
     source: EvaluationInput
-    scales: Sequence[float] = ONE_SCALE
     encodings: Encodings | None = None
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part of the model in its space."""
-        if self.encodings is not None and set(self.scales) <= set(self.encodings.scales):
+        scales = self.source.scales
+        if self.encodings is not None and set(scales) <= set(self.encodings.source.scales):
             if (kept := self.encodings.of(params, dataset)) is not None:
-                return self._placed(params, [kept[scale] for scale in self.scales])
+                return self._placed(params, [kept[scale] for scale in scales])
         params = parallel.place(params, parallel.replicated(self.source.mesh))
         return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
 
@@ -295,7 +293,8 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
-        function = embed_function(self.model, self.pixel_scaling, self.spaces, self.scales)
+        how = self.source.scaling, self.spaces, self.source.scales
+        function = embed_function(self.model, *how)
         return jax.jit(parallel.map_images(function, self.source.mesh))
 
     @functools.cached_property

@@ -3,16 +3,15 @@
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import GroundTruth
 from hypjax.data.image_set import images_of_splits
-from hypjax.data.parts import Splits
+from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
-from hypjax.geometry import Space
 from hypjax.retrieval import (
     LEVELS,
     bootstrap_interval,
@@ -28,31 +27,12 @@ from hypjax.types import Judgements
 QueryScores = dict[str, Float[np.ndarray, " queries"]]  # NaN where nothing is to be found.
 
 
-class EmbeddedTask(NamedTuple):
-    """A search among embeddings that is to be scored."""
-
-    queries: Embeddings
-    gallery: Embeddings | None = None  # If None, the queries search each other.
-    judgements: Judgements | None = None  # If None, a query should find those of its class.
-
-    @property
-    def space(self) -> Space:
-        """The space of all points."""
-        return self.queries.space
-
-    def __str__(self) -> str:
-        classes = len(np.unique(self.queries.labels))
-        of = "" if self.judgements else f" of {classes:,} classes"
-        among = "among themselves" if self.gallery is None else f"among {len(self.gallery):,}"
-        return f"{len(self.queries):,} queries{of} {among}"
-
-
 def task_of(
     embeddings: Embeddings,
     queries: Embeddings | None = None,
     ground_truth: GroundTruth | None = None,
     judgements: Judgements | None = None,
-) -> EmbeddedTask:
+) -> Task[Embeddings]:
     """The search that embeddings are made for.
 
     Without queries, those of a file with splits are its `query` images, which search the `gallery`,
@@ -79,8 +59,8 @@ def task_of(
         items = embeddings.take(_places(embeddings, ground_truth.gallery, "images to search"))
         if left := len(embeddings) - len(items):
             console.say(f"{left} images that the ground truth does not name are left out")
-        return EmbeddedTask(asked, items, ground_truth.judgements)
-    task = EmbeddedTask(queries, embeddings) if queries else _by_splits(embeddings)
+        return Task(asked, items, ground_truth.judgements)
+    task = Task(queries, embeddings) if queries else _by_splits(embeddings)
     if judgements is not None:
         if embeddings.unreadable:
             raise UserError(
@@ -110,18 +90,18 @@ def require_images(embeddings: Embeddings, splits: Splits) -> None:
         )
 
 
-def _by_splits(embeddings: Embeddings) -> EmbeddedTask:
+def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     if embeddings.splits is None:
-        return EmbeddedTask(embeddings)
+        return Task(embeddings)
     parts = {
         name: embeddings.take(np.flatnonzero(embeddings.splits == name))
         for name in ("query", "gallery", "test")
         if name in embeddings.splits
     }
     if "test" in parts:
-        return EmbeddedTask(parts["test"])
+        return Task(parts["test"])
     if parts.keys() == {"query", "gallery"}:
-        return EmbeddedTask(parts["query"], parts["gallery"])
+        return Task(parts["query"], parts["gallery"])
     raise UserError(
         f"the rows have the splits {', '.join(np.unique(embeddings.splits))}; to be scored they "
         "need test, or query and gallery"
@@ -143,29 +123,28 @@ def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.n
     )
 
 
-def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
-    """Scores each query, exactly.
-
-    Names of metrics are those of `hypjax.retrieval.query_scores`. Judged queries have scores at
-    each level of difficulty, such as "medium/map".
-    """
-    points, how = task.queries.vectors, {"metrics": metrics, "space": task.space}
-    if task.judgements is not None:
-        return judged_scores(points, task.gallery.vectors, task.judgements, **how)
-    items, labels = (task.gallery.vectors, task.gallery.labels) if task.gallery else (None, None)
-    return query_scores(points, task.queries.labels, items, labels, **how)
+def score(task: Task[Embeddings], metrics: Sequence[str]) -> QueryScores:
+    """Scores each query, exactly; see `task_scores`."""
+    items = task.gallery.vectors if task.gallery else None
+    return task_scores(task, task.queries.vectors, items, metrics=metrics, space=task.queries.space)
 
 
-def judged_scores(
+def task_scores(
+    task: Task,
     queries: Float[np.ndarray, "n d"],
-    gallery: Float[np.ndarray, "m d"],
-    judgements: Judgements,
+    gallery: Float[np.ndarray, "m d"] | None,
     **options: Any,
 ) -> QueryScores:
-    """Scores of judged queries at each level of difficulty; options are `relevance_scores`'s."""
+    """Scores the points of a task's queries; options are those of `query_scores`.
+
+    Judged queries have scores at each level of difficulty, such as "medium/map".
+    """
+    if task.judgements is None:
+        labels = task.gallery.labels if task.gallery else None
+        return query_scores(queries, task.queries.labels, gallery, labels, **options)
     found = {}
     for level in LEVELS:
-        relevance = relevance_at(level, judgements)
+        relevance = relevance_at(level, task.judgements)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
             continue
         with warnings.catch_warnings():

@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import pathlib
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, Self
@@ -39,7 +38,7 @@ from hypjax.retrieval.euclidean import (
 )
 from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
-from hypjax.system.files import locked, sha256, sync_all, write_json
+from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
@@ -127,10 +126,7 @@ class GraphGallery(ArrayGallery):
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
         try:
-            with locked(path):
-                return cls._read(path, writable)
-        except UserError:
-            raise
+            return cls._read(path, writable)
         except Exception as error:  # pyarrow and usearch raise almost anything.
             raise UserError(
                 f"{path} is damaged, or no gallery of usearch ({error}); export the gallery again"
@@ -141,25 +137,23 @@ class GraphGallery(ArrayGallery):
         import pyarrow.parquet
 
         facts = json.loads((path / _FACTS).read_text())
-        folder, sums = path / facts.pop("folder"), facts.pop("checksums")
-        for name, expected in sums.items():  # usearch crashes on damaged files.
-            if sha256(folder / name) != expected:
+        for name, expected in facts.pop("checksums").items():  # usearch crashes on damaged files.
+            if sha256(path / name) != expected:
                 raise ValueError(f"the checksum of {name} is wrong")
         facts["space"] = space_of(facts["space"])
-        rows = pyarrow.parquet.read_table(folder / _IMAGES)
+        rows = pyarrow.parquet.read_table(path / _IMAGES)
         ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
-        points = np.load(folder / _POINTS, mmap_mode="r")
+        points = np.load(path / _POINTS, mmap_mode="r")
         index = _create(facts["space"], points.shape[1], rounded=facts["rounded"])
         metric = index.metric
-        (index.load if writable else index.view)(str(folder / _GRAPH))
+        (index.load if writable else index.view)(str(path / _GRAPH))
         index.metric = metric  # The file holds none.
         return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a folder with the graph, the points and a table of images.
+        """Writes or replaces a folder with the graph, the points and a table of images.
 
-        The three files lie in a subfolder, which `gallery.json` names. So replacing this file
-        replaces the gallery: a process that is killed leaves the old gallery or the new one.
+        A process that is killed leaves the old gallery or the new one.
 
         Raises:
             UserError: A file cannot be written.
@@ -169,32 +163,23 @@ class GraphGallery(ArrayGallery):
 
         path = pathlib.Path(path)
         columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
-        with writing(path):
-            path.mkdir(exist_ok=True)
-            with locked(path):
-                folder = path / os.urandom(4).hex()
-                folder.mkdir()
-                try:
-                    self.index.save(str(folder / _GRAPH))
-                except RuntimeError as error:  # As usearch reports a full disk.
-                    raise OSError(str(error)) from error
-                np.save(folder / _POINTS, self.vectors)
-                pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
-                sync_all(folder)
-                sums = {name: sha256(folder / name) for name in (_GRAPH, _POINTS, _IMAGES)}
-                facts = {
-                    "space": describe_space(self.space),
-                    "fingerprint": self.fingerprint,
-                    "rounded": self.rounded,
-                    "candidates": self.candidates,
-                    "recall": self.recall,
-                    "folder": folder.name,
-                    "checksums": sums,
-                }
-                write_json(path / _FACTS, facts)
-                for other in path.iterdir():
-                    if other.is_dir() and other != folder:
-                        shutil.rmtree(other, ignore_errors=True)
+        with writing(path), replacing(path) as folder:
+            folder.mkdir()
+            try:
+                self.index.save(str(folder / _GRAPH))
+            except RuntimeError as error:  # As usearch reports a full disk.
+                raise OSError(str(error)) from error
+            np.save(folder / _POINTS, self.vectors)
+            pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
+            facts = {
+                "space": describe_space(self.space),
+                "fingerprint": self.fingerprint,
+                "rounded": self.rounded,
+                "candidates": self.candidates,
+                "recall": self.recall,
+                "checksums": {n: sha256(folder / n) for n in (_GRAPH, _POINTS, _IMAGES)},
+            }
+            write_json(folder / _FACTS, facts)
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images.

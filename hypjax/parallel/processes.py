@@ -137,24 +137,6 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
     return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, tree)
 
 
-def share(count: int) -> slice:
-    """This process's share of a number of rows, all of which `gather_rows` joins again."""
-    bounds = (count * (jax.process_index() + i) // jax.process_count() for i in (0, 1))
-    return slice(*bounds)
-
-
-def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Joins the `share` of `count` rows that each process has; all call this together."""
-    processes = jax.process_count()
-    lengths = np.diff([count * i // processes for i in range(processes + 1)])
-    sent = np.zeros((lengths.max(), *rows.shape[1:]), rows.dtype)
-    sent[: len(rows)] = rows
-    # As bytes, since JAX would round float64.
-    parts = np.asarray(multihost_utils.process_allgather(sent.reshape(-1).view(np.uint8)))
-    parts = parts.reshape(processes, -1).view(rows.dtype).reshape(processes, *sent.shape)
-    return np.concatenate([part[:n] for part, n in zip(parts, lengths, strict=True)])
-
-
 def require_same(facts: dict[str, Any]) -> None:
     """Raises an error in all processes if the JSON values of one differ from the first one's."""
     if jax.process_count() == 1:

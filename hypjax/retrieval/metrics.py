@@ -131,8 +131,7 @@ def query_scores(
     metrics: Sequence[str],
     space: Space,
     refinement: Refinement | None = None,
-    rows: slice | None = None,
-) -> dict[str, Float[np.ndarray, " r"]]:
+) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
     NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks.
@@ -146,11 +145,10 @@ def query_scores(
             r_precision.
         space: Space that measures the distances.
         refinement: How queries are expanded and results re-ranked before they are scored.
-        rows: Queries to score, for processes that share the work; by default and to re-rank, all.
 
     Returns:
-        {metric: scores [r], float64}. The score is NaN for queries without a match in the gallery,
-        and a warning says how many of all queries there are.
+        {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
+        and a warning says how many there are.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
@@ -164,11 +162,6 @@ def query_scores(
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    if rows is not None:
-        inputs.check_in(space, asked.points)  # All, so that all processes raise one error.
-        asked, matches = asked.part(rows), matches[rows]
-        if not matches.any():  # Other processes have the queries that have one.
-            return {name: np.full(len(matches), np.nan) for name in metrics}
     points, first = _refined(refinement, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
@@ -234,8 +227,7 @@ def relevance_scores(
     metrics: Sequence[str],
     space: Space,
     refinement: Refinement | None = None,
-    rows: slice | None = None,
-) -> dict[str, Float[np.ndarray, " r"]]:
+) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query where positives and ignored items are listed.
 
     Args:
@@ -247,11 +239,10 @@ def relevance_scores(
         space: Space that measures the distances.
         refinement: See `query_scores`. Ignored items may expand a query, as in a search that does
             not know them.
-        rows: See `query_scores`.
 
     Returns:
-        {metric: scores [r], float64}. The score is NaN for queries without a positive, and a
-        warning says how many of all queries there are.
+        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
+        warning says how many there are.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
@@ -262,9 +253,6 @@ def relevance_scores(
     lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(positives) for positives, _ in lists]))
-    if rows is not None:
-        inputs.check_in(space, queries)
-        queries, lists = queries[rows], lists[rows]
     reordered = None
     queries, first = _refined(refinement, queries, None, gallery, space)
     if first is not None:

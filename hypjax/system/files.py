@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -123,15 +122,3 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     except Exception as error:  # NumPy and zipfile raise almost anything.
         cause = error
     raise ValueError("damaged, or not an .npz file of plain arrays") from cause
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a folder during the body, if the file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -86,7 +86,8 @@ class Input:
     @functools.cached_property
     def _images(self) -> DatasetEmbedder:  # Cached with its programs.
         images = self.setup.evaluator.images
-        return dataclasses.replace(images, spaces=self._spaces, scales=ONE_SCALE)
+        source = images.source._replace(scales=ONE_SCALE)
+        return dataclasses.replace(images, spaces=self._spaces, source=source)
 
     def _spaces(self, params: PyTree) -> dict[str, Space]:
         """The space of the loss."""
@@ -110,10 +111,10 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     if train.vectors is not None:
         return train.given_vectors()
     encodings, alike = images.encodings, learner.model.encoder == images.model.encoder
-    if encodings is not None and alike and 1.0 in images.scales:
+    if encodings is not None and alike and 1.0 in images.source.scales:
         return encodings.of(params, train)[1.0]
     console.say(f"embedding {len(train)} training images with the encoder")
-    encodings = Encodings(learner.model, learner.pixel_scaling, images.source)
+    encodings = Encodings(learner.model, images.source._replace(scales=ONE_SCALE))
     return encodings.encode(params, train)[0]
 
 

@@ -27,7 +27,6 @@ from hypjax.data.splits import open_splits
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
-from hypjax.inference.features import evaluation_input
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
@@ -89,8 +88,7 @@ def build(config: ConfigDict) -> Setup:
     layout = None
     if config.run.cache == "device":
         layout = plan_layout(plans.sizes, mesh, learner.view.channels)
-    source = evaluation_input(config, mesh)
-    evaluator = create_evaluator(config, source=source, splits=splits)
+    evaluator = create_evaluator(config, mesh=mesh, splits=splits)
     return Setup(config, learner, spec, splits, plans, layout, evaluator)
 
 

@@ -169,6 +169,25 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
         task_of(damaged, judgements=judged)
 
 
+def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monkeypatch):
+    for spec in ("vit_small", "timm:"):
+        with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
+            open_encoder(spec)
+    for features, message in (
+        (lambda x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
+        (lambda x: np.random.normal(size=(len(x), 3)), "embeds one image in different ways"),
+    ):
+        encoder = Thumbnails()
+        monkeypatch.setattr(encoder, "features", features, raising=False)
+        with pytest.raises(UserError, match=message):
+            ExternalEmbedder("own:thumbnail", encoder)
+    with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
+        embedder.embed_photos([Photo("0", "", vector=np.ones(3, np.float32))])
+    monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
+    with pytest.raises(UserError, match="class0/0.png is not finite"):
+        embedder.embed_photos(find_photos(str(photos_folder)))
+
+
 def test_joined_datasets_keep_groups_and_boxes(photos_folder):
     photos = find_photos(str(photos_folder))
     grouped = as_dataset([p._replace(superlabel=p.label[-1]) for p in photos])
@@ -180,48 +199,12 @@ def test_joined_datasets_keep_groups_and_boxes(photos_folder):
     assert both.boxes is None
 
 
-def test_splits_of_folders_and_tables_are_kept(embedder, photos_folder, tmp_path):
-    for split in ("train", "test"):
-        shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
-    found = embedder.embed_photos(find_photos(str(tmp_path / "split")))
-    assert found.splits.tolist() == ["test"] * 6 + ["train"] * 6
+def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
     found = embedder.embed_photos(find_photos(str(table)))
-    assert (found.splits.tolist(), found.superlabels.tolist()) == (["test"], ["bird"])
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.features(), found.given)
-    assert (read.splits.tolist(), read.fingerprint) == (["test"], embedder.fingerprint)
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        (lambda x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
-        (lambda x: np.random.normal(size=(len(x), 3)), "embeds one image in different ways"),
-    ],
-)
-def test_what_is_no_encoder_of_images_is_refused(features, message, monkeypatch):
-    encoder = Thumbnails()
-    monkeypatch.setattr(encoder, "features", features, raising=False)
-    with pytest.raises(UserError, match=message):
-        ExternalEmbedder("own:thumbnail", encoder)
-
-
-def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monkeypatch):
-    broken = Thumbnails()
-    monkeypatch.setattr(embedder, "_encoder", broken)
-    monkeypatch.setattr(broken, "features", lambda x: np.stack(x) * np.inf, raising=False)
-    with pytest.raises(UserError, match="class0/0.png is not finite"):
-        embedder.embed_photos(find_photos(str(photos_folder)))
-    with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
-        embedder.embed_photos([Photo("0", "", vector=np.ones(3, np.float32))])
-
-
-def test_what_names_no_encoder_is_refused():
-    for spec in ("vit_small", "jax:vit", "timm:"):
-        with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
-            open_encoder(spec)
-    with pytest.raises(UserError, match="--mean, --std and --resize are for onnx:FILE"):
-        open_encoder("timm:vit", resize=3)
+    assert (read.splits.tolist(), read.superlabels.tolist()) == (["test"], ["bird"])
+    assert read.fingerprint == embedder.fingerprint

@@ -1,12 +1,9 @@
 """The feature cache: what is kept, and what happens when it cannot be."""
 
-import errno
-
 import numpy as np
 import pytest
 
 from hypjax.inference import features
-from hypjax.system.array_cache import ArrayCache
 
 FEATURES = list(np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32))  # Two scales.
 
@@ -49,13 +46,3 @@ def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(
         check(folder, compute)
         assert "is damaged" in capsys.readouterr().err
         check(folder, never)
-
-
-def test_a_disk_that_cannot_be_written_only_warns(tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArrayCache, "append", full)
-        check(tmp_path / "features", compute)
-    assert "No space left on device" in capsys.readouterr().err

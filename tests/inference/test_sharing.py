@@ -19,21 +19,18 @@ def fake_hub(tmp_path):
         yield hub
 
 
-@pytest.fixture
-def push(fake_hub, run, tmp_path):
-    def push(**options):
-        return hypjax.push(run, NAME, folder=tmp_path / "photos", **options)
-
-    return push
-
-
-def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, push, run, capsys):
-    push()
+def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, run, tmp_path, capsys):
+    folder = hypjax.push(run, NAME, folder=tmp_path / "photos")
+    data = huggingface_hub.ModelCard.load(folder / "README.md").data
+    assert data.library_name == "hypjax" and data.pipeline_tag == "image-feature-extraction"
+    results = json.loads((run / "results.json").read_text())
+    scores = {each.metric_type: each.metric_value for each in data.eval_results}
+    assert scores == pytest.approx(results["best"]["head"], abs=1e-4)
     own = hypjax.load(run).fingerprint
     first = fake_hub.commits[NAME][-1].oid
     assert hypjax.load(NAME).fingerprint == own
     assert f"published {fake_hub.address}/{NAME}/commit/{first}" in capsys.readouterr().err
-    push()
+    hypjax.push(run, NAME, folder=folder)
     assert hypjax.load(f"hf://{NAME}@{first}").fingerprint == own
     with pytest.raises(UserError, match=f"the repository {NAME} has no revision v2"):
         hypjax.load(f"{NAME}@v2")
@@ -50,13 +47,3 @@ def test_the_manuals_program_pushes_and_loads(fake_hub, run, tmp_path, monkeypat
     exec(program, found)
     assert found["model"].fingerprint == hypjax.load(run).fingerprint
     assert fake_hub.private == {"OWNER/NAME"} and (tmp_path / "hub/NAME/README.md").exists()
-
-
-def test_the_hub_reads_the_scores_and_tags_from_the_card(push, run):
-    data = huggingface_hub.ModelCard.load(push() / "README.md").data
-    assert data.library_name == "hypjax" and data.pipeline_tag == "image-feature-extraction"
-    assert data.tags == ["image-retrieval", "metric-learning", "timm"] and not data.base_model
-    results = json.loads((run / "results.json").read_text())
-    scores = {each.metric_type: each.metric_value for each in data.eval_results}
-    assert scores == pytest.approx(results["best"]["head"], abs=1e-4)
-    assert data.eval_results[0].dataset_type == "folder" and data.model_name == NAME

@@ -130,7 +130,6 @@ def test_subsets_and_splits_of_a_repository(written):
     for where, words in (
         ("hf://me/photos?split=dev", "no split dev"),
         ("hf://me/photos?subset=large", "large"),
-        ("hf://me/bees", "hf://me/bees"),
         ("hf://birds", "names no repository"),
     ):
         with pytest.raises(UserError, match=words):
@@ -143,10 +142,8 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_
     with config.ignore_type():
         config.data.update(given.give(dataset))
     found = open_splits(config)
-    for own, part in zip((expected.train, expected.test), (found.train, found.test), strict=True):
-        np.testing.assert_array_equal(own.labels, part.labels)
-        for i in range(len(own)):
-            np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
+    np.testing.assert_array_equal(found.train.labels, expected.train.labels)
+    np.testing.assert_array_equal(found.test.image(3, 3), expected.test.image(3, 3))
     small_runs.save_untrained(small_runs.load(photos_folder), tmp_path / "run")
     model = hypjax.load(tmp_path / "run")
     np.testing.assert_array_equal(model.embed(dataset), model.embed(str(photos_folder)))
@@ -155,15 +152,14 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_
 @pytest.fixture
 def birds(tmp_path):
     """A function that writes four birds, with further columns, and returns the location."""
-    pictures = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)]
+    pictures, path = [Image.new("RGB", (9, 8), (i, 0, 0)) for i in range(4)], tmp_path / "b.parquet"
 
     def write(image="image", features=None, **columns):
-        types = {image: datasets.Image(), **(features or {})}
         made = datasets.Dataset.from_dict({image: pictures, **columns})
-        for name, kind in types.items():
+        for name, kind in {image: datasets.Image(), **(features or {})}.items():
             made = made.cast_column(name, kind)
-        made.to_parquet(str(tmp_path / "birds.parquet"))
-        return str(tmp_path / "birds.parquet")
+        made.to_parquet(str(path))
+        return str(path)
 
     return write
 
@@ -186,23 +182,17 @@ def test_columns_are_known_by_types_names_and_options(birds):
     ("columns", "options", "words"),
     [
         ({"label": list("abcd")}, "?label=species", "no species"),
-        ({"label": list("abcd")}, "?split=test", "no split test"),
         ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
         ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
         ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel"),
-        ({"label": list("abcd"), "split": ["s"] * 4}, "", "has the split 's'"),
     ],
 )
-def test_mistakes_are_one_sentence(columns, options, words, birds):
+def test_mistakes_are_one_sentence(columns, options, words, birds, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=words):
         open_at(birds(**columns) + options)
-
-
-def test_damaged_and_missing_files_are_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(b"damaged" * 99)
-    for name in ("a", "b-*"):
-        with pytest.raises(UserError, match=r"cannot read .*\.tar"):
-            open_images(str(tmp_path / f"{name}.tar"))
+    with pytest.raises(UserError, match=r"cannot read .*\.tar"):
+        open_images(str(tmp_path / "a.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
         open_images(str(tmp_path / "a.tar"))
@@ -249,24 +239,18 @@ def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeyp
 
 
 def test_what_is_not_pushed_is_one_sentence(tmp_path):
-    gallery = embeddings(clusters(BALL, 30), BALL)
+    gallery, theirs = embeddings(clusters(BALL, 30), BALL), tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "photos.parquet").touch()
     with serving(tmp_path / "cache") as hub:
+        hub.put("datasets/me/gallery", theirs)
+        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
+            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
         hub.close()
         with pytest.raises(UserError, match="wrote .*, but did not upload it: the hub cannot be"):
             find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
-    where = str(tmp_path / "gallery.hf")
-    for count in (30, 20):  # Of another gallery in the same place.
-        find_export("dataset")(gallery.take(np.arange(count)), tmp_path / "gallery.hf")
-        assert len(datasets.load_dataset(where, split="gallery")) == count
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/photos.parquet").touch()
-    with serving(tmp_path / "cache") as hub:
-        hub.put("datasets/me/gallery", tmp_path / "theirs")
-        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
-            find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
-        assert len(hub.commits["datasets/me/gallery"]) == 1
-    with pytest.raises(UserError, match="names no repository"):
-        find_export("hf://gallery")
+    find_export("dataset")(gallery.take(np.arange(20)), tmp_path / "gallery.hf")
+    assert len(datasets.load_dataset(str(tmp_path / "gallery.hf"), split="gallery")) == 20
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="are no inner products"):
         find_export("dataset")(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused")

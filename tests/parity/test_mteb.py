@@ -91,8 +91,5 @@ def test_similarities_are_distances_of_the_space(task, encoder):
     np.testing.assert_allclose(encoder.similarity(points, points), -distances, atol=1e-5)
     pairs = encoder.similarity_pairwise(points[:3], points[3:])
     np.testing.assert_allclose(pairs, -np.diag(distances[:3, 3:]), atol=1e-5)
-
-
-def test_tasks_of_texts_are_refused(encoder):
     with pytest.raises(UserError, match="this model embeds images, but the task has text"):
         encoder.encode([{"text": ["a bird"]}])

@@ -7,7 +7,6 @@ import pathlib
 import threading
 import types
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -203,22 +202,6 @@ def test_images_are_resized_and_cropped_as_by_hypjax(size, test_view):
     assert differences.max() <= level and (differences > 0).mean() <= share
 
 
-def test_encoders_and_spaces_of_ones_own_are_refused(tmp_path):
-    class Mean(nn.Module):
-        @nn.compact
-        def __call__(self, images):
-            return nn.Dense(6)(images.mean((1, 2)))
-
-    encoder = Mean()
-    params = encoder.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
-    hypjax.save(params, BALL, tmp_path / "own", encoder=encoder, image_size=16)
-    with pytest.raises(UserError, match="jax2onnx"):
-        hypjax.load(tmp_path / "own", encoder=encoder).to_onnx(tmp_path / "own.onnx")
-    with pytest.raises(UserError, match="your own space"):
-        torch_model.embed(object(), torch.zeros(1, 3))
-    assert not list(tmp_path.glob("*onnx*"))
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """An untrained run on letters, its model in ONNX, and pictures of letters in a folder."""
@@ -260,39 +243,25 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
     np.testing.assert_allclose(np.float64(distances[1:]), expected.distances[:9], atol=1e-3)
 
 
-def test_the_manuals_service_answers(exported, monkeypatch):
+def test_the_manuals_service_and_squares_agree_with_hypjax(exported, monkeypatch):
     monkeypatch.chdir(exported)
     (exported / "search.py").write_text(blocks("import onnxruntime"))
     monkeypatch.syspath_prepend(exported)
     paths = sorted(map(str, pathlib.Path("photos").iterdir()))
     monkeypatch.setattr("sys.argv", ["serve.py", "photos"])
     names = {"__name__": "service"}
-    exec(blocks("import http.server"), names)
-    server = names["http"].server.ThreadingHTTPServer(("localhost", 0), names["Search"])
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        connection = http.client.HTTPConnection("localhost", server.server_port, timeout=20)
-        connection.request("POST", "/", pathlib.Path(paths[5]).read_bytes())
-        hits = json.loads(connection.getresponse().read())
-        assert hits[0][0] == paths[5] and len(hits) == 10
-        connection.request("POST", "/", b"no image")
-        assert connection.getresponse().status == 400
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_squares_of_the_manual_are_the_pixels_of_hypjax(exported, monkeypatch):
-    monkeypatch.chdir(exported)
-    names = {"__name__": "search"}
-    exec(blocks("import onnxruntime") + blocks("def square"), names)
-    paths = sorted((exported / "photos").iterdir())
+    exec("".join(map(blocks, ("import onnxruntime", "def square", "import http.server"))), names)
     batch = np.stack([names["square"](Image.open(path)) for path in paths])[..., None]
     (found,) = names["session"].run(None, {"images": batch})
-    points = hypjax.load(exported / "run").embed([str(path) for path in paths])
-    np.testing.assert_allclose(found, points, atol=1e-5)
+    np.testing.assert_allclose(found, hypjax.load("run").embed(paths), atol=1e-5)
+    server = names["http"].server.ThreadingHTTPServer(("localhost", 0), names["Search"])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    connection = http.client.HTTPConnection("localhost", server.server_port, timeout=20)
+    connection.request("POST", "/", pathlib.Path(paths[5]).read_bytes())
+    hits = json.loads(connection.getresponse().read())
+    assert hits[0][0] == paths[5] and len(hits) == 10
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
@@ -306,7 +275,7 @@ def test_lower_precision_is_measured_on_test_images(precision, exported, monkeyp
     assert images.type == "tensor(uint8)"
 
 
-def test_models_that_disagree_or_are_too_large_are_not_written(exported, monkeypatch):
+def test_models_that_disagree_are_not_written(exported, monkeypatch):
     run, model = onnx_file._run, hypjax.load(exported / "run")
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given) + np.float32(2e-4))
     with pytest.raises(UserError, match="nothing was written"):
@@ -314,9 +283,6 @@ def test_models_that_disagree_or_are_too_large_are_not_written(exported, monkeyp
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given)[::-1])
     with pytest.raises(UserError, match="256 test images .* in int8"):
         model.to_onnx(exported / "wrong.onnx", "int8")
-    monkeypatch.setattr(onnx_file, "_LARGEST_FILE", 1000)
-    with pytest.raises(UserError, match="2 GB"):
-        model.to_onnx(exported / "wrong.onnx")
     assert not list(exported.glob("*wrong*"))
 
 

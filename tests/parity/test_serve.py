@@ -11,11 +11,9 @@ import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-import zlib
 
 import numpy as np
 import pytest
@@ -63,9 +61,10 @@ def gallery(file):
     return open_gallery(file)
 
 
-@contextlib.contextmanager
-def serving(app):
-    """Serves an application at a free port, which the body is given."""
+@pytest.fixture(scope="module")
+def port(model, gallery):
+    """The port at which the gallery is served."""
+    app = create_app(Searcher(model, gallery), ["photos.example"])
     own, listener = server.server_of(app), server.listen("127.0.0.1", 0)
     thread = threading.Thread(target=own.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -75,17 +74,6 @@ def serving(app):
         own.should_exit = True
         thread.join()
         listener.close()
-
-
-@pytest.fixture(scope="module")
-def app(model, gallery):
-    return create_app(Searcher(model, gallery), ["photos.example"])
-
-
-@pytest.fixture(scope="module")
-def port(app):
-    with serving(app) as number:
-        yield number
 
 
 def ask(port, method, path, body=None, **headers):
@@ -125,7 +113,6 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
     exact = np.asarray(model.space.distance_matrix(gallery.vectors[3:4], gallery.vectors))[0]
     assert sorted(map(int, keys)) == [*range(60)] and distances == sorted(distances)
     np.testing.assert_allclose(distances, exact[np.int64(keys)], atol=1e-3)
-    # With the image of the gallery, which is not found itself.
     status, found = ask(port, "GET", "/search/3?k=7&places=true")
     (hits,) = model.search(gallery, path, k=7)
     assert [hit["class"] for hit in found["hits"]] == hits.labels
@@ -139,10 +126,8 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
 @pytest.mark.parametrize("engine", ["usearch", "qdrant"])
 def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
     find_export(engine)(gallery, tmp_path / f"gallery.{engine}")
-    searchers = [
-        Searcher(model, gallery),
-        Searcher(model, open_gallery(tmp_path / f"gallery.{engine}")),
-    ]
+    other = open_gallery(tmp_path / f"gallery.{engine}")
+    searchers = [Searcher(model, gallery), Searcher(model, other)]
     first, second = (searcher.about for searcher in searchers)
     assert first["images"] == second["images"] == 60 and first["classes"] == second["classes"]
     keys = [{each["name"]: each["key"] for each in about["sample"]} for about in (first, second)]
@@ -154,11 +139,7 @@ def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
         assert [hit["name"] for hit in found["hits"]] == [hit["name"] for hit in expected["hits"]]
         distances = [[hit["distance"] for hit in each["hits"]] for each in (found, expected)]
         np.testing.assert_allclose(*distances, atol=1e-3)
-    assert found["hits"] == [] and found["query"] == {
-        "key": keys[1]["class1/2.png"],
-        "name": "class1/2.png",
-        "class": "class1",
-    }
+    assert found["hits"] == [] and found["query"]["class"] == "class1"
 
 
 def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
@@ -172,81 +153,48 @@ def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
-    for query in ("k=0", "k=" + "9" * 5000, "places=1", "labl%0A=a"):
-        status, found = ask(port, "GET", f"/search/7?{query}")
-        assert status == 400 and query[0] in found["error"]
 
 
-def png(width, height):
-    """The beginning of a PNG that claims a size."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT" + zlib.compress(b"0")
-
-
-def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch):
-    image = pathlib.Path(gallery.ids[0]).read_bytes()
-    for body, headers, expected, words in (
-        (b"hello", {"content_type": "image/png"}, 415, "not an image"),
-        (b"II*\0" + bytes(200), {}, 415, "cannot be read"),  # Tiles hide their size.
-        (png(10_000, 10_000), {}, 413, "pixels"),
-        (image[:100], {}, 400, "cannot be read"),
-        (b"", {"content_length": str(2**40)}, 413, "32 MiB"),
-        (b"no form", {"content_type": "multipart/form-data"}, 400, "boundary"),
-        (*form(b""), 400, "there is no image"),
+def test_hostile_requests_are_refused_in_one_sentence(port, gallery, monkeypatch):
+    image, large = pathlib.Path(gallery.ids[0]).read_bytes(), io.BytesIO()
+    Image.new("1", (9_000, 9_000)).save(large, "PNG")
+    for method, path, body, headers, expected, words in (
+        ("POST", "/search", b"hello", {"content_type": "image/png"}, 415, "not an image"),
+        ("POST", "/search", large.getvalue(), {}, 413, "pixels"),
+        ("POST", "/search", image[:100], {}, 400, "cannot be read"),
+        ("POST", "/search", b"", {"content_length": str(2**40)}, 413, "32 MiB"),
+        ("POST", "/search", *form(b""), 400, "there is no image"),
+        ("GET", "/search/7?k=0", None, {}, 400, "k must be"),
+        ("GET", "/search/7?labl=a", None, {}, 400, "labl"),
+        ("GET", "/thumbnail/..%2f..%2fetc%2fpasswd", None, {}, 404, ""),
+        ("GET", "/thumbnail/59", None, {}, 404, ""),  # It is damaged.
+        ("POST", "/embed", image, {"host": "evil.example"}, 403, ""),
+        ("POST", "/embed", image, {"origin": "https://evil.example"}, 403, ""),
     ):
-        status, found = ask(port, "POST", "/search", body, **headers)
-        assert status == expected and words in found["error"], found
-    # Of unknown length, in two chunks.
-    monkeypatch.setattr(limits, "MOST_BYTES", 1000)
+        status, found = ask(port, method, path, body, **headers)
+        assert status == expected and words in found["error"], (path, found)
+    proxied = {"host": "photos.example", "origin": "https://photos.example"}
+    assert ask(port, "POST", "/embed", image, **proxied)[0] == 200
+    monkeypatch.setattr(limits, "MOST_BYTES", 1000)  # In two chunks, of unknown length.
     assert ask(port, "POST", "/embed", iter((image[:900], b"\0" * 101)))[0] == 413
-    assert ask(port, "POST", "/embed", iter((image[:300], b"\0")))[0] == 400
-    assert ask(port, "GET", "/health")[1]["images"] == 60
-
-
-def test_no_path_of_a_client_is_read(port):
-    for path in (
-        *("/thumbnail/../../etc/passwd", "/thumbnail/..%2f..%2fetc%2fpasswd", "/thumbnail/-1"),
-        *("/thumbnail//etc/passwd", "/../app.py", "/..%2fapp.py", "/search/1e3", "/thumbnail/59"),
-    ):
-        status, found = ask(port, "GET", path)
-        assert status == 404 and set(found) == {"error"}, path
-
-
-def test_only_this_server_and_its_own_pages_are_answered(port, gallery):
-    content = pathlib.Path(gallery.ids[0]).read_bytes()
-    for host, origin, status in (
-        ("evil.example", None, 403),
-        ("", None, 403),
-        ("LOCALHOST:8000", None, 200),
-        ("photos.example", "https://photos.example", 200),
-        ("127.0.0.1:8000", "http://127.0.0.1:8000", 200),
-        ("127.0.0.1:8000", "http://127.0.0.1:8001", 403),
-        ("localhost:8000", "https://evil.example", 403),
-    ):
-        headers = {"host": host} | ({"origin": origin} if origin else {})
-        assert ask(port, "POST", "/embed", content, **headers)[0] == status, headers
-
-
-def test_slow_clients_are_cut_off(port, monkeypatch):
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
+        )
+        assert connection.recv(999).startswith(b"HTTP/1.1 408 ")
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
-    head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"
-    for sent, received in ((head, b"HTTP/1.1 408 "), (head[:30], b""), (b"", b"")):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(sent)
-            answer = b"".join(iter(lambda: connection.recv(999), b""))  # Until it is closed.
-        assert answer.startswith(received) and bool(answer) == bool(received)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        assert connection.recv(999) == b""  # It is closed.
 
 
 def test_mistakes_of_the_command_are_one_sentence(run, file, model, gallery):
     with server.listen("127.0.0.1", 0) as listener:
-        for port in (listener.getsockname()[1], 70_000):
-            with pytest.raises(UserError, match=f"cannot open port {port} of 127.0.0.1 .*--port"):
-                commands.call("serve", f"--workdir={run}", f"--gallery={file}", f"--port={port}")
-    other = type("Other", (), {"fingerprint": "another"})
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot open port {port} of 127.0.0.1 .*--port"):
+            commands.call("serve", f"--workdir={run}", f"--gallery={file}", f"--port={port}")
     with pytest.raises(UserError, match="another run"):
-        Searcher(other, gallery)
+        Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
     with pytest.raises(UserError, match="no images"):
         Searcher(model, model.gallery(gallery.ids[59]))
 
@@ -335,19 +283,14 @@ def test_the_keyboard_alone_searches_and_walks_on(opened, gallery):
 
     tab_to("#disk")
     page.keyboard.press("ArrowRight")
-    caption = page.locator("#caption").inner_text()
-    page.keyboard.press("ArrowUp")
-    assert page.locator("#disk .chosen").count() == 1
-    assert page.locator("#caption").inner_text() not in ("", caption)
+    assert page.locator("#caption").inner_text()
     page.keyboard.press("Enter")
     key = page.url.split("#")[1]
     first = hits(page, f"/{key}$")
     assert key not in first
-    page.evaluate("document.activeElement.blur()")
     tab_to("#hits a")
     page.keyboard.press("Enter")
-    assert first[0] not in hits(page, f"/{first[0]}$") and page.url.endswith(f"#{first[0]}")
-    assert page.evaluate("document.activeElement.id") == "heading"
+    assert first[0] not in hits(page, f"/{first[0]}$")
     page.go_back()
     assert hits(page, f"/{key}$") == first
     with page.expect_file_chooser() as chooser:

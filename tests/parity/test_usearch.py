@@ -1,7 +1,6 @@
 """Galleries in a graph of usearch."""
 
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -29,6 +28,10 @@ SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(0.
 BALL = PoincareBall(0.1, 2.3)
 
 
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
     points = clusters(space, 3000)
@@ -52,19 +55,24 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 8), (2, 32), (15, 8)])
+def test_points_far_out_are_reached_when_norms_differ():
+    """In a random order, the same graph finds fewer of them."""
+    ball = PoincareBall(1.0, None)
+    points = np.asarray(ball.embed(ann._features(3000, 128)))
+    gallery = GraphGallery.build(embeddings(points, ball))
+    gallery.candidates, queries = 128, points[:500]
+    check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 8), (15, 8)])
 def test_few_images_and_few_queries_are_searched(count, dim, tmp_path):
     path, points = tmp_path / "gallery.usearch", clusters(BALL, count, dim=dim)
     export_usearch(embeddings(points, BALL), path)
-    gallery = open_gallery(str(path))
-    assert gallery.recall == 1
-    assert len(gallery.nearest(points[:1], count + 1)[0].ids) == count
+    gallery = open_gallery(path)
+    assert gallery.recall == 1 and len(gallery.nearest(points[:1], count + 1)[0].ids) == count
     assert found_in(gallery, points[:0], count)[1].shape == (0, count)
     for queries in (points[:1], points):
         check_neighbours(found_in(gallery, queries, count), queries, points, BALL, 1.0)
-        if count > 1:
-            own = np.arange(len(queries))
-            check_neighbours(found_in(gallery, queries, 1, own), queries, points, BALL, 1.0, own)
 
 
 def test_images_are_added_found_removed_and_gone(tmp_path):
@@ -95,52 +103,28 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     check_wrong_points_are_refused(gallery, points[:9], BALL)
 
 
-def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
-    path, points = tmp_path / "gallery.usearch", clusters(BALL, 100)
+def test_an_interrupted_save_leaves_the_old_gallery_and_damaged_files_are_refused(
+    tmp_path, monkeypatch
+):
+    path, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
     with pytest.raises(UserError, match="there is no gallery at"):
         open_gallery(path)
+    export_usearch(embeddings(points[:50], BALL), path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pathlib.Path, "replace", _interrupted)
+        export_usearch(embeddings(points, BALL), path)
+    assert len(open_gallery(path)) == 50
     export_usearch(embeddings(points, BALL), path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    assert len(files) == 4
-    for file in files:
+    assert len(open_gallery(path)) == 60
+    for file in filter(pathlib.Path.is_file, path.rglob("*")):
         whole = file.read_bytes()
-        flipped = bytearray(whole)
-        flipped[len(whole) // 2] ^= 1
-        for damaged in (flipped, whole[:-50]):
-            file.write_bytes(damaged)
-            with pytest.raises(UserError, match="is damaged, or .*; export the gallery again"):
-                open_gallery(path)
+        file.write_bytes(whole[:-50])  # usearch itself crashes on such files.
+        with pytest.raises(UserError, match="is damaged"):
+            open_gallery(path)
         file.write_bytes(whole)
-    assert len(open_gallery(path)) == 100
-    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="no approximate search in"):
+        fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
         GraphGallery.build(embeddings(np.tile(points, 2), fused))
-
-
-def test_a_save_that_is_killed_leaves_the_old_gallery_or_the_new_one(tmp_path, monkeypatch):
-    folder, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
-    old, new = (GraphGallery.build(embeddings(x, BALL)) for x in (points[:50], points))
-    old.save(folder)
-    left = []  # Copies of what a kill before each step leaves.
-
-    def copying(step):
-        def copy_first(*args, **options):
-            left.append(shutil.copytree(folder, tmp_path / f"{len(left)}.usearch"))
-            return step(*args, **options)
-
-        return copy_first
-
-    opened = open_gallery(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "save", copying(np.save))
-        patch.setattr(pathlib.Path, "replace", copying(pathlib.Path.replace))
-        patch.setattr(shutil, "rmtree", copying(shutil.rmtree))
-        new.save(folder)
-    assert [len(open_gallery(path)) for path in left] == [50, 50, 60]
-    check_neighbours(found_in(opened, points, 5), points, points[:50], BALL, 0.98)
-    for path in left:
-        old.save(path)
-        assert len(open_gallery(path)) == 50 and len(list(path.glob("[!.]*"))) == 2
 
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):

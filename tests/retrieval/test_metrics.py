@@ -7,7 +7,6 @@ from hypjax import retrieval
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.retrieval import bootstrap_interval, metrics, query_scores
-from hypjax.retrieval.refinement import Refinement
 from tests.helpers.galleries import labelled
 
 BALL = PoincareBall(0.1, 2.3)
@@ -55,24 +54,6 @@ def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
     }
     for name, mean in means.items():
         assert mean(x, labels, *gallery, space=BALL) == pytest.approx(scores[name].mean())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("separate_gallery", "expansion"), [(False, 0), (True, 2)])
-def test_processes_that_share_the_queries_find_the_same_scores(separate_gallery, expansion):
-    points, labels = labelled(BALL, 300, 25)
-    labels[7] = 24 + separate_gallery  # Perhaps without a match.
-    searched = (points[100:], labels[100:]) if separate_gallery else ()
-    names = ["recall@1", "recall@4", "precision@3", "mrr", "map@r", "map"]
-    options = {"metrics": names, "space": BALL, "refinement": Refinement(expansion)}
-    whole = query_scores(points, labels, *searched, **options)
-    shares = [slice(0, 7), slice(7, 8), slice(8, 150), slice(150, 300), slice(300, 300)]
-    parts = [query_scores(points, labels, *searched, **options, rows=rows) for rows in shares]
-    for name in names:
-        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
-    points[290] = np.nan
-    with pytest.raises(UserError, match="embedding 290 is not finite"):
-        query_scores(points, labels, **options, rows=shares[0])
 
 
 def test_queries_without_a_match_are_left_out_of_all_means():

@@ -88,18 +88,6 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     assert 0 < expected["map"].mean() < 0.3  # Positives were drawn at random.
 
 
-def test_processes_that_share_the_queries_find_the_same_scores():
-    rng = np.random.default_rng(0)
-    points = np.asarray(Sphere().embed(rng.normal(size=(60, 4)).astype("f")))
-    relevance = Relevance([[i, 59 - i] for i in range(10)], [[20], *[[]] * 9])
-    arguments = (points[:10], points, relevance)
-    options = {"metrics": ["map", "mp@5"], "space": Sphere()}
-    whole = relevance_scores(*arguments, **options)
-    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 10))]
-    for name, values in whole.items():
-        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
-
-
 def test_lists_that_are_not_valid_are_an_error():
     x = np.asarray(Sphere().embed(np.eye(4)))
     for relevance, message in [
