@@ -156,12 +156,14 @@ class GraphGallery(ArrayGallery):
         A process that is killed leaves the old gallery or the new one.
 
         Raises:
-            UserError: A file cannot be written.
+            UserError: A file cannot be written, or the folder holds other files.
         """
         import pyarrow
         import pyarrow.parquet
 
         path = pathlib.Path(path)
+        if path.is_dir() and {x.name for x in path.iterdir()} - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
+            raise UserError(f"{path} holds files that are no gallery's; name another folder")
         columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
         with writing(path), replacing(path) as folder:
             folder.mkdir()

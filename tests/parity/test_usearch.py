@@ -114,6 +114,12 @@ def test_an_interrupted_save_leaves_the_old_gallery_and_damaged_files_are_refuse
         patch.setattr(pathlib.Path, "replace", _interrupted)
         export_usearch(embeddings(points, BALL), path)
     assert len(open_gallery(path)) == 50
+    photo = tmp_path / "photos/dog.png"
+    photo.parent.mkdir()
+    photo.touch()
+    with pytest.raises(UserError, match="no gallery's"):
+        export_usearch(embeddings(points, BALL), photo.parent)
+    assert photo.exists()
     export_usearch(embeddings(points, BALL), path)
     assert len(open_gallery(path)) == 60
     for file in filter(pathlib.Path.is_file, path.rglob("*")):
