@@ -135,10 +135,12 @@ def _objective(name: str | None) -> ConfigDict:
 
 
 def _optim() -> ConfigDict:
-    """AdamW, its learning rate, and which parameters are frozen."""
+    """The optimiser, its learning rate, and which parameters are frozen."""
     optim = ConfigDict()
     optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
-    optim.name = "adamw"  # 'adamw', or 'adam', which adds the weight decay to the gradient.
+    # A key of `optimizers.OPTIMIZERS`: 'adam' and 'sgd' add the weight decay to the gradient, and
+    # 'muon' moves the model's matrices, beside AdamW for all else.
+    optim.name = "adamw"
     # After the warm-up; also 'cosine' (to 0), and by decay_factor in decay_every steps 'step' (at
     # once) or 'exponential' (gradually).
     optim.schedule = "constant"
@@ -149,6 +151,7 @@ def _optim() -> ConfigDict:
     optim.b1 = 0.9  # Decay rate of Adam's first moment.
     optim.b2 = 0.999  # Decay rate of Adam's second moment.
     optim.eps = 1e-8  # Adam's epsilon.
+    optim.momentum = 0.95  # Of SGD and Muon.
     # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
     optim.clip_norm = _optional(3.0)
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).

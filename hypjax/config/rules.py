@@ -13,6 +13,7 @@ from hypjax.config import choices
 from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
+from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, is_ascending, one_of, range_within, within
 from hypjax.geometry import SPACES
@@ -156,7 +157,7 @@ _RULES = {
         f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}",
     ),
     "optim.learning_rate": at_least(0),
-    "optim.name": one_of("adamw", "adam"),
+    "optim.name": one_of(*OPTIMIZERS),
     "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
     "optim.decay_every": within(1, _STEPS),
     "optim.decay_factor": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
@@ -165,6 +166,7 @@ _RULES = {
     "optim.b1": _BELOW_1,
     "optim.b2": _BELOW_1,
     "optim.eps": ABOVE_0,
+    "optim.momentum": _BELOW_1,
     "optim.clip_norm": _or_none(ABOVE_0),
     "optim.clip_value": _or_none(ABOVE_0),
     "optim.frozen": Rule(
