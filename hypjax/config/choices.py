@@ -57,3 +57,9 @@ def freezes_encoder(frozen: Collection[str]) -> bool:
 def names_parameters(value: object) -> bool:
     """Whether a value is such a name; whether a model has such parameters is known later."""
     return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")
+
+
+def in_encoder(name: object) -> bool:
+    """Whether a name is that of parameters of the encoder."""
+    path = GROUPS["encoder"]
+    return names_parameters(name) and parameter_path(name)[: len(path)] == path
