@@ -18,9 +18,8 @@ The suffix `,frozen` trains a head alone, on features that the encoder computes 
 CPU for `configs/cars.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
 encoder's last blocks, too.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/cars.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict

@@ -11,9 +11,8 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
   train the last blocks, too, on what the blocks below compute once;
 * `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino`, fine-tune a
   pretrained ViT-S by the recipe of Hyp-ViT, which requires an accelerator. `mix` in their place is
-  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `nca`,
-  `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`, `cosface` or
-  `circle` another loss;
+  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `ms`
+  and the other names in `hypjax.config.variants.LOSSES` another loss;
 * `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of today, for all of these
   losses and those of IRT, `irt-l` and `irt-r`, as in `irt-r-lite`;
 * `hier`, `hyp+hier`, `hyp` and `pa` with `-resnet50`, and `irt-o`, `irt-l` and `irt-r`, also

@@ -28,9 +28,8 @@ encoder's last blocks, too.
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
 and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/inshop.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/inshop.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
