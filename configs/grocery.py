@@ -24,8 +24,10 @@ No paper reports these tasks.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, recipes, variants
+from hypjax.config import hier, irt, recipes, variants
 
+_HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
+_IRT = irt.Schedule(2_000, "shuffled")
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
@@ -41,7 +43,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.train.batch_size = 288
     config.train.samples_per_class = 9
     config.train.total_steps = 200
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
     if chosen.suffix:

@@ -34,7 +34,10 @@ the recipe of Hyp-ViT, as in `configs/inshop.py:ms-dino`. No paper reports these
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variants
+from hypjax.config import hier, irt, recipes, variants
+
+_HIER = hier.Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20))
+_IRT = irt.Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999)
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -53,5 +56,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # As for SOP; not published.
     config.run.checkpoint_every = 200
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     return config
