@@ -90,8 +90,7 @@ def _defaults(fields: ConfigDict) -> ConfigDict:
 def _data() -> ConfigDict:
     """Images, how they are decoded and cropped, and how their classes are split."""
     data = ConfigDict()
-    # A name from `choices.DATASETS`; 'folder' stands for your own images, and 'features' for the
-    # embeddings of another model.
+    # 'folder' stands for your own images, 'features' for embeddings of another model.
     data.name = Field("glyphs", one_of(*choices.DATASETS))
     data.path = placeholder(str)  # Folder or table of your own images, or a file of features.
     data.labels = placeholder(str)  # File with the classes of features, if theirs has none.
@@ -106,19 +105,16 @@ def _data() -> ConfigDict:
     data.test_view = Field("centre_crop", one_of(*choices.TEST_VIEWS))
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     data.resize = Field(224, within(1, SIDE))
-    # Mean and standard deviation of each channel, for pixels scaled to [0, 1]. ViT; DeiT and DINO
-    # use those of ImageNet.
+    # Of each channel, for pixels in [0, 1]. ViT; DeiT and DINO use those of ImageNet.
     data.mean = (0.5, 0.5, 0.5)
     data.std = Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel"))
     # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
     data.crop_area = Field((0.2, 1.0), range_within(0, 1))
     data.crop_ratio = Field((3 / 4, 4 / 3), range_within(0, float("inf")))
     data.flip = Field(0.5, within(0, 1))  # Training view: probability of a horizontal flip.
-    # What is held out of your own images without splits: 'classes', so that the test shows others
-    # than training did, or 'images', a quarter of those of each class. Few classes need the latter.
+    # Held out of your own images without splits; 'images': a quarter of each, for few classes.
     data.split = Field("classes", one_of(*choices.SPLITS_BY))
-    # Training classes held out to choose the best checkpoint, and test classes, where the data has
-    # no test split: their number, or, below 1, their share.
+    # Held-out classes, of training and of data without a test split: number, or share below 1.
     data.validation_classes = Field(0.0, _CLASSES)
     data.test_classes = Field(0.0, _CLASSES)
     data.split_seed = Field(0, at_least(0))  # Of held-out classes; independent of config.seed.
@@ -128,18 +124,15 @@ def _data() -> ConfigDict:
 def _model() -> ConfigDict:
     """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
     model = ConfigDict()
-    # timm's name, see docs/encoders.md; 'features' for given ones, of dimension `width` (None: as
-    # they are); or 'vit' for a Vision Transformer of these sizes:
+    # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
     model.architecture = "vit_small_patch16_224"
     model.patch_size = Field(0, within(0, SIDE))  # Side, in pixels. 0 unless 'vit'.
-    # Dimension of a token, or of features. 0 unless the architecture is 'vit' or 'features'.
-    model.width = _optional(0, within(0, DIM))
+    model.width = _optional(0, within(0, DIM))  # Of a token. 0 unless 'vit' or 'features'.
     model.depth = Field(0, within(0, 64))  # Number of blocks. 0 unless 'vit'.
     model.num_heads = Field(0, within(0, DIM))  # Per block. 0 unless 'vit'.
     # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
-    model.weights = _optional(
-        None, Rule(lambda value: value != "", "a name, a file or a folder, or None"), kind=str
-    )
+    named = Rule(lambda value: value != "", "a name, a file or a folder")
+    model.weights = _optional(None, named, kind=str)
     model.load_head = False  # Whether the head, too, starts from model.weights, then a run.
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     model.pooling = "cls"
@@ -147,8 +140,7 @@ def _model() -> ConfigDict:
     model.head = Field("dense", one_of(*choices.HEADS))
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
     model.head_dim = _optional(128, within(1, DIM))
-    # Before the first step: a random semi-orthogonal map, or 'pca', the principal components of the
-    # training images' features, see `hypjax.training.head_init`.
+    # A random semi-orthogonal map, or 'pca', the principal components of the features.
     model.head_init = Field("orthogonal", one_of(*choices.HEAD_INITS))
     model.drop_path = Field(0.0, _BELOW_1)  # Of stochastic depth in a Transformer's last block.
     # Of the encoder's matrix products: see `layers.compute_dtype`.
@@ -194,11 +186,8 @@ def _optim() -> ConfigDict:
     """The optimiser, its learning rate, and which parameters are frozen."""
     optim = ConfigDict()
     optim.learning_rate = Field(3e-5, at_least(0))  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
-    # A key of `optimizers.OPTIMIZERS`: 'adam' and 'sgd' add the weight decay to the gradient, and
-    # 'muon' moves the model's matrices, beside AdamW for all else.
-    optim.name = Field("adamw", one_of(*OPTIMIZERS))
-    # After the warm-up; also 'cosine' (to 0), and by decay_factor in decay_every steps 'step' (at
-    # once) or 'exponential' (gradually).
+    optim.name = Field("adamw", one_of(*OPTIMIZERS))  # See `hypjax.config.optimizers`.
+    # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
     optim.schedule = Field("constant", one_of("constant", "cosine", "step", "exponential"))
     optim.decay_every = Field(1000, within(1, STEPS))
     optim.decay_factor = Field(0.5, _FACTOR)
@@ -215,11 +204,8 @@ def _optim() -> ConfigDict:
     # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
     words = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
     optim.frozen = Field(("patch_projection",), each(choices.names_parameters, words))
-    # Parameters with settings of their own, as tuples of four: what `frozen` may name; the factor
-    # of their learning rate, and so of their decay; their weight decay, None for the general one;
-    # and the step from which they change, while their moments accumulate from the beginning (HIER).
-    # Of several paths to a parameter the longest counts, so 'encoder' leaves out
-    # 'patch_projection'; of equally long ones the last.
+    # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
+    # several paths to a parameter the longest counts, of equally long ones the last.
     optim.groups = ()
     # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
     optim.layer_decay = Field(1.0, _FACTOR)
@@ -234,9 +220,7 @@ def _train() -> ConfigDict:
     train.batch_size = _optional(900, within(1, BATCH))  # A multiple of samples_per_class.
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
     train.samples_per_class = _optional(2, within(2, BATCH))
-    # How batches are drawn: 'epoch_classes' (every class at most once per epoch), 'drawn_classes'
-    # (random classes for every batch; HIER, IRT), 'shuffled' (images regardless of class), or
-    # 'tuples' (anchor, positive and mined negatives, for datasets that list pairs; IRT).
+    # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     train.sampling = Field("epoch_classes", one_of(*choices.SAMPLINGS))
     train.tuples = ConfigDict()
     train.tuples.pairs = Field(2_000, within(1, IMAGES))  # Of anchor and positive, in each epoch.
@@ -244,11 +228,9 @@ def _train() -> ConfigDict:
     # Images, drawn for each epoch, of which these are the nearest.
     train.tuples.pool = Field(22_000, within(1, IMAGES))
     train.repeat_images = False  # Whether a class's images are drawn with replacement (HIER).
-    # Whether the head is trained on the encoder's embeddings of the test views, computed once,
-    # instead of random crops; optim.frozen must name the encoder.
+    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
     train.cached_features = False
-    # LoRA: rank of the adapters of an encoder whose other parameters are frozen (0: none), the
-    # numerator of their factor, and the parameters whose kernels get one, named as in optim.frozen.
+    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, and their kernels.
     train.lora_rank = Field(0, within(0, DIM))
     train.lora_alpha = Field(16.0, ABOVE_0)
     words = "encoder, or paths such as model/encoder/block_*"
@@ -265,43 +247,30 @@ def _train() -> ConfigDict:
 def _eval() -> ConfigDict:
     """What is measured, and how often."""
     evaluation = ConfigDict()
-    # The K of Recall@K and precision@K. CUB and Cars.
     words = f"one or more numbers, each at least 1 and up to {IMAGES}"
     evaluation.ks = Field((1, 2, 4, 8), each(within(1, IMAGES).holds, words, least=1, most=100))
-    evaluation.metrics = Field(
-        ("recall",),
-        Rule(
-            lambda value: "recall" in value and set(value) <= set(choices.METRICS),
-            "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
-        ),
-    )
-    # Spaces in which the parts of the model are compared; further ones than the first give scores
-    # of their own. 'objective' is the space in which the objective scores the head.
+    words = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
+    known = Rule(lambda value: "recall" in value and set(value) <= set(choices.METRICS), words)
+    evaluation.metrics = Field(("recall",), known)
+    # Further spaces than the first give scores of their own. 'objective': the objective's own.
     evaluation.spaces = ConfigDict()
     evaluation.spaces.head = Field(("objective",), _SCORE_SPACES)
     evaluation.spaces.encoder = Field(("sphere",), _SCORE_SPACES)
-    # Dimensions of prefixes of the head's output that are scored besides the whole of it; those
-    # that the objective trains (matryoshka+...) are scored in any case.
+    # Of the head's output, scored beside the whole; trained ones are scored in any case.
     evaluation.prefixes = Field((), Rule(is_ascending, "ascending numbers above 0"))
-    # Steps between evaluations on the validation classes; 0: at the end only.
-    evaluation.every = Field(0, within(0, STEPS))
-    # Judged datasets besides the run's own.
-    evaluation.benchmarks = Field((), some_of(choices.BENCHMARKS))
+    evaluation.every = Field(0, within(0, STEPS))  # Steps between validations; 0: at the end.
+    evaluation.benchmarks = Field((), some_of(choices.BENCHMARKS))  # Beside the run's own dataset.
     evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.
-    # Sides of test images that the model sees, relative to data.image_size; the embeddings at
-    # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
+    # Relative to data.image_size; embeddings are averaged in their space. Common: 1, 0.7071, 0.5.
     words = "one to ten numbers, each above 0 and up to 4"
     evaluation.scales = Field((1.0,), each(lambda x: 0 < x <= 4, words, least=1, most=10))
-    # Dimensions to which the embeddings of each part are reduced, by PCA fitted on the training
-    # images with the model that is scored (IRT: 128); None does not reduce them.
+    # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     evaluation.pca = ConfigDict()
     evaluation.pca.head = _optional(None, within(1, DIM), kind=int)
     evaluation.pca.encoder = _optional(None, within(1, DIM), kind=int)
     evaluation.whiten = False  # Whether principal components get equal variances.
-    # Query expansion: number of nearest images whose mean with the query is searched for (0: none),
-    # and the exponent of their similarities as weights (0: average).
-    evaluation.expansion = Field(0, within(0, IMAGES))
-    evaluation.expansion_alpha = Field(0.0, at_least(0))
+    evaluation.expansion = Field(0, within(0, IMAGES))  # Images of a query expansion; 0: none.
+    evaluation.expansion_alpha = Field(0.0, at_least(0))  # Exponent of their weights; 0: average.
     evaluation.rerank = False  # Whether the first 100 results are re-ranked (k-reciprocal).
     return evaluation
 
@@ -316,17 +285,12 @@ def _run() -> ConfigDict:
     run = ConfigDict()
     run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
     run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
-    # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
-    # the memory of the devices, which crop them).
+    # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     run.cache = Field("none", one_of("none", "host", "device"))
-    # Folder of the host cache, and in it of frozen encoders' features; None: those in
-    # ~/.cache/hypjax.
-    run.cache_dir = placeholder(str)
-    # Copies of the parameters (-1: as many as the devices allow) and shards of each copy. Batches
-    # are split over all devices either way.
+    run.cache_dir = placeholder(str)  # Of images and features. None: in ~/.cache/hypjax.
+    # Of the parameters. Batches are split over all devices either way.
     run.mesh = Field((-1, 1), Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards"))
-    # Most images embedded at once: saves memory, for the same gradient.
-    run.microbatch = Field(0, within(0, BATCH))
+    run.microbatch = Field(0, within(0, BATCH))  # Most images at once, for the same gradient.
     # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
     run.attention = Field("auto", one_of("auto", "cudnn", "xla"))
     run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
