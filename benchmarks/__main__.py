@@ -23,19 +23,18 @@ CHOICES = (*_TIMED, "all", "memory", "parity", "programs", "growth", "job", "exa
 
 EXAMPLE = "python -m benchmarks loss --quick"
 FLAGS = command.Flags(overrides=True)
-FLAGS.boolean("quick", False, "Run once at a tenth of the size, to check that everything works.")
-FLAGS.integer("repeats", 3, "Number of timed repeats.", lower_bound=1)
-FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
+FLAGS.boolean("quick", "Run once at a tenth of the size, to check that everything works.")
+FLAGS.positive("repeats", "Number of timed repeats.", 3)
+FLAGS.string("images", "input: folder of photos. Default: synthetic ones.")
 FLAGS.string(
     "target",
-    None,
     "memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires libtpu), or t4, "
     "v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this machine.",
 )
-FLAGS.integer("devices", 0, "memory, programs: number of devices; 0 for all.", lower_bound=0)
-FLAGS.string("hlo", None, "programs: folder in which to keep the texts of the programs.")
-FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
-_OUTPUT = FLAGS.string("output", "benchmark.json", "File for the measurements.")
+FLAGS.natural("devices", "memory, programs: number of devices; 0 for all.", 0)
+FLAGS.string("hlo", "programs: folder in which to keep the texts of the programs.")
+FLAGS.enum("cache", ["none", "host", "device"], "job: value of config.run.cache.", "host")
+_OUTPUT = FLAGS.string("output", "File for the measurements.", "benchmark.json")
 
 
 def main(overrides: list[str], suite: str | None) -> None:

@@ -55,17 +55,17 @@ class _Numbers(flags.ListParser):
 flags.disclaim_key_flags()  # A flag belongs to the module that calls a method of `Flags`.
 
 
-def _method(define: Callable[..., flags.FlagHolder[Any]]) -> Callable[..., flags.FlagHolder[Any]]:
+def _method(define: Callable[..., Any], default: Any = None, **bounds: int) -> Callable[..., Any]:
     """Returns a function of absl that defines a flag, as a method of `Flags`."""
 
-    def method(own: "Flags", *args: Any, **options: Any) -> flags.FlagHolder[Any]:
-        return define(*args, flag_values=own, **options)
+    def method(own: "Flags", name: str, words: str, default: Any = default, **options: Any) -> Any:
+        return define(name, default, words, flag_values=own, **bounds, **options)
 
     return method
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command: each method defines a flag by its name, default and help.
+    """The flags of one command: each method defines a flag by its name, help and default.
 
     A command of which `overrides` is true takes --config.FIELD=VALUE.
     """
@@ -75,16 +75,21 @@ class Flags(flags.FlagValues):
         self.__dict__["overrides"] = overrides  # As an attribute it would be a flag.
 
     string = _method(flags.DEFINE_string)
-    strings = _method(flags.DEFINE_multi_string)  # A flag that may be repeated.
-    words = _method(flags.DEFINE_list)  # Separated by commas.
+    strings = _method(flags.DEFINE_multi_string, [])  # A flag that may be repeated.
+    words = _method(flags.DEFINE_list, [])  # Separated by commas.
     integer = _method(flags.DEFINE_integer)
-    integers = _method(flags.DEFINE_multi_integer)
+    positive = _method(flags.DEFINE_integer, lower_bound=1)
+    natural = _method(flags.DEFINE_integer, lower_bound=0)
+    integers = _method(flags.DEFINE_multi_integer, [])
     number = _method(flags.DEFINE_float)
-    boolean = _method(flags.DEFINE_boolean)
-    enum = _method(flags.DEFINE_enum)  # With the list of choices before the help.
+    boolean = _method(flags.DEFINE_boolean, False)
+
+    def enum(self, name: str, choices: list[str], words: str, default: str | None = None) -> Any:
+        """Defines a flag that is one of some words."""
+        return flags.DEFINE_enum(name, default, choices, words, flag_values=self)
 
     def numbers(
-        self, name: str, default: Sequence[float] | None, words: str, kind: type = float
+        self, name: str, words: str, default: list[float] | None = None, kind: type = float
     ) -> flags.FlagHolder[Any]:
         """Defines a flag of numbers, separated by commas."""
         return flags.DEFINE(_Numbers(kind), name, default, words, flag_values=self)
@@ -94,24 +99,21 @@ class Flags(flags.FlagValues):
         words = (
             "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
         )
-        return self.strings("workdir", [], words)
+        return self.strings("workdir", words)
 
     def encoders(self) -> EncoderFlags:
         """Defines --encoder, and how pixels reach one in an ONNX file."""
         return EncoderFlags(
             self.string(
                 "encoder",
-                None,
                 "Encoder of another library: timm:NAME, with the weights of a file as "
                 "timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.",
             ),
-            self.numbers("mean", None, "onnx: mean of each channel, of pixels scaled to [0, 1]."),
-            self.numbers("std", None, "onnx: standard deviation of each channel."),
-            self.integer(
+            self.numbers("mean", "onnx: mean of each channel, of pixels scaled to [0, 1]."),
+            self.numbers("std", "onnx: standard deviation of each channel."),
+            self.positive(
                 "resize",
-                None,
                 "onnx: shorter side before the centre is cropped. Default: the side of the crop.",
-                lower_bound=1,
             ),
         )
 

@@ -19,20 +19,18 @@ EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
 FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
-    None,
-    "Configuration file of the runs, optionally with a variant after a colon. "
-    "--config.FIELD=VALUE sets one of its fields in all of them.",
+    "Configuration file of the runs, optionally with a variant after a colon. --config.FIELD=VALUE "
+    "sets one of its fields in all of them.",
 )
-_FIELD = FLAGS.string("field", None, "Field in which the runs differ, such as objective.c.")
-_VALUES = FLAGS.strings("value", [], "Value of the field in one run; repeat the flag.")
+_FIELD = FLAGS.string("field", "Field in which the runs differ, such as objective.c.")
+_VALUES = FLAGS.strings("value", "Value of the field in one run; repeat the flag.")
 _OUTPUT = FLAGS.string(
     "output",
-    None,
     "Figure to draw, such as sweep.png: the recall against the field, one line for each "
     "combination of other fields in which the runs differ.",
 )
-_CHECK = FLAGS.boolean("check", False, "Only check --config, --field, --value and --output.")
-_X = FLAGS.string("x", None, "Field on the horizontal axis of the figure. Default: --field.")
+_CHECK = FLAGS.boolean("check", "Only check --config, --field, --value and --output.")
+_X = FLAGS.string("x", "Field on the horizontal axis of the figure. Default: --field.")
 
 
 def main(overrides: list[str], names: Sequence[str]) -> None:

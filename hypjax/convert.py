@@ -8,33 +8,31 @@ from hypjax.system import integrations
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
-_OUTPUT = FLAGS.string("output", None, "File or folder to write, such as model.safetensors.")
+_WORKDIR = FLAGS.string("workdir", "Folder of a trained run, or its URL.")
+_OUTPUT = FLAGS.string("output", "File or folder to write, such as model.safetensors.")
 _FORMAT = FLAGS.enum(
     "format",
-    "timm",
     ["timm", "onnx", "sentence-transformers"],
     "What to write: weights under timm's names; an ONNX model, from pixels to points; or a folder "
     "for sentence-transformers.",
+    "timm",
 )
 _EMBEDDING = FLAGS.string(
-    "embedding", "head", "onnx: output of the trained head, of the encoder, or of a prefix."
+    "embedding", "onnx: output of the trained head, of the encoder, or of a prefix.", "head"
 )
 _PRECISION = FLAGS.enum(
     "precision",
-    "float32",
     ["float32", "float16", "int8"],
     "onnx: dtype of the encoder's weights and products.",
+    "float32",
 )
 _IMAGES = FLAGS.string(
     "images",
-    None,
     "sentence-transformers: images that show whether cosine ranks as the run's distance does; by "
     "default the run's test images.",
 )
 _FEATURES = FLAGS.boolean(
     "features",
-    False,
     "sentence-transformers: write features as they are, and their distance as a function.",
 )
 # Flags of one format.

@@ -13,41 +13,35 @@ if TYPE_CHECKING:  # It imports JAX.
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_WORKDIR = FLAGS.string("workdir", "Folder of a trained run, or its URL.")
 _ENCODER = FLAGS.encoders()
 _IMAGES = FLAGS.string(
     "images",
-    None,
     "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
     "one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or tar files, or "
     "hf://OWNER/NAME.",
 )
 _DATASET = FLAGS.string(
-    "dataset", None, "A prepared dataset, such as cub200 or glyphs, instead of --images."
+    "dataset", "A prepared dataset, such as cub200 or glyphs, instead of --images."
 )
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
-_OUTPUT = FLAGS.string("output", None, "File to write, such as gallery.npz.")
+_DATA_DIR = FLAGS.string("data_dir", "Folder of prepared datasets. Default: that of TFDS.")
+_OUTPUT = FLAGS.string("output", "File to write, such as gallery.npz.")
 _EMBEDDING = FLAGS.string(
     "embedding",
-    "head",
     "Output of the run's trained head, of its encoder, or of a prefix that it scores (head@16).",
+    "head",
 )
-_BATCH_SIZE = FLAGS.integer(
-    "batch_size", None, "Number of images at once. Default: the run's, or 64.", lower_bound=1
-)
+_BATCH_SIZE = FLAGS.positive("batch_size", "Number of images at once. Default: the run's, or 64.")
 _EXPORT = FLAGS.strings(
     "export",
-    [],
     "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an approximate "
     "search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a dataset of the "
     "Hugging Face hub, or hyperview, a viewer.",
 )
 _SHARD = FLAGS.string(
-    "shard",
-    None,
-    "Part of the images to embed, such as 3/16, into a file of its own; then --merge.",
+    "shard", "Part of the images to embed, such as 3/16, into a file of its own; then --merge."
 )
-_MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no model.")
+_MERGE = FLAGS.boolean("merge", "Join the parts of --shard, which needs no model.")
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.export --output=letters"
 FLAGS = command.Flags()
-_DATASET = FLAGS.string("dataset", "glyphs", "Name of the dataset.")
-_OUTPUT = FLAGS.string("output", None, "Folder to write, with one sub-folder per split.")
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
+_DATASET = FLAGS.string("dataset", "Name of the dataset.", "glyphs")
+_OUTPUT = FLAGS.string("output", "Folder to write, with one sub-folder per split.")
+_DATA_DIR = FLAGS.string("data_dir", "Folder of prepared datasets. Default: that of TFDS.")
 
 
 def main() -> None:

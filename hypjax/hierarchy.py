@@ -10,18 +10,17 @@ FLAGS = command.Flags()
 _WORKDIRS = FLAGS.runs()
 _OUTPUT = FLAGS.string(
     "output",
-    None,
     "Folder to write: hierarchy.json with all numbers, and a folder of trees and figures for each "
     "run.",
 )
 _IMAGES = FLAGS.integer(
     "images",
-    5000,
     "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
     "its square.",
+    5000,
     lower_bound=3,
 )
-_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
+_SEED = FLAGS.natural("seed", "Seed of the choice of images.", 0)
 
 
 def main() -> None:

@@ -8,16 +8,15 @@ EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
 FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
-    None,
     "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE sets "
     "one of its fields.",
 )
 _EMBEDDINGS = FLAGS.string(
-    "embeddings", None, "File written by python -m hypjax.embed, instead of --config."
+    "embeddings", "File written by python -m hypjax.embed, instead of --config."
 )
-_SAMPLES = FLAGS.integer("samples", 2000, "Number of points in each random draw.", lower_bound=4)
-_TRIALS = FLAGS.integer("trials", 100, "Number of random draws.", lower_bound=1)
-_SEED = FLAGS.integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
+_SAMPLES = FLAGS.integer("samples", "Number of points in each random draw.", 2000, lower_bound=4)
+_TRIALS = FLAGS.positive("trials", "Number of random draws.", 100)
+_SEED = FLAGS.natural("seed", "Seed of the draws.", 0, upper_bound=2**32 - 1)
 
 
 def main(overrides: list[str]) -> None:

@@ -10,48 +10,41 @@ EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
 FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
-    None,
     "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
     "--config.FIELD=VALUE sets one of its fields.",
 )
 _WORKDIR = FLAGS.string(
     "workdir",
-    None,
     "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
     "the fields that were set, or a hash of them if they are long.",
 )
 _NAME = FLAGS.string(
-    "name", None, "Name of the default folder: --name=birds is short for --workdir=runs/birds."
+    "name", "Name of the default folder: --name=birds is short for --workdir=runs/birds."
 )
 _MODE = FLAGS.enum(
     "mode",
-    "train",
     ["train", "evaluate"],
     "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is the "
     "run in the default folder or, if model.weights is set, the pretrained encoder.",
+    "train",
 )
 _PRINT = FLAGS.boolean(
     "print",
-    False,
     "Print all fields of the configuration, their values and where these come from; then stop.",
 )
 _DRY_RUN = FLAGS.boolean(
     "dry_run",
-    False,
     "Open the images and weights, compile the training step, run a few steps, print memory and "
     "expected time; then stop. Nothing is saved.",
 )
 _COORDINATOR = FLAGS.string(
     "coordinator",
-    None,
     "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
 )
-_NUM_PROCESSES = FLAGS.integer(
-    "num_processes", None, "Number of processes, unless --coordinator=auto.", lower_bound=1
-)
-_PROCESS_ID = FLAGS.integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
+_NUM_PROCESSES = FLAGS.positive("num_processes", "Number of processes, unless --coordinator=auto.")
+_PROCESS_ID = FLAGS.natural("process_id", "Index of this process, from 0.")
 _PROFILE = FLAGS.string(
-    "profile", None, "Range of steps to trace for TensorBoard or Perfetto, such as 10:15."
+    "profile", "Range of steps to trace for TensorBoard or Perfetto, such as 10:15."
 )
 
 

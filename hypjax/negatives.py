@@ -5,19 +5,17 @@ from hypjax import command
 EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
 FLAGS = command.Flags()
 _WORKDIRS = FLAGS.runs()
-_ANCHORS = FLAGS.integer(
-    "anchors", 1000, "Number of anchors, at equal distances among the test images.", lower_bound=1
+_ANCHORS = FLAGS.positive(
+    "anchors", "Number of anchors, at equal distances among the test images.", 1000
 )
-_SHOW = FLAGS.integer("show", 4, "Number of anchors whose negatives are shown.", lower_bound=0)
+_SHOW = FLAGS.natural("show", "Number of anchors whose negatives are shown.", 4)
 _INDICES = FLAGS.integers(
     "index",
-    [],
     "Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat the flag.",
 )
-_K = FLAGS.integer("k", 10, "Number of negatives to show for each anchor.", lower_bound=1)
+_K = FLAGS.positive("k", "Number of negatives to show for each anchor.", 10)
 _OUTPUT = FLAGS.string(
     "output",
-    None,
     "Figure of the weights to draw, such as negatives.png. Beside it, negatives-hardest.png shows "
     "the hardest negatives, and negatives.json holds all numbers.",
 )

@@ -7,44 +7,40 @@ from hypjax.errors import UserError, require_package
 
 EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_WORKDIR = FLAGS.string("workdir", "Folder of a trained run, or its URL.")
 _EMBEDDINGS = FLAGS.string(
-    "embeddings", None, "Instead of --workdir: file written by python -m hypjax.embed."
+    "embeddings", "Instead of --workdir: file written by python -m hypjax.embed."
 )
 _OUTPUT = FLAGS.string(
     "output",
-    None,
     "Figure to write, such as disk.png, disk.svg or disk.pdf, or an interactive page, disk.html.",
 )
 _PARTS = FLAGS.words(
     "parts",
-    ["test"],
     "With --workdir: the images to draw, train, test, or both beside each other: train,test.",
+    ["test"],
 )
 _LAYOUT = FLAGS.enum(
     "layout",
-    "mds",
     ["mds", "umap"],
     "How points are placed: mds preserves distances, umap neighbours (extra viz).",
+    "mds",
 )
 _COLOUR = FLAGS.string(
     "colour",
-    None,
     "What colours stand for: class, or what classes are grouped by. Default: the groups, if any.",
 )
-_THUMBNAILS = FLAGS.boolean("thumbnails", False, "disk: draw images, as many as do not overlap.")
-_IMAGES = FLAGS.integer(
+_THUMBNAILS = FLAGS.boolean("thumbnails", "disk: draw images, as many as do not overlap.")
+_IMAGES = FLAGS.positive(
     "images",
-    None,
     "Largest number of images of each part; of more, random ones are drawn. Default: 5000 in a "
     "disk, 2000 on a page, 400 on a grid.",
-    lower_bound=1,
 )
-_QUERIES = FLAGS.integer(
-    "queries", 8, "hits: number of queries; half find a wrong image first, if so many do.", 1
+_QUERIES = FLAGS.positive(
+    "queries", "hits: number of queries; half find a wrong image first, if so many do.", 8
 )
-_K = FLAGS.integer("k", 8, "hits: number of nearest images of each query.", 1)
-_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images and of the layout.", lower_bound=0)
+_K = FLAGS.positive("k", "hits: number of nearest images of each query.", 8)
+_SEED = FLAGS.natural("seed", "Seed of the choice of images and of the layout.", 0)
 PAGE = ".html"
 CHOICES = ("disk", "grid", "hits")
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}

@@ -5,14 +5,13 @@ from hypjax import command
 EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
 FLAGS = command.Flags()
 _WORKDIRS = FLAGS.runs()
-_OUTPUT = FLAGS.string("output", "report.html", "File to write.")
-_QUERIES = FLAGS.integer(
+_OUTPUT = FLAGS.string("output", "File to write.", "report.html")
+_QUERIES = FLAGS.natural(
     "queries",
-    50,
     "Queries to show with their nearest images in each run; up to half are successes.",
-    lower_bound=0,
+    50,
 )
-_HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bound=1)
+_HITS = FLAGS.positive("k", "Nearest images to show of each query.", 6)
 
 
 def main() -> None:

@@ -16,64 +16,50 @@ EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
 FLAGS = command.Flags()
 _EMBEDDINGS = FLAGS.string(
     "embeddings",
-    None,
     "File of features or of embeddings: .npz, with the arrays features and labels; .npy, with "
     "--labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder, the file to "
     "write, or to resume.",
 )
 _ENCODER = FLAGS.encoders()
-_IMAGES = FLAGS.string(
-    "images", None, "Images to score --encoder on, as for python -m hypjax.embed."
-)
+_IMAGES = FLAGS.string("images", "Images to score --encoder on, as for python -m hypjax.embed.")
 _DATASET = FLAGS.string(
     "dataset",
-    None,
     "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the images "
     "in --embeddings, which is needed if its queries are judged.",
 )
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
-_BATCH_SIZE = FLAGS.integer(
-    "batch_size",
-    None,
-    "Number of images that --encoder embeds at once. Default: 64.",
-    lower_bound=1,
+_DATA_DIR = FLAGS.string("data_dir", "Folder of prepared datasets. Default: that of TFDS.")
+_BATCH_SIZE = FLAGS.positive(
+    "batch_size", "Number of images that --encoder embeds at once. Default: 64."
 )
-_LABELS = FLAGS.string(
-    "labels", None, "File with their classes: .npy, or .txt with one on each line."
-)
+_LABELS = FLAGS.string("labels", "File with their classes: .npy, or .txt with one on each line.")
 _QUERIES = FLAGS.string(
-    "queries", None, "File of queries, which search --embeddings. Default: these search each other."
+    "queries", "File of queries, which search --embeddings. Default: these search each other."
 )
-_QUERY_LABELS = FLAGS.string("query_labels", None, "File with the classes of --queries.")
+_QUERY_LABELS = FLAGS.string("query_labels", "File with the classes of --queries.")
 _GROUND_TRUTH = FLAGS.string(
     "ground_truth",
-    None,
     "What each query should find, instead of its class: a file of Revisited Oxford or Paris, such "
     "as gnd_roxford5k.pkl.",
 )
 _SPACE = FLAGS.enum(
     "space",
-    None,
     ["sphere", "ball", "euclidean"],
     "Space to compare features in: sphere is by cosine. Default: that of the file, or sphere.",
 )
-_C = FLAGS.number("c", 0.1, "ball: the curvature is -c.", lower_bound=0)
+_C = FLAGS.number("c", "ball: the curvature is -c.", 0.1, lower_bound=0)
 _CLIP_RADIUS = FLAGS.number(
-    "clip_radius", 2.3, "ball: norm to which features are clipped; 0 for none.", lower_bound=0
+    "clip_radius", "ball: norm to which features are clipped; 0 for none.", 2.3, lower_bound=0
 )
-_PREFIX = FLAGS.integer(
-    "prefix", None, "Score the first N dimensions of the features alone.", lower_bound=1
-)
+_PREFIX = FLAGS.positive("prefix", "Score the first N dimensions of the features alone.")
 _KS = FLAGS.numbers(
-    "ks", [1, 2, 4, 8, 10, 100, 1000], "The K of Recall@K, below the number of items.", int
+    "ks", "The K of Recall@K, below the number of items.", [1, 2, 4, 8, 10, 100, 1000], kind=int
 )
 _METRICS = FLAGS.words(
     "metrics",
-    [],
     "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, map@r "
     "and r_precision; with a ground truth map.",
 )
-_OUTPUT = FLAGS.string("output", None, "File to write the scores to, such as scores.json.")
+_OUTPUT = FLAGS.string("output", "File to write the scores to, such as scores.json.")
 
 
 def main() -> None:

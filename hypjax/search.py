@@ -13,51 +13,40 @@ EXAMPLE = (
 FLAGS = command.Flags()
 _WORKDIR = FLAGS.string(
     "workdir",
-    None,
     "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
     "features.",
 )
 _ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
-    None,
     "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch or "
     ".qdrant folder, or qdrant://host:6333/name.",
 )
-_QUERY = FLAGS.string(
-    "query", None, "An image, or several as in --images of python -m hypjax.embed."
-)
-_K = FLAGS.integer("k", 10, "Number of neighbours.", lower_bound=1)
-_EXPAND = FLAGS.integer(
-    "expand",
-    0,
-    "Query expansion: search for the mean of the query and its N nearest images.",
-    lower_bound=0,
+_QUERY = FLAGS.string("query", "An image, or several as in --images of python -m hypjax.embed.")
+_K = FLAGS.positive("k", "Number of neighbours.", 10)
+_EXPAND = FLAGS.natural(
+    "expand", "Query expansion: search for the mean of the query and its N nearest images.", 0
 )
 _ALPHA = FLAGS.number(
     "alpha",
-    0.0,
     "With --expand: exponent of their similarities as weights; 0 weights all alike.",
+    0.0,
     lower_bound=0,
 )
 _RERANK = FLAGS.boolean(
-    "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
+    "rerank", "Re-rank results by their neighbours: the first 100, or k if that is more."
 )
-_PREFIX = FLAGS.integer(
+_PREFIX = FLAGS.positive(
     "prefix",
-    None,
     "Search with the first N dimensions of the embeddings, and rank --candidates by all of them.",
-    lower_bound=1,
 )
-_CANDIDATES = FLAGS.integer(
-    "candidates", 100, "With --prefix: number of images that are ranked.", lower_bound=1
-)
+_CANDIDATES = FLAGS.positive("candidates", "With --prefix: number of images that are ranked.", 100)
 _EMBEDDING = FLAGS.string(
     "embedding",
-    "head",
     "Embedding of the run that the gallery contains: head, encoder, or a scored prefix (head@16).",
+    "head",
 )
-_OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
+_OUTPUT = FLAGS.string("output", "Figure of the hits to draw, such as hits.png.")
 
 
 def main() -> None:

@@ -15,21 +15,21 @@ if TYPE_CHECKING:  # They import JAX.
 
 EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
+_WORKDIR = FLAGS.string("workdir", "Folder or URL of the run that embedded the gallery.")
 _GALLERY = FLAGS.string(
-    "gallery", None, "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
+    "gallery", "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
 )
 _EMBEDDING = FLAGS.string(
     "embedding",
-    "head",
     "Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).",
+    "head",
 )
 _HOST = FLAGS.string(
-    "host", "127.0.0.1", "Address to listen at. By default only this machine reaches it."
+    "host", "Address to listen at. By default only this machine reaches it.", "127.0.0.1"
 )
-_PORT = FLAGS.integer("port", 8000, "Port; 0 for any that is free.", lower_bound=0)
+_PORT = FLAGS.natural("port", "Port; 0 for any that is free.", 8000)
 _NAME = FLAGS.strings(
-    "name", [], "Further name of the server, such as that of a reverse proxy; may be repeated."
+    "name", "Further name of the server, such as that of a reverse proxy; may be repeated."
 )
 
 

@@ -6,18 +6,16 @@ EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum
 FLAGS = command.Flags()
 _WORKDIRS = FLAGS.runs()
 _OUTPUT = FLAGS.string(
-    "output",
-    None,
-    "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.",
+    "output", "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers."
 )
 _IMAGES = FLAGS.integer(
     "images",
-    5000,
     "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
     "its square.",
+    5000,
     lower_bound=3,
 )
-_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
+_SEED = FLAGS.natural("seed", "Seed of the choice of images.", 0)
 
 
 def main() -> None:

@@ -18,25 +18,22 @@ EXAMPLE = (
 FLAGS = command.Flags(overrides=True)
 _CONFIG = FLAGS.string(
     "config",
-    None,
     "Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of its "
     "fields in all of them.",
 )
 _VARIANTS = FLAGS.strings(
     "variant",
-    [],
     "A variant, followed by fields with the values to choose from on the validation classes, as in "
     '"hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are tried in all '
     "combinations.",
 )
 _SEEDS = FLAGS.words(
     "seeds",
-    ["0", "1", "2"],
     "Seeds of the runs. Settings are chosen with the first; the chosen ones are trained with all.",
+    ["0", "1", "2"],
 )
 _PENDING = FLAGS.boolean(
     "pending",
-    False,
     "Print the arguments of python -m hypjax.main for the runs to train next, one line each, "
     "instead of the table.",
 )
