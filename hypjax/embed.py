@@ -55,6 +55,9 @@ def main() -> None:
 
     names = [name for value in FLAGS.export for name in value.split(",")]
     exports = {name: find_export(name) for name in names}
+    programs = [name.partition(":")[0] for name in names if "://" not in name]
+    if len(programs) > len(set(programs)):
+        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
     output, embeddings = _embed(output)
     warn_if_collapsed(
         embeddings.vectors,
@@ -76,7 +79,7 @@ def main() -> None:
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.image_set import open_images
-    from hypjax.inference.model import load
+    from hypjax.inference.model import Model
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
@@ -86,7 +89,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
         return output, merge(output, images)
     keep_compiled_programs()
     if FLAGS.workdir:
-        embedder = load(FLAGS.workdir, FLAGS.embedding, FLAGS.batch_size)
+        embedder = Model(FLAGS.workdir, FLAGS.embedding, FLAGS.batch_size)
     else:
         embedder = FLAGS.open_encoder(batch_size=FLAGS.batch_size)
     if shard:

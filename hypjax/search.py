@@ -56,7 +56,7 @@ def main() -> None:
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
-    from hypjax.inference.model import load
+    from hypjax.inference.model import Model
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.refinement import Refinement
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         FLAGS.require_one("workdir", "encoder")
         if FLAGS.workdir:
-            embedder = load(FLAGS.workdir, FLAGS.embedding)
+            embedder = Model(FLAGS.workdir, FLAGS.embedding)
         else:
             embedder = FLAGS.open_encoder(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match
