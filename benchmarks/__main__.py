@@ -22,20 +22,20 @@ _MODULES = {"memory": "programs"}  # Of suites that have no module of their own 
 CHOICES = (*_TIMED, "all", "memory", "parity", "programs", "growth", "job", "exactness", "ann")
 
 EXAMPLE = "python -m benchmarks loss --quick"
-FLAGS = command.Flags(overrides=True)
-FLAGS.boolean("quick", False, "Run once at a tenth of the size, to check that everything works.")
-FLAGS.integer("repeats", 3, "Number of timed repeats.", lower_bound=1)
-FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
-FLAGS.string(
-    "target",
-    None,
-    "memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires libtpu), or t4, "
-    "v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this machine.",
+FLAGS = command.Flags(
+    overrides=True,
+    quick=command.boolean("Run once at a tenth of the size, to check that everything works."),
+    repeats=command.positive("Number of timed repeats.", 3),
+    images=command.string("input: folder of photos. Default: synthetic ones."),
+    target=command.string(
+        "memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires libtpu), or "
+        "t4, v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this machine."
+    ),
+    devices=command.natural("memory, programs: number of devices; 0 for all.", 0),
+    hlo=command.string("programs: folder in which to keep the texts of the programs."),
+    cache=command.enum(["none", "host", "device"], "job: value of config.run.cache.", "host"),
+    output=command.string("File for the measurements.", "benchmark.json"),
 )
-FLAGS.integer("devices", 0, "memory, programs: number of devices; 0 for all.", lower_bound=0)
-FLAGS.string("hlo", None, "programs: folder in which to keep the texts of the programs.")
-FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
-_OUTPUT = FLAGS.string("output", "benchmark.json", "File for the measurements.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:
@@ -46,7 +46,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
-    output = pathlib.Path(_OUTPUT.value).expanduser()
+    output = pathlib.Path(FLAGS.output).expanduser()
     if not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
     given = {name: FLAGS[name].value for name in measure.Options._fields if name in FLAGS}

@@ -1,6 +1,6 @@
 """What all commands share: they parse flags, call one function and report errors in one sentence.
 
-A command module defines its flags on its own `FLAGS = Flags()`, so that one process can import
+A command module defines its flags in its own `FLAGS = Flags(...)`, so that one process can import
 several commands. They join absl's global flags only when the module runs as a command.
 """
 
@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
@@ -25,22 +25,6 @@ _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 
-class EncoderFlags(NamedTuple):
-    """The flags that name an encoder of another library; see `Flags.encoders`."""
-
-    encoder: flags.FlagHolder[str | None]
-    mean: flags.FlagHolder[list[float] | None]
-    std: flags.FlagHolder[list[float] | None]
-    resize: flags.FlagHolder[int | None]
-
-    def open(self, space: Any = None, batch_size: int | None = None) -> "ExternalEmbedder":
-        """Opens the encoder, see `open_encoder`."""
-        from hypjax.inference.external_embedder import open_encoder
-
-        pixels = {flag.name: flag.value for flag in (self.mean, self.std, self.resize)}
-        return open_encoder(self.encoder.value, space, batch_size, **pixels)
-
-
 class _Numbers(flags.ListParser):
     """Parses numbers that commas separate."""
 
@@ -52,68 +36,115 @@ class _Numbers(flags.ListParser):
         return list(map(self._kind, super().parse(argument)))
 
 
-flags.disclaim_key_flags()  # A flag belongs to the module that calls a method of `Flags`.
+flags.disclaim_key_flags()  # A flag belongs to the module that creates its `Flags`.
 
 
-def _method(define: Callable[..., flags.FlagHolder[Any]]) -> Callable[..., flags.FlagHolder[Any]]:
-    """Returns a function of absl that defines a flag, as a method of `Flags`."""
+# Defines a flag, whose name is the second argument.
+_Definition = Callable[["Flags", str], object]
 
-    def method(own: "Flags", *args: Any, **options: Any) -> flags.FlagHolder[Any]:
-        return define(*args, flag_values=own, **options)
 
-    return method
+def _kind(define: Callable[..., Any], default: Any = None, **bounds: Any) -> Callable[..., Any]:
+    """Returns a function of a flag's help and default, from one of absl that defines it."""
+
+    def flag(description: str, default: Any = default, **options: Any) -> _Definition:
+        options |= bounds
+        return lambda own, name: define(name, default, description, flag_values=own, **options)
+
+    return flag
+
+
+string = _kind(flags.DEFINE_string)
+strings = _kind(flags.DEFINE_multi_string, [])  # A flag that may be repeated.
+words = _kind(flags.DEFINE_list, [])  # Separated by commas.
+integer = _kind(flags.DEFINE_integer)
+positive = _kind(flags.DEFINE_integer, lower_bound=1)
+natural = _kind(flags.DEFINE_integer, lower_bound=0)
+integers = _kind(flags.DEFINE_multi_integer, [])
+number = _kind(flags.DEFINE_float)
+boolean = _kind(flags.DEFINE_boolean, False)
+
+
+def enum(choices: list[str], description: str, default: str | None = None) -> _Definition:
+    """A flag that is one of some words."""
+    return lambda own, name: flags.DEFINE_enum(name, default, choices, description, flag_values=own)
+
+
+def numbers(
+    description: str, default: list[float] | None = None, kind: type = float
+) -> _Definition:
+    """A flag of numbers, separated by commas."""
+    parser = _Numbers(kind)
+    return lambda own, name: flags.DEFINE(parser, name, default, description, flag_values=own)
+
+
+# --workdir, which names runs to compare.
+RUNS = strings(
+    "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
+)
+# --encoder, and how pixels reach one in an ONNX file; see `Flags.open_encoder`.
+ENCODER = {
+    "encoder": string(
+        "Encoder of another library: timm:NAME, with the weights of a file as timm:NAME@FILE; "
+        "hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE."
+    ),
+    "mean": numbers("onnx: mean of each channel, of pixels scaled to [0, 1]."),
+    "std": numbers("onnx: standard deviation of each channel."),
+    "resize": positive(
+        "onnx: shorter side before the centre is cropped. Default: the side of the crop."
+    ),
+}
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command: each method defines a flag by its name, default and help.
+    """The flags of one command by their names; once they are parsed, attributes are their values.
 
     A command of which `overrides` is true takes --config.FIELD=VALUE.
     """
 
-    def __init__(self, *, overrides: bool = False) -> None:
+    def __init__(self, *, overrides: bool = False, **definitions: _Definition) -> None:
         super().__init__()
         self.__dict__["overrides"] = overrides  # As an attribute it would be a flag.
+        for name, define in definitions.items():
+            define(self, name)
 
-    string = _method(flags.DEFINE_string)
-    strings = _method(flags.DEFINE_multi_string)  # A flag that may be repeated.
-    words = _method(flags.DEFINE_list)  # Separated by commas.
-    integer = _method(flags.DEFINE_integer)
-    integers = _method(flags.DEFINE_multi_integer)
-    number = _method(flags.DEFINE_float)
-    boolean = _method(flags.DEFINE_boolean)
-    enum = _method(flags.DEFINE_enum)  # With the list of choices before the help.
+    def require(self, *names: str) -> None:
+        """Raises an error if a required flag is missing."""
+        for name in names:
+            if not self[name].value:
+                raise errors.UserError(f"--{name} is missing (--help describes it)")
 
-    def numbers(
-        self, name: str, default: Sequence[float] | None, words: str, kind: type = float
-    ) -> flags.FlagHolder[Any]:
-        """Defines a flag of numbers, separated by commas."""
-        return flags.DEFINE(_Numbers(kind), name, default, words, flag_values=self)
+    def require_one(self, *names: str) -> None:
+        """Raises an error unless exactly one of some flags is given."""
+        given = [name for name in names if self[name].value]
+        dashed = [f"--{name}" for name in names]
+        if not given:
+            raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
+        if len(given) > 1:
+            raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
 
-    def runs(self) -> flags.FlagHolder[list[str]]:
-        """Defines --workdir, which names runs to compare."""
-        words = (
-            "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
-        )
-        return self.strings("workdir", [], words)
+    def figure(self, name: str, *further: str) -> pathlib.Path | None:
+        """Returns the file of a flag for a figure, see `output_file`; None if there is none."""
+        return self.output_file(name, *_FIGURE_SUFFIXES, *further) if self[name].value else None
 
-    def encoders(self) -> EncoderFlags:
-        """Defines --encoder, and how pixels reach one in an ONNX file."""
-        return EncoderFlags(
-            self.string(
-                "encoder",
-                None,
-                "Encoder of another library: timm:NAME, with the weights of a file as "
-                "timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.",
-            ),
-            self.numbers("mean", None, "onnx: mean of each channel, of pixels scaled to [0, 1]."),
-            self.numbers("std", None, "onnx: standard deviation of each channel."),
-            self.integer(
-                "resize",
-                None,
-                "onnx: shorter side before the centre is cropped. Default: the side of the crop.",
-                lower_bound=1,
-            ),
-        )
+    def output_file(self, name: str, *suffixes: str) -> pathlib.Path:
+        """Returns the file that a flag names; raises an error if it cannot be written.
+
+        Its name must end in one of the suffixes.
+        """
+        path = pathlib.Path(self[name].value).expanduser()
+        if path.suffix not in suffixes or path.is_dir():
+            raise errors.UserError(
+                f"--{name} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
+            )
+        require_writable(path.parent)
+        return path
+
+    def open_encoder(self, space: Any = None, batch_size: int | None = None) -> "ExternalEmbedder":
+        """Opens the encoder of the flags `ENCODER`, see `open_encoder`."""
+        from hypjax.inference.external_embedder import open_encoder
+
+        pixels = {name: self[name].value for name in ("mean", "std", "resize")}
+        return open_encoder(self.encoder, space, batch_size, **pixels)
 
 
 def run(
@@ -185,42 +216,6 @@ def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None
     if words and words[0] not in choices:
         raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
     return [*first, *(words or [None])] if choices else first
-
-
-def require(*required: flags.FlagHolder[Any]) -> None:
-    """Raises an error if a required flag is missing."""
-    for flag in required:
-        if not flag.value:
-            raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
-
-
-def require_one(*flag_choices: flags.FlagHolder[Any]) -> None:
-    """Raises an error unless exactly one of some flags is given."""
-    given = [flag for flag in flag_choices if flag.value]
-    names = [f"--{flag.name}" for flag in flag_choices]
-    if not given:
-        raise errors.UserError(f"{' or '.join(names)} is missing (--help describes them)")
-    if len(given) > 1:
-        raise errors.UserError(f"{' and '.join(names)} exclude each other; give one of them")
-
-
-def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:
-    """Returns the file that a flag names for a figure, see `output_file`; None if it names none."""
-    return output_file(flag, *_FIGURE_SUFFIXES, *further) if flag.value else None
-
-
-def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.Path:
-    """Returns the file that a flag names; raises an error if it cannot be written.
-
-    Its name must end in one of the suffixes.
-    """
-    path = pathlib.Path(flag.value).expanduser()
-    if path.suffix not in suffixes or path.is_dir():
-        raise errors.UserError(
-            f"--{flag.name} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
-        )
-    require_writable(path.parent)
-    return path
 
 
 def require_writable(folder: pathlib.Path) -> None:

@@ -16,48 +16,46 @@ from hypjax.errors import UserError
 CHOICES = None  # Any folders.
 
 EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
-FLAGS = command.Flags(overrides=True)
-_CONFIG = FLAGS.string(
-    "config",
-    None,
-    "Configuration file of the runs, optionally with a variant after a colon. "
-    "--config.FIELD=VALUE sets one of its fields in all of them.",
+FLAGS = command.Flags(
+    overrides=True,
+    config=command.string(
+        "Configuration file of the runs, optionally with a variant after a colon. "
+        "--config.FIELD=VALUE sets one of its fields in all of them."
+    ),
+    field=command.string("Field in which the runs differ, such as objective.c."),
+    value=command.strings("Value of the field in one run; repeat the flag."),
+    output=command.string(
+        "Figure to draw, such as sweep.png: the recall against the field, one line for each "
+        "combination of other fields in which the runs differ."
+    ),
+    check=command.boolean("Only check --config, --field, --value and --output."),
+    x=command.string("Field on the horizontal axis of the figure. Default: --field."),
 )
-_FIELD = FLAGS.string("field", None, "Field in which the runs differ, such as objective.c.")
-_VALUES = FLAGS.strings("value", [], "Value of the field in one run; repeat the flag.")
-_OUTPUT = FLAGS.string(
-    "output",
-    None,
-    "Figure to draw, such as sweep.png: the recall against the field, one line for each "
-    "combination of other fields in which the runs differ.",
-)
-_CHECK = FLAGS.boolean("check", False, "Only check --config, --field, --value and --output.")
-_X = FLAGS.string("x", None, "Field on the horizontal axis of the figure. Default: --field.")
 
 
 def main(overrides: list[str], names: Sequence[str]) -> None:
     """Prints the tables of the named runs, or of those with different values of a field."""
-    output = command.figure(_OUTPUT)
-    if names and (_CONFIG.value or overrides):
+    output = FLAGS.figure("output")
+    if names and (FLAGS.config or overrides):
         raise UserError("name either the folders of runs or --config, not both")
     if not names:
-        command.require(_CONFIG, _FIELD, _VALUES)
-    elif _X.value or output:
-        command.require(_X, _OUTPUT)
+        FLAGS.require("config", "field", "value")
+    elif FLAGS.x or output:
+        FLAGS.require("x", "output")
     from hypjax.analysis import sweep
     from hypjax.system import console
 
-    field = None if names else _FIELD.value
+    field = None if names else FLAGS.field
     if names:
         folders = {name: pathlib.Path(name).expanduser() for name in names}
         sweep.require_finished(folders)
     else:
-        folders = sweep.default_folders(_CONFIG.value, overrides, field, _VALUES.value)
-    if _CHECK.value:
+        folders = sweep.default_folders(FLAGS.config, overrides, field, FLAGS.value)
+    if FLAGS.check:
         return
     runs = sweep.read_runs(folders)
     if output:
-        sweep.draw(runs, _X.value or field, output)
+        sweep.draw(runs, FLAGS.x or field, output)
         console.say(f"wrote {output}")
     if runs:
         sweep.print_tables(runs, field)

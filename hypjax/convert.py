@@ -7,35 +7,30 @@ from hypjax.errors import UserError
 from hypjax.system import integrations
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
-FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
-_OUTPUT = FLAGS.string("output", None, "File or folder to write, such as model.safetensors.")
-_FORMAT = FLAGS.enum(
-    "format",
-    "timm",
-    ["timm", "onnx", "sentence-transformers"],
-    "What to write: weights under timm's names; an ONNX model, from pixels to points; or a folder "
-    "for sentence-transformers.",
-)
-_EMBEDDING = FLAGS.string(
-    "embedding", "head", "onnx: output of the trained head, of the encoder, or of a prefix."
-)
-_PRECISION = FLAGS.enum(
-    "precision",
-    "float32",
-    ["float32", "float16", "int8"],
-    "onnx: dtype of the encoder's weights and products.",
-)
-_IMAGES = FLAGS.string(
-    "images",
-    None,
-    "sentence-transformers: images that show whether cosine ranks as the run's distance does; by "
-    "default the run's test images.",
-)
-_FEATURES = FLAGS.boolean(
-    "features",
-    False,
-    "sentence-transformers: write features as they are, and their distance as a function.",
+FLAGS = command.Flags(
+    workdir=command.string("Folder of a trained run, or its URL."),
+    output=command.string("File or folder to write, such as model.safetensors."),
+    format=command.enum(
+        ["timm", "onnx", "sentence-transformers"],
+        "What to write: weights under timm's names; an ONNX model, from pixels to points; or a "
+        "folder for sentence-transformers.",
+        "timm",
+    ),
+    embedding=command.string(
+        "onnx: output of the trained head, of the encoder, or of a prefix.", "head"
+    ),
+    precision=command.enum(
+        ["float32", "float16", "int8"],
+        "onnx: dtype of the encoder's weights and products.",
+        "float32",
+    ),
+    images=command.string(
+        "sentence-transformers: images that show whether cosine ranks as the run's distance does; "
+        "by default the run's test images."
+    ),
+    features=command.boolean(
+        "sentence-transformers: write features as they are, and their distance as a function."
+    ),
 )
 # Flags of one format.
 _ONLY = {"embedding": "onnx", "precision": "onnx"}
@@ -44,30 +39,30 @@ _ONLY |= dict.fromkeys(("images", "features"), "sentence-transformers")
 
 def main() -> None:
     """Converts the run's best checkpoint or, without validation, its last."""
-    command.require(_WORKDIR, _OUTPUT)
-    output = pathlib.Path(_OUTPUT.value).expanduser()
+    FLAGS.require("workdir", "output")
+    output = pathlib.Path(FLAGS.output).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
     for flag, name in _ONLY.items():
-        if name != _FORMAT.value and FLAGS[flag].present:
+        if name != FLAGS.format and FLAGS[flag].present:
             raise UserError(f"--{flag} is for --format={name} alone; leave it out")
-    if _FORMAT.value == "timm":
+    if FLAGS.format == "timm":
         _write_timm(output)
-    elif _FORMAT.value == "onnx":
+    elif FLAGS.format == "onnx":
         _write_onnx(output)
     else:
-        write = integrations.find("convert", _FORMAT.value)
-        print(write(_WORKDIR.value, output, images=_IMAGES.value, features=_FEATURES.value))
+        write = integrations.find("convert", FLAGS.format)
+        print(write(FLAGS.workdir, output, images=FLAGS.images, features=FLAGS.features))
 
 
 def _write_timm(output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
-    command.output_file(_OUTPUT, ".safetensors")
+    FLAGS.output_file("output", ".safetensors")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 
-    with reading(_WORKDIR.value) as folder:
+    with reading(FLAGS.workdir) as folder:
         _, model, params = restore_best(folder)
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
@@ -81,10 +76,10 @@ def _write_timm(output: pathlib.Path) -> None:
 
 def _write_onnx(output: pathlib.Path) -> None:
     """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
-    command.output_file(_OUTPUT, ".onnx")
+    FLAGS.output_file("output", ".onnx")
     from hypjax.inference.model import load
 
-    agreement = load(_WORKDIR.value, _EMBEDDING.value).to_onnx(output, _PRECISION.value)
+    agreement = load(FLAGS.workdir, FLAGS.embedding).to_onnx(output, FLAGS.precision)
     print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}")
     print(agreement)
 

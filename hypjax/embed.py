@@ -12,57 +12,48 @@ if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
-FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
-_ENCODER = FLAGS.encoders()
-_IMAGES = FLAGS.string(
-    "images",
-    None,
-    "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
-    "one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or tar files, or "
-    "hf://OWNER/NAME.",
+FLAGS = command.Flags(
+    workdir=command.string("Folder of a trained run, or its URL."),
+    **command.ENCODER,
+    images=command.string(
+        "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file "
+        "with one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or tar "
+        "files, or hf://OWNER/NAME."
+    ),
+    dataset=command.string("A prepared dataset, such as cub200 or glyphs, instead of --images."),
+    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    output=command.string("File to write, such as gallery.npz."),
+    embedding=command.string(
+        "Output of the run's trained head, of its encoder, or of a prefix that it scores "
+        "(head@16).",
+        "head",
+    ),
+    batch_size=command.positive("Number of images at once. Default: the run's, or 64."),
+    export=command.strings(
+        "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an "
+        "approximate search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a "
+        "dataset of the Hugging Face hub, or hyperview, a viewer."
+    ),
+    shard=command.string(
+        "Part of the images to embed, such as 3/16, into a file of its own; then --merge."
+    ),
+    merge=command.boolean("Join the parts of --shard, which needs no model."),
 )
-_DATASET = FLAGS.string(
-    "dataset", None, "A prepared dataset, such as cub200 or glyphs, instead of --images."
-)
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
-_OUTPUT = FLAGS.string("output", None, "File to write, such as gallery.npz.")
-_EMBEDDING = FLAGS.string(
-    "embedding",
-    "head",
-    "Output of the run's trained head, of its encoder, or of a prefix that it scores (head@16).",
-)
-_BATCH_SIZE = FLAGS.integer(
-    "batch_size", None, "Number of images at once. Default: the run's, or 64.", lower_bound=1
-)
-_EXPORT = FLAGS.strings(
-    "export",
-    [],
-    "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an approximate "
-    "search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a dataset of the "
-    "Hugging Face hub, or hyperview, a viewer.",
-)
-_SHARD = FLAGS.string(
-    "shard",
-    None,
-    "Part of the images to embed, such as 3/16, into a file of its own; then --merge.",
-)
-_MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no model.")
 
 
 def main() -> None:
     """Embeds the images and writes the embeddings."""
-    command.require(_OUTPUT)
-    command.require_one(_IMAGES, _DATASET)
-    if not _MERGE.value:
-        command.require_one(_WORKDIR, _ENCODER.encoder)
-    output = command.output_file(_OUTPUT, ".npz")
-    if _MERGE.value and _SHARD.value:
+    FLAGS.require("output")
+    FLAGS.require_one("images", "dataset")
+    if not FLAGS.merge:
+        FLAGS.require_one("workdir", "encoder")
+    output = FLAGS.output_file("output", ".npz")
+    if FLAGS.merge and FLAGS.shard:
         raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.gallery_files import find_export
 
-    names = [name for value in _EXPORT.value for name in value.split(",")]
+    names = [name for value in FLAGS.export for name in value.split(",")]
     exports = {name: find_export(name) for name in names}
     programs = [name.partition(":")[0] for name in names if "://" not in name]
     if len(programs) > len(set(programs)):
@@ -92,15 +83,15 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
-    shard = Shard.parse(_SHARD.value) if _SHARD.value else None
-    images = open_images(_IMAGES.value, _DATASET.value, _DATA_DIR.value)
-    if _MERGE.value:
+    shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None
+    images = open_images(FLAGS.images, FLAGS.dataset, FLAGS.data_dir)
+    if FLAGS.merge:
         return output, merge(output, images)
     keep_compiled_programs()
-    if _WORKDIR.value:
-        embedder = Model(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+    if FLAGS.workdir:
+        embedder = Model(FLAGS.workdir, FLAGS.embedding, FLAGS.batch_size)
     else:
-        embedder = _ENCODER.open(batch_size=_BATCH_SIZE.value)
+        embedder = FLAGS.open_encoder(batch_size=FLAGS.batch_size)
     if shard:
         images, output = shard.of(images, embedder.batch_size), shard.path(output)
     return output, embedder.embed_to(output, images)

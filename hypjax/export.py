@@ -6,20 +6,21 @@ from hypjax import command
 from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.export --output=letters"
-FLAGS = command.Flags()
-_DATASET = FLAGS.string("dataset", "glyphs", "Name of the dataset.")
-_OUTPUT = FLAGS.string("output", None, "Folder to write, with one sub-folder per split.")
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
+FLAGS = command.Flags(
+    dataset=command.string("Name of the dataset.", "glyphs"),
+    output=command.string("Folder to write, with one sub-folder per split."),
+    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+)
 
 
 def main() -> None:
     """Writes the images."""
-    if not _OUTPUT.value:
+    if not FLAGS.output:
         raise UserError("--output is missing; try --output=letters")
     from hypjax.data.preparation.export import export
 
-    count = export(_DATASET.value, pathlib.Path(_OUTPUT.value).expanduser(), _DATA_DIR.value)
-    print(f"wrote {count} images to {_OUTPUT.value}")
+    count = export(FLAGS.dataset, pathlib.Path(FLAGS.output).expanduser(), FLAGS.data_dir)
+    print(f"wrote {count} images to {FLAGS.output}")
 
 
 if __name__ == "__main__":

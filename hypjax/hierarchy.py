@@ -6,28 +6,26 @@ from hypjax import command
 from hypjax.errors import writing
 
 EXAMPLE = "python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy"
-FLAGS = command.Flags()
-_WORKDIRS = FLAGS.runs()
-_OUTPUT = FLAGS.string(
-    "output",
-    None,
-    "Folder to write: hierarchy.json with all numbers, and a folder of trees and figures for each "
-    "run.",
+FLAGS = command.Flags(
+    workdir=command.RUNS,
+    output=command.string(
+        "Folder to write: hierarchy.json with all numbers, and a folder of trees and figures for "
+        "each run."
+    ),
+    images=command.integer(
+        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
+        "with its square.",
+        5000,
+        lower_bound=3,
+    ),
+    seed=command.natural("Seed of the choice of images.", 0),
 )
-_IMAGES = FLAGS.integer(
-    "images",
-    5000,
-    "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
-    "its square.",
-    lower_bound=3,
-)
-_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
 def main() -> None:
     """Prints scores of the trees of runs, and writes trees and figures."""
-    command.require(_WORKDIRS)
-    folder = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
+    FLAGS.require("workdir")
+    folder = pathlib.Path(FLAGS.output).expanduser() if FLAGS.output else None
     if folder:
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -36,8 +34,8 @@ def main() -> None:
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(_WORKDIRS.value)
-    images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
+    runs = open_runs(FLAGS.workdir)
+    images = ChosenImages.of(runs[0], FLAGS.images, FLAGS.seed)
     found = [hierarchy.hierarchy_of_run(run, images) for run in runs]
     scores = [each.scores for each in found]
     print(f"trees of {images.summary}:\n{hierarchy.tables(scores)}")

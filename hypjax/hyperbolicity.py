@@ -5,24 +5,22 @@ import pathlib
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
-FLAGS = command.Flags(overrides=True)
-_CONFIG = FLAGS.string(
-    "config",
-    None,
-    "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE sets "
-    "one of its fields.",
+FLAGS = command.Flags(
+    overrides=True,
+    config=command.string(
+        "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE "
+        "sets one of its fields."
+    ),
+    embeddings=command.string("File written by python -m hypjax.embed, instead of --config."),
+    samples=command.integer("Number of points in each random draw.", 2000, lower_bound=4),
+    trials=command.positive("Number of random draws.", 100),
+    seed=command.natural("Seed of the draws.", 0, upper_bound=2**32 - 1),
 )
-_EMBEDDINGS = FLAGS.string(
-    "embeddings", None, "File written by python -m hypjax.embed, instead of --config."
-)
-_SAMPLES = FLAGS.integer("samples", 2000, "Number of points in each random draw.", lower_bound=4)
-_TRIALS = FLAGS.integer("trials", 100, "Number of random draws.", lower_bound=1)
-_SEED = FLAGS.integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
 
 
 def main(overrides: list[str]) -> None:
     """Prints the relative δ over random draws, and the curvature that it suggests."""
-    command.require_one(_CONFIG, _EMBEDDINGS)
+    FLAGS.require_one("config", "embeddings")
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -32,12 +30,12 @@ def main(overrides: list[str]) -> None:
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    if _EMBEDDINGS.value:
+    if FLAGS.embeddings:
         from hypjax.geometry import Sphere
         from hypjax.retrieval.embeddings import Embeddings
 
         command.refuse_overrides(overrides)
-        embeddings = Embeddings.load(pathlib.Path(_EMBEDDINGS.value).expanduser())
+        embeddings = Embeddings.load(pathlib.Path(FLAGS.embeddings).expanduser())
         points, notes, published = embeddings.features(), (), None
         if isinstance(embeddings.space, Sphere):
             console.warn(
@@ -49,14 +47,14 @@ def main(overrides: list[str]) -> None:
         from hypjax.inference.features import pretrained_features
         from hypjax.runs.published import published_delta
 
-        config = load_config(_CONFIG.value, overrides)
+        config = load_config(FLAGS.config, overrides)
         points, notes = pretrained_features(config)
         published = None if notes else published_delta(config)
     warn_if_collapsed(points, "delta says nothing of the images")
-    key = jax.random.key(_SEED.value)
-    deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
+    key = jax.random.key(FLAGS.seed)
+    deltas = relative_delta(points, num_samples=FLAGS.samples, num_trials=FLAGS.trials, key=key)
     print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-    drawn = min(_SAMPLES.value, len(points))
+    drawn = min(FLAGS.samples, len(points))
     print(f"  over {len(deltas)} draws of {drawn} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))

@@ -7,51 +7,39 @@ from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
 EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
-FLAGS = command.Flags(overrides=True)
-_CONFIG = FLAGS.string(
-    "config",
-    None,
-    "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
-    "--config.FIELD=VALUE sets one of its fields.",
-)
-_WORKDIR = FLAGS.string(
-    "workdir",
-    None,
-    "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
-    "the fields that were set, or a hash of them if they are long.",
-)
-_NAME = FLAGS.string(
-    "name", None, "Name of the default folder: --name=birds is short for --workdir=runs/birds."
-)
-_MODE = FLAGS.enum(
-    "mode",
-    "train",
-    ["train", "evaluate"],
-    "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is the "
-    "run in the default folder or, if model.weights is set, the pretrained encoder.",
-)
-_PRINT = FLAGS.boolean(
-    "print",
-    False,
-    "Print all fields of the configuration, their values and where these come from; then stop.",
-)
-_DRY_RUN = FLAGS.boolean(
-    "dry_run",
-    False,
-    "Open the images and weights, compile the training step, run a few steps, print memory and "
-    "expected time; then stop. Nothing is saved.",
-)
-_COORDINATOR = FLAGS.string(
-    "coordinator",
-    None,
-    "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
-)
-_NUM_PROCESSES = FLAGS.integer(
-    "num_processes", None, "Number of processes, unless --coordinator=auto.", lower_bound=1
-)
-_PROCESS_ID = FLAGS.integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
-_PROFILE = FLAGS.string(
-    "profile", None, "Range of steps to trace for TensorBoard or Perfetto, such as 10:15."
+FLAGS = command.Flags(
+    overrides=True,
+    config=command.string(
+        "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
+        "--config.FIELD=VALUE sets one of its fields."
+    ),
+    workdir=command.string(
+        "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, "
+        "followed by the fields that were set, or a hash of them if they are long."
+    ),
+    name=command.string(
+        "Name of the default folder: --name=birds is short for --workdir=runs/birds."
+    ),
+    mode=command.enum(
+        ["train", "evaluate"],
+        "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is "
+        "the run in the default folder or, if model.weights is set, the pretrained encoder.",
+        "train",
+    ),
+    print=command.boolean(
+        "Print all fields of the configuration, their values and where these come from; then stop."
+    ),
+    dry_run=command.boolean(
+        "Open the images and weights, compile the training step, run a few steps, print memory and "
+        "expected time; then stop. Nothing is saved."
+    ),
+    coordinator=command.string(
+        "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, "
+        "TPU)."
+    ),
+    num_processes=command.positive("Number of processes, unless --coordinator=auto."),
+    process_id=command.natural("Index of this process, from 0."),
+    profile=command.string("Range of steps to trace for TensorBoard or Perfetto, such as 10:15."),
 )
 
 
@@ -63,39 +51,39 @@ def main(overrides: list[str]) -> None:
     from hypjax.system.caches import keep_compiled_programs
     from hypjax.system.cloud import is_url
 
-    for flag in (_WORKDIR, _NAME):
-        if flag.value == "":
-            raise UserError(f"--{flag.name} is empty; name a folder, or omit the flag")
-    if _WORKDIR.value and _NAME.value:
+    for flag in ("workdir", "name"):
+        if FLAGS[flag].value == "":
+            raise UserError(f"--{flag} is empty; name a folder, or omit the flag")
+    if FLAGS.workdir and FLAGS.name:
         raise UserError("give either --workdir or --name")
-    if _MODE.value == "evaluate" and _PROFILE.value:
+    if FLAGS.mode == "evaluate" and FLAGS.profile:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
-    named = _WORKDIR.value or (_NAME.value and f"runs/{_NAME.value}")
-    source = _CONFIG.value or named
-    if not _CONFIG.value and not (_MODE.value == "evaluate" and named):
+    named = FLAGS.workdir or (FLAGS.name and f"runs/{FLAGS.name}")
+    source = FLAGS.config or named
+    if not FLAGS.config and not (FLAGS.mode == "evaluate" and named):
         raise UserError("--config is missing; try --config=configs/glyphs.py")
-    read = read_config if _CONFIG.value else read_run_config
+    read = read_config if FLAGS.config else read_run_config
     unchanged, config = read(source), override(read(source), overrides)
-    if _PRINT.value:
+    if FLAGS.print:
         print(show_origins(config, source, unchanged, overrides))
         return
     workdir = named or default_workdir(config, unchanged)
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
-    profile = _parse_steps(_PROFILE.value)
-    known = (_NUM_PROCESSES.value, _PROCESS_ID.value)
-    if _COORDINATOR.value is not None:
+    profile = _parse_steps(FLAGS.profile)
+    known = (FLAGS.num_processes, FLAGS.process_id)
+    if FLAGS.coordinator is not None:
         from hypjax.parallel import processes
 
-        processes.join(_COORDINATOR.value, *known)
+        processes.join(FLAGS.coordinator, *known)
     elif known != (None, None):
         raise UserError("--coordinator is missing: HOST:PORT of the first process")
     keep_compiled_programs()
-    if _DRY_RUN.value:
+    if FLAGS.dry_run:
         from hypjax.training.dry_run import dry_run
 
         dry_run(config)
-    elif _MODE.value == "evaluate":
+    elif FLAGS.mode == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not named:

@@ -3,40 +3,36 @@
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
-FLAGS = command.Flags()
-_WORKDIRS = FLAGS.runs()
-_ANCHORS = FLAGS.integer(
-    "anchors", 1000, "Number of anchors, at equal distances among the test images.", lower_bound=1
-)
-_SHOW = FLAGS.integer("show", 4, "Number of anchors whose negatives are shown.", lower_bound=0)
-_INDICES = FLAGS.integers(
-    "index",
-    [],
-    "Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat the flag.",
-)
-_K = FLAGS.integer("k", 10, "Number of negatives to show for each anchor.", lower_bound=1)
-_OUTPUT = FLAGS.string(
-    "output",
-    None,
-    "Figure of the weights to draw, such as negatives.png. Beside it, negatives-hardest.png shows "
-    "the hardest negatives, and negatives.json holds all numbers.",
+FLAGS = command.Flags(
+    workdir=command.RUNS,
+    anchors=command.positive("Number of anchors, at equal distances among the test images.", 1000),
+    show=command.natural("Number of anchors whose negatives are shown.", 4),
+    index=command.integers(
+        "Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat the "
+        "flag."
+    ),
+    k=command.positive("Number of negatives to show for each anchor.", 10),
+    output=command.string(
+        "Figure of the weights to draw, such as negatives.png. Beside it, negatives-hardest.png "
+        "shows the hardest negatives, and negatives.json holds all numbers."
+    ),
 )
 
 
 def main() -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
-    command.require(_WORKDIRS)
-    output = command.figure(_OUTPUT)
+    FLAGS.require("workdir")
+    output = FLAGS.figure("output")
     from hypjax.analysis import negatives
     from hypjax.analysis.run_embeddings import open_runs
     from hypjax.objectives import softmax_temperature
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(_WORKDIRS.value)
+    runs = open_runs(FLAGS.workdir)
     for run in runs:  # Before any image is embedded.
         softmax_temperature(run.config)
     splits = runs[0].splits
-    choice = negatives.choose(splits, _INDICES.value, _ANCHORS.value, _SHOW.value, _K.value)
+    choice = negatives.choose(splits, FLAGS.index, FLAGS.anchors, FLAGS.show, FLAGS.k)
     found = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(found))

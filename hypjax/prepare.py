@@ -3,44 +3,37 @@
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.prepare --dataset=scenes"
-FLAGS = command.Flags()
-_DATASET = FLAGS.string(
-    "dataset",
-    None,
-    "Name of the dataset: grocery, grocery_icons, cub200, cars196, sop, inshop, omniglot, sfm120k, "
-    "roxford5k, rparis6k, revisitop1m, glyphs or scenes.",
+FLAGS = command.Flags(
+    dataset=command.string(
+        "Name of the dataset: grocery, grocery_icons, cub200, cars196, sop, inshop, omniglot, "
+        "sfm120k, roxford5k, rparis6k, revisitop1m, glyphs or scenes."
+    ),
+    manual_dir=command.string(
+        "Folder with the published archives or their extracted contents. Default: download the "
+        "dataset, where its publisher allows that."
+    ),
+    part=command.string(
+        "Part of the dataset to prepare in its place; every result will say so. For cars196: train "
+        "(cars_train and the devkit alone), or train_boxes (cut to the boxes as well)."
+    ),
+    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    allow_partial=command.boolean("Accept an incomplete dataset; every result will say so."),
+    skip_corrupt=command.boolean("Skip images that cannot be read."),
 )
-_MANUAL_DIR = FLAGS.string(
-    "manual_dir",
-    None,
-    "Folder with the published archives or their extracted contents. Default: download the "
-    "dataset, where its publisher allows that.",
-)
-_PART = FLAGS.string(
-    "part",
-    None,
-    "Part of the dataset to prepare in its place; every result will say so. For cars196: train "
-    "(cars_train and the devkit alone), or train_boxes (cut to the boxes as well).",
-)
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
-_ALLOW_PARTIAL = FLAGS.boolean(
-    "allow_partial", False, "Accept an incomplete dataset; every result will say so."
-)
-_SKIP_CORRUPT = FLAGS.boolean("skip_corrupt", False, "Skip images that cannot be read.")
 
 
 def main() -> None:
     """Prepares the dataset and prints a summary."""
-    command.require(_DATASET)
+    FLAGS.require("dataset")
     from hypjax.data.preparation import prepare
 
     builder = prepare.prepare(
-        _DATASET.value,
-        data_dir=_DATA_DIR.value,
-        manual_dir=_MANUAL_DIR.value,
-        part=_PART.value,
-        allow_partial=_ALLOW_PARTIAL.value,
-        skip_corrupt=_SKIP_CORRUPT.value,
+        FLAGS.dataset,
+        data_dir=FLAGS.data_dir,
+        manual_dir=FLAGS.manual_dir,
+        part=FLAGS.part,
+        allow_partial=FLAGS.allow_partial,
+        skip_corrupt=FLAGS.skip_corrupt,
     )
     print(prepare.summary(builder))
 

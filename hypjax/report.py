@@ -3,26 +3,24 @@
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
-FLAGS = command.Flags()
-_WORKDIRS = FLAGS.runs()
-_OUTPUT = FLAGS.string("output", "report.html", "File to write.")
-_QUERIES = FLAGS.integer(
-    "queries",
-    50,
-    "Queries to show with their nearest images in each run; up to half are successes.",
-    lower_bound=0,
+FLAGS = command.Flags(
+    workdir=command.RUNS,
+    output=command.string("File to write.", "report.html"),
+    queries=command.natural(
+        "Queries to show with their nearest images in each run; up to half are successes.", 50
+    ),
+    k=command.positive("Nearest images to show of each query.", 6),
 )
-_HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bound=1)
 
 
 def main() -> None:
     """Embeds the test images of each run, and writes the page."""
-    command.require(_WORKDIRS)
-    output = command.output_file(_OUTPUT, ".html")
+    FLAGS.require("workdir")
+    output = FLAGS.output_file("output", ".html")
     from hypjax.analysis.report import write_report
     from hypjax.analysis.run_embeddings import open_runs
 
-    write_report(open_runs(_WORKDIRS.value), output, queries=_QUERIES.value, k=_HITS.value)
+    write_report(open_runs(FLAGS.workdir), output, queries=FLAGS.queries, k=FLAGS.k)
     print(f"wrote {output}")
 
 

@@ -13,73 +13,53 @@ if TYPE_CHECKING:  # They import JAX.
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
-FLAGS = command.Flags()
-_EMBEDDINGS = FLAGS.string(
-    "embeddings",
-    None,
-    "File of features or of embeddings: .npz, with the arrays features and labels; .npy, with "
-    "--labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder, the file to "
-    "write, or to resume.",
+FLAGS = command.Flags(
+    embeddings=command.string(
+        "File of features or of embeddings: .npz, with the arrays features and labels; .npy, with "
+        "--labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder, the file to "
+        "write, or to resume."
+    ),
+    **command.ENCODER,
+    images=command.string("Images to score --encoder on, as for python -m hypjax.embed."),
+    dataset=command.string(
+        "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the "
+        "images in --embeddings, which is needed if its queries are judged."
+    ),
+    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    batch_size=command.positive("Number of images that --encoder embeds at once. Default: 64."),
+    labels=command.string("File with their classes: .npy, or .txt with one on each line."),
+    queries=command.string(
+        "File of queries, which search --embeddings. Default: these search each other."
+    ),
+    query_labels=command.string("File with the classes of --queries."),
+    ground_truth=command.string(
+        "What each query should find, instead of its class: a file of Revisited Oxford or Paris, "
+        "such as gnd_roxford5k.pkl."
+    ),
+    space=command.enum(
+        ["sphere", "ball", "euclidean"],
+        "Space to compare features in: sphere is by cosine. Default: that of the file, or sphere.",
+    ),
+    c=command.number("ball: the curvature is -c.", 0.1, lower_bound=0),
+    clip_radius=command.number(
+        "ball: norm to which features are clipped; 0 for none.", 2.3, lower_bound=0
+    ),
+    prefix=command.positive("Score the first N dimensions of the features alone."),
+    ks=command.numbers(
+        "The K of Recall@K, below the number of items.", [1, 2, 4, 8, 10, 100, 1000], kind=int
+    ),
+    metrics=command.words(
+        "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, "
+        "map@r and r_precision; with a ground truth map."
+    ),
+    output=command.string("File to write the scores to, such as scores.json."),
 )
-_ENCODER = FLAGS.encoders()
-_IMAGES = FLAGS.string(
-    "images", None, "Images to score --encoder on, as for python -m hypjax.embed."
-)
-_DATASET = FLAGS.string(
-    "dataset",
-    None,
-    "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the images "
-    "in --embeddings, which is needed if its queries are judged.",
-)
-_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
-_BATCH_SIZE = FLAGS.integer(
-    "batch_size",
-    None,
-    "Number of images that --encoder embeds at once. Default: 64.",
-    lower_bound=1,
-)
-_LABELS = FLAGS.string(
-    "labels", None, "File with their classes: .npy, or .txt with one on each line."
-)
-_QUERIES = FLAGS.string(
-    "queries", None, "File of queries, which search --embeddings. Default: these search each other."
-)
-_QUERY_LABELS = FLAGS.string("query_labels", None, "File with the classes of --queries.")
-_GROUND_TRUTH = FLAGS.string(
-    "ground_truth",
-    None,
-    "What each query should find, instead of its class: a file of Revisited Oxford or Paris, such "
-    "as gnd_roxford5k.pkl.",
-)
-_SPACE = FLAGS.enum(
-    "space",
-    None,
-    ["sphere", "ball", "euclidean"],
-    "Space to compare features in: sphere is by cosine. Default: that of the file, or sphere.",
-)
-_C = FLAGS.number("c", 0.1, "ball: the curvature is -c.", lower_bound=0)
-_CLIP_RADIUS = FLAGS.number(
-    "clip_radius", 2.3, "ball: norm to which features are clipped; 0 for none.", lower_bound=0
-)
-_PREFIX = FLAGS.integer(
-    "prefix", None, "Score the first N dimensions of the features alone.", lower_bound=1
-)
-_KS = FLAGS.numbers(
-    "ks", [1, 2, 4, 8, 10, 100, 1000], "The K of Recall@K, below the number of items.", int
-)
-_METRICS = FLAGS.words(
-    "metrics",
-    [],
-    "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, map@r "
-    "and r_precision; with a ground truth map.",
-)
-_OUTPUT = FLAGS.string("output", None, "File to write the scores to, such as scores.json.")
 
 
 def main() -> None:
     """Prints the scores and their intervals, and writes them."""
     _check_flags()
-    output = command.output_file(_OUTPUT, ".json") if _OUTPUT.value else None
+    output = FLAGS.output_file("output", ".json") if FLAGS.output else None
     from hypjax.inference import scoring
     from hypjax.retrieval.embeddings import describe_space
     from hypjax.retrieval.metrics import metric_names
@@ -89,19 +69,19 @@ def main() -> None:
 
     keep_compiled_programs()
     task = _task()
-    if _PREFIX.value:
-        short = [part and part.prefix(_PREFIX.value) for part in task[:2]]
+    if FLAGS.prefix:
+        short = [part and part.prefix(FLAGS.prefix) for part in task[:2]]
         task = task._replace(queries=short[0], gallery=short[1])
-    ks = [k for k in _KS.value if k < task.items] or [1]
+    ks = [k for k in FLAGS.ks if k < task.items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
-    metrics = metric_names(_METRICS.value or usual, ks)
+    metrics = metric_names(FLAGS.metrics or usual, ks)
     found = scoring.summary(scoring.score(task, metrics))
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
     space = task.queries.space
     of = "" if task.judgements else f" of {len(set(task.queries.labels.tolist())):,} classes"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
-    where = "Euclidean space" if _SPACE.value == "euclidean" else space
+    where = "Euclidean space" if FLAGS.space == "euclidean" else space
     print(f"{len(task.queries):,} queries{of} {among}, in {where}:")
     rows = [
         (name, "", f"{each['mean']:.4f}", "{:.4f} to {:.4f}".format(*each["interval"]))
@@ -120,17 +100,17 @@ def main() -> None:
 
 
 def _check_flags() -> None:
-    if not _ENCODER.encoder.value:
-        command.require(_EMBEDDINGS)
-        if _IMAGES.value:
+    if not FLAGS.encoder:
+        FLAGS.require("embeddings")
+        if FLAGS.images:
             raise UserError("--images are embedded by --encoder; give that flag, too")
-        if _DATASET.value and _QUERIES.value:
+        if FLAGS.dataset and FLAGS.queries:
             raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
         return
-    command.require_one(_IMAGES, _DATASET)
-    for flag in (_LABELS, _QUERIES, _QUERY_LABELS, _GROUND_TRUTH):
-        if flag.value:
-            raise UserError(f"--{flag.name} belongs to --embeddings; leave out --encoder")
+    FLAGS.require_one("images", "dataset")
+    for flag in ("labels", "queries", "query_labels", "ground_truth"):
+        if FLAGS[flag].value:
+            raise UserError(f"--{flag} belongs to --embeddings; leave out --encoder")
 
 
 def _task() -> Task[Embeddings]:
@@ -140,19 +120,19 @@ def _task() -> Task[Embeddings]:
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    truth = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
+    truth = read_ground_truth(FLAGS.ground_truth) if FLAGS.ground_truth else None
     queries, space = None, _space()
-    splits = open_prepared(_DATASET.value, _DATA_DIR.value) if _DATASET.value else None
+    splits = open_prepared(FLAGS.dataset, FLAGS.data_dir) if FLAGS.dataset else None
     for note in splits.notes if splits else ():
         console.say(note)
-    if _ENCODER.encoder.value:
+    if FLAGS.encoder:
         embeddings = _embedded(splits)
     else:
-        embeddings = Embeddings.load(_EMBEDDINGS.value, space, labels=_LABELS.value)
+        embeddings = Embeddings.load(FLAGS.embeddings, space, labels=FLAGS.labels)
         if splits:
             require_images(embeddings, splits)
-    if _QUERIES.value:
-        queries = Embeddings.load(_QUERIES.value, space, labels=_QUERY_LABELS.value)
+    if FLAGS.queries:
+        queries = Embeddings.load(FLAGS.queries, space, labels=FLAGS.query_labels)
     return task_of(embeddings, queries, truth, splits.judgements if splits else None)
 
 
@@ -161,23 +141,23 @@ def _embedded(splits: Splits | None) -> Embeddings:
     from hypjax.data.image_set import images_of_splits, open_images
     from hypjax.retrieval.embeddings import Embeddings
 
-    if not _EMBEDDINGS.value:
-        images = images_of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
-        return _ENCODER.open(_space(), _BATCH_SIZE.value).embed_images(images)
-    file = command.output_file(_EMBEDDINGS, ".npz")
-    images = images_of_splits(splits) if splits else open_images(_IMAGES.value)
-    _ENCODER.open(batch_size=_BATCH_SIZE.value).embed_to(file, images)
+    if not FLAGS.embeddings:
+        images = images_of_splits(splits, scored=True) if splits else open_images(FLAGS.images)
+        return FLAGS.open_encoder(_space(), FLAGS.batch_size).embed_images(images)
+    file = FLAGS.output_file("embeddings", ".npz")
+    images = images_of_splits(splits) if splits else open_images(FLAGS.images)
+    FLAGS.open_encoder(batch_size=FLAGS.batch_size).embed_to(file, images)
     return Embeddings.load(file, _space())
 
 
 def _space() -> Space | None:
     from hypjax.geometry import PoincareBall, Sphere
 
-    if _SPACE.value == "ball":
-        return PoincareBall(_C.value, _CLIP_RADIUS.value or None)
-    if _SPACE.value == "euclidean":  # The flat ball: distances are twice the Euclidean ones.
+    if FLAGS.space == "ball":
+        return PoincareBall(FLAGS.c, FLAGS.clip_radius or None)
+    if FLAGS.space == "euclidean":  # The flat ball: distances are twice the Euclidean ones.
         return PoincareBall(0.0, None)
-    return Sphere() if _SPACE.value else None
+    return Sphere() if FLAGS.space else None
 
 
 if __name__ == "__main__":

@@ -10,61 +10,48 @@ EXAMPLE = (
     "python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz"
     " --query='letters/test/D */*.png' --k=5"
 )
-FLAGS = command.Flags()
-_WORKDIR = FLAGS.string(
-    "workdir",
-    None,
-    "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
-    "features.",
+FLAGS = command.Flags(
+    workdir=command.string(
+        "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
+        "features."
+    ),
+    **command.ENCODER,
+    gallery=command.string(
+        "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch "
+        "or .qdrant folder, or qdrant://host:6333/name."
+    ),
+    query=command.string("An image, or several as in --images of python -m hypjax.embed."),
+    k=command.positive("Number of neighbours.", 10),
+    expand=command.natural(
+        "Query expansion: search for the mean of the query and its N nearest images.", 0
+    ),
+    alpha=command.number(
+        "With --expand: exponent of their similarities as weights; 0 weights all alike.",
+        0.0,
+        lower_bound=0,
+    ),
+    rerank=command.boolean(
+        "Re-rank results by their neighbours: the first 100, or k if that is more."
+    ),
+    prefix=command.positive(
+        "Search with the first N dimensions of the embeddings, and rank --candidates by all of "
+        "them."
+    ),
+    candidates=command.positive("With --prefix: number of images that are ranked.", 100),
+    embedding=command.string(
+        "Embedding of the run that the gallery contains: head, encoder, or a scored prefix "
+        "(head@16).",
+        "head",
+    ),
+    output=command.string("Figure of the hits to draw, such as hits.png."),
 )
-_ENCODER = FLAGS.encoders()
-_GALLERY = FLAGS.string(
-    "gallery",
-    None,
-    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch or "
-    ".qdrant folder, or qdrant://host:6333/name.",
-)
-_QUERY = FLAGS.string(
-    "query", None, "An image, or several as in --images of python -m hypjax.embed."
-)
-_K = FLAGS.integer("k", 10, "Number of neighbours.", lower_bound=1)
-_EXPAND = FLAGS.integer(
-    "expand",
-    0,
-    "Query expansion: search for the mean of the query and its N nearest images.",
-    lower_bound=0,
-)
-_ALPHA = FLAGS.number(
-    "alpha",
-    0.0,
-    "With --expand: exponent of their similarities as weights; 0 weights all alike.",
-    lower_bound=0,
-)
-_RERANK = FLAGS.boolean(
-    "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
-)
-_PREFIX = FLAGS.integer(
-    "prefix",
-    None,
-    "Search with the first N dimensions of the embeddings, and rank --candidates by all of them.",
-    lower_bound=1,
-)
-_CANDIDATES = FLAGS.integer(
-    "candidates", 100, "With --prefix: number of images that are ranked.", lower_bound=1
-)
-_EMBEDDING = FLAGS.string(
-    "embedding",
-    "head",
-    "Embedding of the run that the gallery contains: head, encoder, or a scored prefix (head@16).",
-)
-_OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
 
 def main() -> None:
     """Searches the gallery and prints one table per query."""
-    command.require(_GALLERY, _QUERY)
-    output = command.figure(_OUTPUT)
-    if _ALPHA.value and not _EXPAND.value:
+    FLAGS.require("gallery", "query")
+    output = FLAGS.figure("output")
+    if FLAGS.alpha and not FLAGS.expand:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
@@ -77,26 +64,26 @@ def main() -> None:
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
-    gallery = open_gallery(_GALLERY.value)
-    photos = find_photos(_QUERY.value)
+    gallery = open_gallery(FLAGS.gallery)
+    photos = find_photos(FLAGS.query)
     keep_compiled_programs()
     match = None
-    if photos[0].vector is not None and not (_WORKDIR.value or _ENCODER.encoder.value):
+    if photos[0].vector is not None and not (FLAGS.workdir or FLAGS.encoder):
         # Features: nothing tells which model made them.
         features = [photo.vector for photo in photos]
         queries = Embeddings.from_arrays(features, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
     else:
-        command.require_one(_WORKDIR, _ENCODER.encoder)
-        if _WORKDIR.value:
-            embedder = Model(_WORKDIR.value, _EMBEDDING.value)
+        FLAGS.require_one("workdir", "encoder")
+        if FLAGS.workdir:
+            embedder = Model(FLAGS.workdir, FLAGS.embedding)
         else:
-            embedder = _ENCODER.open(gallery.space)
+            embedder = FLAGS.open_encoder(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match
-    reranking = Reranking() if _RERANK.value else None
-    prefix = (_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else ()
-    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, *prefix)
-    results = find_hits(queries, photos, gallery, _K.value, refinement, match)
+    reranking = Reranking() if FLAGS.rerank else None
+    prefix = (FLAGS.prefix, FLAGS.candidates) if FLAGS.prefix else ()
+    refinement = Refinement(FLAGS.expand, FLAGS.alpha, reranking, *prefix)
+    results = find_hits(queries, photos, gallery, FLAGS.k, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
 

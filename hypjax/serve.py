@@ -14,34 +14,33 @@ if TYPE_CHECKING:  # They import JAX.
     from hypjax.retrieval.galleries import Gallery
 
 EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
-FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
-_GALLERY = FLAGS.string(
-    "gallery", None, "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
-)
-_EMBEDDING = FLAGS.string(
-    "embedding",
-    "head",
-    "Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).",
-)
-_HOST = FLAGS.string(
-    "host", "127.0.0.1", "Address to listen at. By default only this machine reaches it."
-)
-_PORT = FLAGS.integer("port", 8000, "Port; 0 for any that is free.", lower_bound=0)
-_NAME = FLAGS.strings(
-    "name", [], "Further name of the server, such as that of a reverse proxy; may be repeated."
+FLAGS = command.Flags(
+    workdir=command.string("Folder or URL of the run that embedded the gallery."),
+    gallery=command.string(
+        "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
+    ),
+    embedding=command.string(
+        "Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).", "head"
+    ),
+    host=command.string(
+        "Address to listen at. By default only this machine reaches it.", "127.0.0.1"
+    ),
+    port=command.natural("Port; 0 for any that is free.", 8000),
+    name=command.strings(
+        "Further name of the server, such as that of a reverse proxy; may be repeated."
+    ),
 )
 
 
 def main() -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted."""
-    command.require(_WORKDIR, _GALLERY)
+    FLAGS.require("workdir", "gallery")
     from hypjax.inference.model import load
     from hypjax.retrieval.gallery_files import open_gallery
 
-    gallery = open_gallery(_GALLERY.value)
-    model = load(_WORKDIR.value, _EMBEDDING.value)
-    serve(model, gallery, host=_HOST.value, port=_PORT.value, names=_NAME.value)
+    gallery = open_gallery(FLAGS.gallery)
+    model = load(FLAGS.workdir, FLAGS.embedding)
+    serve(model, gallery, host=FLAGS.host, port=FLAGS.port, names=FLAGS.name)
 
 
 def serve(

@@ -3,33 +3,31 @@
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png"
-FLAGS = command.Flags()
-_WORKDIRS = FLAGS.runs()
-_OUTPUT = FLAGS.string(
-    "output",
-    None,
-    "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.",
+FLAGS = command.Flags(
+    workdir=command.RUNS,
+    output=command.string(
+        "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers."
+    ),
+    images=command.integer(
+        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
+        "with its square.",
+        5000,
+        lower_bound=3,
+    ),
+    seed=command.natural("Seed of the choice of images.", 0),
 )
-_IMAGES = FLAGS.integer(
-    "images",
-    5000,
-    "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
-    "its square.",
-    lower_bound=3,
-)
-_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
 def main() -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
-    command.require(_WORKDIRS)
-    output = command.figure(_OUTPUT)
+    FLAGS.require("workdir")
+    output = FLAGS.figure("output")
     from hypjax.analysis import spectrum
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(_WORKDIRS.value)
-    images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
+    runs = open_runs(FLAGS.workdir)
+    images = ChosenImages.of(runs[0], FLAGS.images, FLAGS.seed)
     found = [spectrum.spectrum_of_run(run, images.dataset) for run in runs]
     print(f"embeddings of {images.summary}:\n{spectrum.table(found)}")
     print_notes(notes := noted(runs[0].splits.notes))

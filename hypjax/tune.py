@@ -15,40 +15,36 @@ EXAMPLE = (
     "python -m hypjax.tune --config=configs/glyphs.py"
     ' --variant="hyp train.batch_size=256" --seeds=0'
 )
-FLAGS = command.Flags(overrides=True)
-_CONFIG = FLAGS.string(
-    "config",
-    None,
-    "Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of its "
-    "fields in all of them.",
-)
-_VARIANTS = FLAGS.strings(
-    "variant",
-    [],
-    "A variant, followed by fields with the values to choose from on the validation classes, as in "
-    '"hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are tried in all '
-    "combinations.",
-)
-_SEEDS = FLAGS.words(
-    "seeds",
-    ["0", "1", "2"],
-    "Seeds of the runs. Settings are chosen with the first; the chosen ones are trained with all.",
-)
-_PENDING = FLAGS.boolean(
-    "pending",
-    False,
-    "Print the arguments of python -m hypjax.main for the runs to train next, one line each, "
-    "instead of the table.",
+FLAGS = command.Flags(
+    overrides=True,
+    config=command.string(
+        "Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of its "
+        "fields in all of them."
+    ),
+    variant=command.strings(
+        "A variant, followed by fields with the values to choose from on the validation classes, "
+        'as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are tried in '
+        "all combinations."
+    ),
+    seeds=command.words(
+        "Seeds of the runs. Settings are chosen with the first; the chosen ones are trained with "
+        "all.",
+        ["0", "1", "2"],
+    ),
+    pending=command.boolean(
+        "Print the arguments of python -m hypjax.main for the runs to train next, one line each, "
+        "instead of the table."
+    ),
 )
 
 
 def main(overrides: list[str]) -> None:
     """Prints the table, or what must be trained before."""
-    command.require(_CONFIG, _VARIANTS, _SEEDS)
+    FLAGS.require("config", "variant", "seeds")
     from hypjax.analysis import tuning
 
-    seeds = _SEEDS.value
-    grids = [tuning.candidates(_CONFIG.value, overrides, text) for text in _VARIANTS.value]
+    seeds = FLAGS.seeds
+    grids = [tuning.candidates(FLAGS.config, overrides, text) for text in FLAGS.variant]
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
@@ -59,7 +55,7 @@ def main(overrides: list[str]) -> None:
         chosen = [max(grid, key=lambda each: scores[each][1]) for grid in grids]
         runs = itertools.product(chosen, seeds)
         pending = [each.arguments(seed) for each, seed in runs if each.run(seed).results is None]
-    if _PENDING.value:
+    if FLAGS.pending:
         print("\n".join(pending), end="\n" if pending else "")
     elif pending:
         raise UserError(
