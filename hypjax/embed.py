@@ -84,13 +84,17 @@ def main() -> None:
 
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
-    from hypjax.data.image_set import open_images
+    from hypjax.data.photos import find_images
+    from hypjax.data.splits import open_prepared
     from hypjax.inference.model import load
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(_SHARD.value) if _SHARD.value else None
-    images = open_images(_IMAGES.value, _DATASET.value, _DATA_DIR.value)
+    if _DATASET.value:
+        images = open_prepared(_DATASET.value, _DATA_DIR.value).images()
+    else:
+        images = find_images(_IMAGES.value)
     if _MERGE.value:
         return output, merge(output, images)
     keep_compiled_programs()

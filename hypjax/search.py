@@ -66,7 +66,7 @@ def main() -> None:
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
-    from hypjax.data.photos import find_photos
+    from hypjax.data.photos import find_images
     from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
     from hypjax.inference.model import load
@@ -78,13 +78,12 @@ def main() -> None:
     from hypjax.system.caches import keep_compiled_programs
 
     gallery = open_gallery(_GALLERY.value)
-    photos = find_photos(_QUERY.value)
+    images = find_images(_QUERY.value)
     keep_compiled_programs()
     match = None
-    if photos[0].vector is not None and not (_WORKDIR.value or _ENCODER.encoder.value):
+    if images.vectors is not None and not (_WORKDIR.value or _ENCODER.encoder.value):
         # Features: nothing tells which model made them.
-        features = [photo.vector for photo in photos]
-        queries = Embeddings.from_arrays(features, space=gallery.space)
+        queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
     else:
         command.require_one(_WORKDIR, _ENCODER.encoder)
@@ -92,11 +91,11 @@ def main() -> None:
             embedder = load(_WORKDIR.value, _EMBEDDING.value)
         else:
             embedder = _ENCODER.open(gallery.space)
-        queries, match = embedder.embed_photos(photos), embedder.match
+        queries, match = embedder.embed_few(images), embedder.match
     reranking = Reranking() if _RERANK.value else None
     prefix = (_PREFIX.value, _CANDIDATES.value) if _PREFIX.value else ()
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking, *prefix)
-    results = find_hits(queries, photos, gallery, _K.value, refinement, match)
+    results = find_hits(queries, images, gallery, _K.value, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
 

@@ -21,7 +21,6 @@ DATASETS = (  # hypjax/data/
     *BENCHMARKS,
 )
 OWN = "own:"  # Begins the names of the encoders and objectives that were.
-DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py

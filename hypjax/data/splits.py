@@ -1,77 +1,103 @@
-"""Opens the dataset that a configuration names: a prepared one, or the user's own images.
+"""Opens datasets by name: prepared ones, and the user's own images or features.
 
 Modules that import TFDS are imported where they are used: users' own images need none of it.
 """
 
 import dataclasses
 import itertools
-import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from hypjax.config.choices import DISTRACTORS, GIVEN
-from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, joined, with_host_cache
-from hypjax.data.feature_dataset import open_features
-from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
-from hypjax.data.photo_dataset import open_given, open_photos
+from hypjax.data.parts import (
+    NOTHING_HELD_OUT,
+    HeldOutClasses,
+    Splits,
+    check_classes,
+    hold_out,
+    hold_out_validation,
+)
+from hypjax.data.photo_dataset import open_features, open_photos
 from hypjax.errors import UserError
-from hypjax.system.caches import cache_folder
 from hypjax.types import Judgements
 
+DISTRACTORS = "revisitop1m"  # A gallery without queries.
+_EXACT = Decoding(channels=3, fast=False, cache_dir=None)
 
-def open_splits(config: ConfigDict) -> Splits:
-    """Opens a run's dataset; one that needs no files is prepared first if necessary.
 
-    Raises UserError if it is unknown, is not prepared, cannot be read, or has too few classes.
+def open_dataset(
+    name: str,
+    decoding: Decoding,
+    *,
+    held_out: HeldOutClasses = NOTHING_HELD_OUT,
+    path: str | None = None,
+    labels: str | None = None,
+    data_dir: str | None = None,
+) -> Splits:
+    """Opens a dataset; one that needs no files is prepared first if necessary.
+
+    Args:
+        name: A prepared dataset, or 'folder' or 'features' for the user's own.
+        decoding: How images are decoded.
+        held_out: The classes to hold out.
+        path: Where the user's images or features are.
+        labels: A file with the classes of features, if their file has none.
+        data_dir: Folder or URL of prepared datasets; TFDS's default if None.
+
+    Raises:
+        UserError: It is unknown, is not prepared, cannot be read, or has too few classes.
     """
-    data, run = config.data, config.run
-    cache_dir = None
-    if run.cache == "host":
-        cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
-    decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
-    held_out = HeldOutClasses(
-        *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
-    )
-    if data.name == "folder":
-        splits = open_photos(data.path, decoding, held_out)
-    elif data.name == "features":
-        splits = open_features(data.path, data.labels, held_out)
-    elif data.name == GIVEN:
-        splits = open_given(decoding, held_out)
-    else:
-        splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
-    splits = _with_benchmarks(splits, config, decoding)
-    notes = [*splits.notes]
-    if decoding.fast:
-        notes.append("decoded by the fast option: pixels differ a little from the protocol's")
-    if data.stored_side is not None:
-        notes.append(
-            f"training images' shorter sides are scaled down to {data.stored_side} pixels before "
-            "they are cropped: crops are blurrier than the protocol's"
+    if name == "folder":
+        return open_photos(path, decoding, held_out)
+    if name == "features":
+        return open_features(path, labels, held_out)
+    return _open_prepared(name, data_dir, decoding, held_out)
+
+
+def open_prepared(name: str, data_dir: str | None = None) -> Splits:
+    """Opens a prepared dataset by its name, as published: no class is held out.
+
+    Raises:
+        UserError: It is unknown, is not prepared, or cannot be read.
+    """
+    if name in ("folder", "features"):
+        raise UserError(
+            f"--dataset is {name}, which is not a prepared dataset; give your own files"
         )
-    return splits._replace(notes=tuple(notes))
+    return open_dataset(name, _EXACT, data_dir=data_dir)
 
 
-def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> Splits:
-    """Adds the datasets of `eval.benchmarks`, and distractors to all judged galleries."""
-    names, judged = config.eval.benchmarks, splits.judgements is not None
-    if config.eval.distractors:
+def with_benchmarks(
+    splits: Splits,
+    names: Sequence[str],
+    decoding: Decoding,
+    *,
+    distractors: bool = False,
+    data_dir: str | None = None,
+) -> Splits:
+    """Adds judged datasets to score, and distractors to all judged galleries.
+
+    Raises UserError if there are distractors, but no judged gallery.
+    """
+    judged = splits.judgements is not None
+    if distractors:
         if not names and not judged:
-            refuse("eval.distractors", True, "False unless eval.benchmarks names a judged dataset")
+            raise UserError(
+                "config.eval.distractors is True; it must be False unless eval.benchmarks names a "
+                "judged dataset"
+            )
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
-    data_dir, none = config.run.data_dir, HeldOutClasses(0, 0, 0)
-    opened = {name: _open_prepared(name, data_dir, decoding, none) for name in names}
+    opened = {name: open_dataset(name, decoding, data_dir=data_dir) for name in names}
     prints = {f"images of {name}": one.fingerprint for name, one in opened.items()}
     tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
     notes += [note for one in opened.values() for note in one.notes]
-    if config.eval.distractors:
-        distractors = _open(DISTRACTORS, data_dir, decoding)
-        further = distractors.parts["gallery"]
-        notes += distractors.notes
+    if distractors:
+        added = _open(DISTRACTORS, data_dir, decoding)
+        further = added.parts["gallery"]
+        notes += added.notes
         tasks = {
             f"{name}+1m": task._replace(gallery=joined(task.gallery, further))
             for name, task in tasks.items()
@@ -108,7 +134,10 @@ def _open_prepared(
             )
         notes += (f"tested on {test.num_classes} of the training classes, held out",)
     elif held_out.test:
-        refuse("data.test_classes", held_out.test, f"0: {name} has its own test classes")
+        raise UserError(
+            f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
+            "classes"
+        )
     if train is not None:
         train, validation = hold_out_validation(train, held_out)
     splits = Splits(
