@@ -4,7 +4,6 @@ import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -293,45 +292,52 @@ def table_of_names(
     )
 
 
-def _concatenated(first: Dataset, second: Dataset) -> dict[str, np.ndarray | None]:
-    """The columns of two datasets, one below the other; None for those that one of them lacks."""
-    pairs = {name: (getattr(first, name), getattr(second, name)) for name in _COLUMNS}
-    return {
-        name: None if a is None or b is None else np.concatenate([a, b])
-        for name, (a, b) in pairs.items()
-    }
-
-
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    plain = [
-        dataclasses.replace(images, labels=np.zeros_like(images.labels), superlabels=None)
-        for images in datasets
-    ]
-    whole = functools.reduce(lambda a, b: dataclasses.replace(a, **_concatenated(a, b)), plain)
+    columns = {name: [getattr(images, name) for images in datasets] for name in _COLUMNS}
+    whole = dataclasses.replace(
+        datasets[0],
+        **{
+            name: None if any(x is None for x in parts) else np.concatenate(parts)
+            for name, parts in columns.items()
+        },
+    )
+    whole = dataclasses.replace(whole, labels=np.zeros_like(whole.labels), superlabels=None)
     return whole.take(np.unique(whole.positions, return_index=True)[1])
 
 
-def joined(first: Dataset, second: Dataset) -> Dataset:
-    """Returns two datasets as one, to be embedded; their images are not decoded before.
+def stacked(tables: Sequence[Dataset]) -> Dataset:
+    """Returns tables one below the other, to be embedded; their images are not decoded before.
 
-    Labels of the second are shifted, so that none of its classes is one of the first. Groups of
-    classes are kept if both have the same ones.
+    Classes of equal names are one. Raises UserError if only some of the tables are features.
     """
-    second = dataclasses.replace(
-        second,
-        positions=len(first.records) + second.positions,
-        labels=first.labels.max() + 1 + second.labels,
+    if len(tables) == 1:
+        return tables[0]
+    if len({table.vectors is None for table in tables}) > 1:
+        raise UserError("images and features cannot be embedded together; give one of them")
+
+    def column(name: str) -> list[Any]:
+        columns = [(getattr(table, name), len(table)) for table in tables]
+        return [x for own, size in columns for x in ([None] * size if own is None else own)]
+
+    starts = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
+    found = table_of_names(
+        Chained(table.records for table in tables),
+        column("names"),
+        [name or "" for name in column("class_names")],
+        splits=column("splits"),
+        groups=column("groups"),
+        vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
-    if first.boxes is not None or second.boxes is not None:
-        first, second = (dataclasses.replace(part, boxes=_boxes(part)) for part in (first, second))
-    if not np.array_equal(first.group_names, second.group_names):
-        first = dataclasses.replace(first, superlabels=None, group_names=None)
-    return Dataset(
-        Chained([first.records, second.records]),
-        **_concatenated(first, second),
-        group_names=first.group_names,
-        fast=first.fast,
+    boxed = any(table.boxes is not None for table in tables)
+    return dataclasses.replace(
+        found,
+        positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
+        sizes=np.concatenate([table.sizes for table in tables]),
+        facts=np.array(column("facts"), object),
+        boxes=np.concatenate([_boxes(table) for table in tables]) if boxed else None,
+        upright=tables[0].upright,
+        fast=tables[0].fast,
     )
 
 

@@ -1,14 +1,13 @@
 """The parts of a dataset: training, validation and test images, and the searches to be scored."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from hypjax.data.dataset import Dataset, joined
+from hypjax.data.dataset import Dataset, stacked
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import Judgements
@@ -88,7 +87,7 @@ class Splits(NamedTuple):
             facts = [f"{self.fingerprint} {name} {i}" for i in part.positions]
             facts, names = np.array(facts, object), np.full(len(part), name, object)
             tables.append(dataclasses.replace(part, facts=facts, splits=names))
-        return functools.reduce(joined, tables)
+        return stacked(tables)
 
     @property
     def task(self) -> Task:

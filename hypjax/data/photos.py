@@ -20,7 +20,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Chained, Dataset, table_of_names
+from hypjax.data.dataset import Chained, Dataset, stacked, table_of_names
 from hypjax.data.shards import IMAGES, Rows, files_below, find_dataset, rows_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system.caches import cache_folder
@@ -81,7 +81,7 @@ def given_images(images: Given | Sequence[Given]) -> Dataset:
             found.append(table_of_names(contents, names, [""] * len(names)))
     if not found:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
-    return found[0] if len(found) == 1 else _stacked(found)
+    return stacked(found)
 
 
 def _in_memory(image: Any, i: int) -> bytes | Image.Image:
@@ -91,29 +91,6 @@ def _in_memory(image: Any, i: int) -> bytes | Image.Image:
         return pixels.from_pixels(np.asarray(image), f"image {i}")
     kind = type(image).__name__
     raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
-
-
-def _stacked(tables: Sequence[Dataset]) -> Dataset:
-    """Tables one below the other; a class has the same name in all of them."""
-    if len({table.vectors is None for table in tables}) > 1:
-        raise UserError("images and features cannot be embedded together; give one of them")
-
-    def column(name: str) -> list[Any]:
-        columns = [(getattr(table, name), len(table)) for table in tables]
-        return [x for own, size in columns for x in ([None] * size if own is None else own)]
-
-    records = Chained([table.records for table in tables])
-    starts = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
-    positions = [start + table.positions for start, table in zip(starts, tables, strict=True)]
-    features = tables[0].vectors is not None
-    found = table_of_names(
-        *(records, column("names"), column("class_names")),
-        splits=column("splits"),
-        groups=column("groups"),
-        vectors=np.array(column("vectors")) if features else None,
-    )
-    facts = np.array(column("facts"), object)
-    return dataclasses.replace(found, positions=np.concatenate(positions), facts=facts)
 
 
 def find_images(where: str) -> Dataset:
@@ -218,7 +195,7 @@ def stored_images(where: str) -> Dataset | None:
         splits += rows.splits or [None] * count
         groups += rows.superlabels or [None] * count
     _check_columns(where, classes, splits, groups)
-    records = Chained([rows.images for rows in found.values()])
+    records = Chained(rows.images for rows in found.values())
     facts = zip(names, facts, strict=True)
     return table_of_names(records, names, classes, splits=splits, groups=groups, facts=facts)
 
@@ -360,7 +337,7 @@ def rows_in_memory(dataset: Any) -> Rows:
         parts = {split: rows_in_memory(part) for split, part in dataset.items()}
         labels = [label for part in parts.values() for label in part.labels]
         splits = [split for split, part in parts.items() for _ in part.labels]
-        return Rows(Chained([part.images for part in parts.values()]), labels, splits, None)
+        return Rows(Chained(part.images for part in parts.values()), labels, splits, None)
     if hasattr(dataset, "column_names"):
         images, labels, *_ = rows_of(dataset, "the dataset")
     elif isinstance(dataset, tuple) and len(dataset) == 2:

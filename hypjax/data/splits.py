@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, joined, with_host_cache
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
     HeldOutClasses,
@@ -36,18 +36,12 @@ def open_dataset(
     labels: str | None = None,
     data_dir: str | None = None,
 ) -> Splits:
-    """Opens a dataset; one that needs no files is prepared first if necessary.
+    """Opens a prepared dataset, or the 'folder' or 'features' of the user's at a path.
 
-    Args:
-        name: A prepared dataset, or 'folder' or 'features' for the user's own.
-        decoding: How images are decoded.
-        held_out: The classes to hold out.
-        path: Where the user's images or features are.
-        labels: A file with the classes of features, if their file has none.
-        data_dir: Folder or URL of prepared datasets; TFDS's default if None.
-
-    Raises:
-        UserError: It is unknown, is not prepared, cannot be read, or has too few classes.
+    Datasets that need no files are prepared first if necessary. `labels` is a file with the classes
+    of features; `data_dir` is the folder or URL of prepared datasets, TFDS's default if None.
+    Raises UserError if the dataset is unknown, is not prepared, cannot be read, or has too few
+    classes.
     """
     if name == "folder":
         return open_photos(path, decoding, held_out)
@@ -57,11 +51,7 @@ def open_dataset(
 
 
 def open_prepared(name: str, data_dir: str | None = None) -> Splits:
-    """Opens a prepared dataset by its name, as published: no class is held out.
-
-    Raises:
-        UserError: It is unknown, is not prepared, or cannot be read.
-    """
+    """Opens a prepared dataset by its name, as published: no class is held out."""
     if name in ("folder", "features"):
         raise UserError(
             f"--dataset is {name}, which is not a prepared dataset; give your own files"
@@ -99,11 +89,11 @@ def with_benchmarks(
         further = added.parts["gallery"]
         notes += added.notes
         tasks = {
-            f"{name}+1m": task._replace(gallery=joined(task.gallery, further))
+            f"{name}+1m": task._replace(gallery=stacked([task.gallery, further]))
             for name, task in tasks.items()
         }
         if judged:
-            gallery = joined(splits.gallery, further)
+            gallery = stacked([splits.gallery, further])
             splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
 
@@ -114,7 +104,6 @@ def _open_prepared(
     """Opens a prepared dataset; a built-in one is prepared first if necessary.
 
     If a partial copy has no test images, test classes are held out from the training classes.
-    `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None.
     """
     opened = _open(name, data_dir, decoding)
     parts, notes = opened.parts, opened.notes

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from hypjax.data import splits as data_splits
-from hypjax.data.dataset import joined
+from hypjax.data.dataset import stacked
 from hypjax.data.parts import Splits
 from hypjax.data.photos import find_images, given_images
 from hypjax.data.splits import open_prepared
@@ -190,13 +190,13 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
         embedder.embed_few(find_images(str(photos_folder)))
 
 
-def test_joined_datasets_keep_groups_and_boxes(photos_folder):
+def test_stacked_tables_keep_groups_and_boxes(photos_folder):
     photos = find_images(str(photos_folder))
     letters = [name[-1] for name in photos.class_names]
     groups, numbers = np.unique(letters, return_inverse=True)
     grouped = dataclasses.replace(photos, superlabels=numbers, group_names=groups)
     first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
-    both = joined(first, second)
+    both = stacked([first, second])
     assert both.groups.tolist() == letters
     assert both.class_names.tolist() == photos.class_names.tolist()
     assert both[5:9].names.tolist() == photos.names[5:9].tolist()
