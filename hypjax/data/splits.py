@@ -6,7 +6,6 @@ Modules that import TFDS are imported where they are used: users' own images nee
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from hypjax.data.parts import (
 )
 from hypjax.data.photo_dataset import open_features, open_photos
 from hypjax.errors import UserError
-from hypjax.types import Judgements
 
 DISTRACTORS = "revisitop1m"  # A gallery without queries.
 _EXACT = Decoding(channels=3, fast=False, cache_dir=None)
@@ -39,15 +37,43 @@ def open_dataset(
     """Opens a prepared dataset, or the 'folder' or 'features' of the user's at a path.
 
     Datasets that need no files are prepared first if necessary. `labels` is a file with the classes
-    of features; `data_dir` is the folder or URL of prepared datasets, TFDS's default if None.
-    Raises UserError if the dataset is unknown, is not prepared, cannot be read, or has too few
-    classes.
+    of features; `data_dir` is the folder or URL of prepared datasets, TFDS's default if None. Test
+    classes are held out only if there are no test images. Raises UserError if the dataset is
+    unknown, is not prepared, cannot be read, or has too few classes.
     """
     if name == "folder":
         return open_photos(path, decoding, held_out)
     if name == "features":
         return open_features(path, labels, held_out)
-    return _open_prepared(name, data_dir, decoding, held_out)
+    parts, known = _open(name, data_dir, decoding)
+    train, validation, test, gallery = parts.get("train"), None, parts.get("test"), None
+    if {"query", "gallery"} <= parts.keys():
+        test, gallery = parts["query"], parts["gallery"]
+    if train is None and known.judgements is None:
+        raise UserError(f"this copy of {name} has no training images, nor judged queries")
+    if train is not None:
+        train = train.renumbered()
+    if test is None:  # Of a partial copy.
+        train, test = hold_out(train, held_out.test, held_out.seed, "test")
+        if test is None:
+            raise UserError(
+                f"this copy of {name} has no test images; to test on some of its training classes, "
+                "set --config.data.test_classes=0.5"
+            )
+        note = f"tested on {test.num_classes} of the training classes, held out"
+        known = known._replace(notes=(*known.notes, note))
+    elif held_out.test:
+        raise UserError(
+            f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
+            "classes"
+        )
+    if train is not None:
+        train, validation = hold_out_validation(train, held_out)
+    splits = known._replace(train=train, validation=validation, test=test, gallery=gallery)
+    check_classes(name, splits)
+    for part in parts.values():
+        fill_cache(part, decoding.channels)
+    return splits
 
 
 def open_prepared(name: str, data_dir: str | None = None) -> Splits:
@@ -85,9 +111,9 @@ def with_benchmarks(
     tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
     notes += [note for one in opened.values() for note in one.notes]
     if distractors:
-        added = _open(DISTRACTORS, data_dir, decoding)
-        further = added.parts["gallery"]
-        notes += added.notes
+        parts, known = _open(DISTRACTORS, data_dir, decoding)
+        further = parts["gallery"]
+        notes += known.notes
         tasks = {
             f"{name}+1m": task._replace(gallery=stacked([task.gallery, further]))
             for name, task in tasks.items()
@@ -98,59 +124,8 @@ def with_benchmarks(
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
 
 
-def _open_prepared(
-    name: str, data_dir: str | None, decoding: Decoding, held_out: HeldOutClasses
-) -> Splits:
-    """Opens a prepared dataset; a built-in one is prepared first if necessary.
-
-    If a partial copy has no test images, test classes are held out from the training classes.
-    """
-    opened = _open(name, data_dir, decoding)
-    parts, notes = opened.parts, opened.notes
-    train, validation, test, gallery = parts.get("train"), None, parts.get("test"), None
-    if {"query", "gallery"} <= parts.keys():
-        test, gallery = parts["query"], parts["gallery"]
-    if train is None and opened.judgements is None:
-        raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    if train is not None:
-        train = train.renumbered()
-    if test is None:
-        train, test = hold_out(train, held_out.test, held_out.seed, "test")
-        if test is None:
-            raise UserError(
-                f"this copy of {name} has no test images; to test on some of its training classes, "
-                "set --config.data.test_classes=0.5"
-            )
-        notes += (f"tested on {test.num_classes} of the training classes, held out",)
-    elif held_out.test:
-        raise UserError(
-            f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
-            "classes"
-        )
-    if train is not None:
-        train, validation = hold_out_validation(train, held_out)
-    splits = Splits(
-        *(train, validation, test, gallery, opened.fingerprint, notes),
-        judgements=opened.judgements,
-        name=name,
-    )
-    check_classes(name, splits)
-    for part in parts.values():
-        fill_cache(part, decoding.channels)
-    return splits
-
-
-class _Opened(NamedTuple):
-    """A prepared dataset."""
-
-    parts: dict[str, Dataset]  # By split.
-    judgements: Judgements | None  # What its queries should find, if it is judged.
-    fingerprint: str  # Hash that differs if any image or relation differs.
-    notes: tuple[str, ...]  # Remarks on the copy.
-
-
-def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
-    """Opens all splits of a prepared dataset, with their relations."""
+def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str, Dataset], Splits]:
+    """Opens a prepared dataset: its tables by split, and what else is known of its `Splits`."""
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
@@ -176,4 +151,5 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
             numbers = np.searchsorted(names, part.groups)
             part = dataclasses.replace(part, superlabels=numbers, group_names=names)
         parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
-    return _Opened(parts, judgements, hash_facts(facts), prepare.notes(builder))
+    notes, empty = prepare.notes(builder), (None, None, None, None)
+    return parts, Splits(*empty, hash_facts(facts), notes, judgements, name)
