@@ -34,6 +34,7 @@ from hypjax.data.photos import (
     SPLITS,
     TABLES,
     Files,
+    check_columns,
     list_folder,
     read_table,
     read_vectors,
@@ -100,6 +101,9 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
             f"{path} has {len(unknown)} rows without a class, such as row {unknown[0]}; give them "
             "as the array labels (of a table: the column label), or set --config.data.labels"
         )
+    missing = np.full(len(images), "")
+    columns = (missing if x is None else x for x in (images.splits, images.groups))
+    check_columns(path, images.class_names, *columns)
     return split_photos(path, images, images.fingerprint, held_out)
 
 

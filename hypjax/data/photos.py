@@ -194,13 +194,13 @@ def stored_images(where: str) -> Dataset | None:
         facts += [rows.images.fingerprint] * count
         splits += rows.splits or [None] * count
         groups += rows.superlabels or [None] * count
-    _check_columns(where, classes, splits, groups)
+    check_columns(where, classes, splits, groups)
     records = Chained(rows.images for rows in found.values())
     facts = zip(names, facts, strict=True)
     return table_of_names(records, names, classes, splits=splits, groups=groups, facts=facts)
 
 
-def _check_columns(
+def check_columns(
     where: object,
     classes: Sequence[str],
     splits: Sequence[str | None],
@@ -209,7 +209,7 @@ def _check_columns(
     """Rejects images of which only some have a split, or whose class is in two groups."""
     known: dict[str, str | None] = {}
     for number, (label, split, group) in enumerate(zip(classes, splits, groups, strict=True), 1):
-        if (split is None) != (splits[0] is None):
+        if bool(split) != bool(splits[0]):
             raise UserError(f"{where}, row {number}: either all rows have a split or none has")
         first = known.setdefault(label, group or None)
         if label and first != (group or None):
@@ -291,7 +291,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     if not rows:
         raise UserError(f"{table} has no rows")
     columns = [*zip(*rows, strict=True)]
-    _check_columns(table, *columns[1:])
+    check_columns(table, *columns[1:])
     return _files(*columns)
 
 

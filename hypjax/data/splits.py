@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hypjax.catalogue import PREPARED
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
@@ -21,7 +22,8 @@ from hypjax.data.parts import (
 from hypjax.data.photo_dataset import open_features, open_photos
 from hypjax.errors import UserError
 
-DISTRACTORS = "revisitop1m"  # A gallery without queries.
+# A gallery without queries.
+(DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 _EXACT = Decoding(channels=3, fast=False, cache_dir=None)
 
 
