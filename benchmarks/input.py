@@ -16,8 +16,7 @@ from benchmarks import job, measure, peers
 from benchmarks.measure import COLUMNS as COLUMNS
 from benchmarks.measure import Task
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.photo_dataset import Files
-from hypjax.data.photos import find_photos
+from hypjax.data.photos import Files, find_images
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import ShuffledPlans
 from hypjax.data.views import RandomCrop
@@ -62,14 +61,14 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
 
 
 def _open_dataset(where: str | pathlib.Path) -> Dataset:
-    files = Files([photo.content for photo in find_photos(str(where))])
+    files = Files(find_images(str(where)).names.tolist())
     sizes = np.array([_opened(record).size[::-1] for record in files])
     positions = np.arange(len(files))
     return Dataset(files, positions, np.zeros_like(positions), sizes)
 
 
-def _opened(record: Mapping[str, Any]) -> Image.Image:
-    return Image.open(io.BytesIO(record["image"]))
+def _opened(file: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file))
 
 
 def _decoders(files: Dataset) -> dict[str, Dataset]:

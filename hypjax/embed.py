@@ -78,13 +78,17 @@ def main() -> None:
 
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
-    from hypjax.data.image_set import open_images
+    from hypjax.data.photos import find_images
+    from hypjax.data.splits import open_prepared
     from hypjax.inference.model import Model
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None
-    images = open_images(FLAGS.images, FLAGS.dataset, FLAGS.data_dir)
+    if FLAGS.dataset:
+        images = open_prepared(FLAGS.dataset, FLAGS.data_dir).images()
+    else:
+        images = find_images(FLAGS.images)
     if FLAGS.merge:
         return output, merge(output, images)
     keep_compiled_programs()

@@ -12,9 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.config.choices import freezes_encoder
-from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
-from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
@@ -25,6 +23,7 @@ from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
+from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.tables import format_results, noted, print_notes, title
 from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console

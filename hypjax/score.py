@@ -115,7 +115,7 @@ def _check_flags() -> None:
 
 def _task() -> Task[Embeddings]:
     from hypjax.data.ground_truth import read_ground_truth
-    from hypjax.data.image_set import open_prepared
+    from hypjax.data.splits import open_prepared
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
@@ -138,14 +138,14 @@ def _task() -> Task[Embeddings]:
 
 def _embedded(splits: Splits | None) -> Embeddings:
     """What --encoder makes of the images: all of them in a file, or those that are scored."""
-    from hypjax.data.image_set import images_of_splits, open_images
+    from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 
     if not FLAGS.embeddings:
-        images = images_of_splits(splits, scored=True) if splits else open_images(FLAGS.images)
+        images = splits.images(scored=True) if splits else find_images(FLAGS.images)
         return FLAGS.open_encoder(_space(), FLAGS.batch_size).embed_images(images)
     file = FLAGS.output_file("embeddings", ".npz")
-    images = images_of_splits(splits) if splits else open_images(FLAGS.images)
+    images = splits.images() if splits else find_images(FLAGS.images)
     FLAGS.open_encoder(batch_size=FLAGS.batch_size).embed_to(file, images)
     return Embeddings.load(file, _space())
 

@@ -53,7 +53,7 @@ def main() -> None:
     output = FLAGS.figure("output")
     if FLAGS.alpha and not FLAGS.expand:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
-    from hypjax.data.photos import find_photos
+    from hypjax.data.photos import find_images
     from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
     from hypjax.inference.model import Model
@@ -65,13 +65,12 @@ def main() -> None:
     from hypjax.system.caches import keep_compiled_programs
 
     gallery = open_gallery(FLAGS.gallery)
-    photos = find_photos(FLAGS.query)
+    images = find_images(FLAGS.query)
     keep_compiled_programs()
     match = None
-    if photos[0].vector is not None and not (FLAGS.workdir or FLAGS.encoder):
+    if images.vectors is not None and not (FLAGS.workdir or FLAGS.encoder):
         # Features: nothing tells which model made them.
-        features = [photo.vector for photo in photos]
-        queries = Embeddings.from_arrays(features, space=gallery.space)
+        queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
     else:
         FLAGS.require_one("workdir", "encoder")
@@ -79,11 +78,11 @@ def main() -> None:
             embedder = Model(FLAGS.workdir, FLAGS.embedding)
         else:
             embedder = FLAGS.open_encoder(gallery.space)
-        queries, match = embedder.embed_photos(photos), embedder.match
+        queries, match = embedder.embed_few(images), embedder.match
     reranking = Reranking() if FLAGS.rerank else None
     prefix = (FLAGS.prefix, FLAGS.candidates) if FLAGS.prefix else ()
     refinement = Refinement(FLAGS.expand, FLAGS.alpha, reranking, *prefix)
-    results = find_hits(queries, photos, gallery, FLAGS.k, refinement, match)
+    results = find_hits(queries, images, gallery, FLAGS.k, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
 

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
-from hypjax.data import given
 from hypjax.errors import UserError
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.health import FiniteWatch
@@ -24,6 +23,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
+from hypjax.runs.images import give
 from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
@@ -72,7 +72,7 @@ def train(
     )
     if dataset is not None:
         with config.ignore_type():
-            config.data.update(given.give(dataset))
+            config.data.update(give(dataset))
     if objective is not None:
         choose_own_objective(config, objective)
     if encoder is not None:

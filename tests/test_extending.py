@@ -17,13 +17,13 @@ from hypjax.analysis.run_embeddings import TrainedRun, scored_head
 from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
 from hypjax.data import views
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Sphere
 from hypjax.objectives import Objective, objective_at, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.images import open_splits
 from hypjax.training.optim import create_optimizer
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees

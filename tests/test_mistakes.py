@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
-from hypjax.data.splits import open_splits
+from hypjax.runs.images import open_splits
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 from tests.helpers.system_limits import ordinary_user

@@ -15,8 +15,6 @@ from PIL import Image
 import hypjax
 from hypjax import objectives
 from hypjax.config import flatten, own, validate
-from hypjax.data import given
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.embedding import scored_spaces
@@ -30,6 +28,8 @@ from hypjax.objectives import (
     create_objective,
 )
 from hypjax.retrieval.embeddings import describe_space, space_of
+from hypjax.runs import images as run_images
+from hypjax.runs.images import give, open_splits
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import commands, small_runs
@@ -63,7 +63,7 @@ def forget():
     for name in [name for name in OBJECTIVES if name.startswith("own:")]:
         del OBJECTIVES[name]
     ENCODERS.clear()
-    given._given.clear()
+    run_images._given.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     with pytest.raises(UserError, match="given from Python, and this process does not have them"):
         commands.call("main", "--mode=evaluate", f"--workdir={workdir}")
     config = saved_config(workdir)
-    given.give(pictures)
+    give(pictures)
     with pytest.raises(UserError, match="own:attraction is not known in this process"):
         hypjax.train(config, workdir.parent / "other")
     assert not (workdir.parent / "other").exists()
@@ -254,7 +254,7 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     prints = set()
     for form in forms:
         with config.ignore_type():
-            config.data.update(given.give(form))
+            config.data.update(give(form))
         splits = open_splits(config)
         prints.add(splits.fingerprint)
         assert {splits.test.class_name(i) for i in range(4)} < set(names)
@@ -264,7 +264,7 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
         )
         assert np.array_equal(everything.test_view(0, view), expected)
     assert len(prints) == 1
-    given.give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
+    give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
     splits = open_splits(config)
     assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
 
@@ -278,7 +278,7 @@ def test_what_is_no_dataset_is_refused():
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
         with pytest.raises(UserError, match=message), config.ignore_type():
-            config.data.update(given.give(dataset))
+            config.data.update(give(dataset))
             open_splits(config)
 
 

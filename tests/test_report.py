@@ -8,9 +8,9 @@ import pytest
 from hypjax import train
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.runs.files import read_results
+from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from tests.helpers import commands, small_runs

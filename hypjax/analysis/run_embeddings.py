@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.data.parts import Splits
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
@@ -23,6 +22,7 @@ from hypjax.objectives import scored_space
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
+from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs

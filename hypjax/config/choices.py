@@ -22,14 +22,13 @@ DATASETS = (
     *(*USERS, *BENCHMARKS),
 )
 OWN = "own:"  # Begins the names of the encoders and objectives that were.
-(DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
-SPLITS_BY = ("classes", "images")  # hypjax/data/photos/splitting.py
+SPLITS_BY = ("classes", "images")  # hypjax/data/photo_dataset.py
 METRICS = (*AT_K, *WITHOUT_K)
 # Parameters with a name, by their path in {"model": ..., "objective": ...}.
 GROUPS = {

@@ -1,12 +1,12 @@
 """Datasets: one table of images, whatever they were read from, and their pixels."""
 
+import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Decoding:
 # Columns of a `Dataset`.
 _COLUMNS = (
     *("positions", "labels", "sizes", "names", "class_names", "superlabels", "splits", "facts"),
-    "boxes",
+    *("boxes", "vectors"),
 )
 
 
@@ -45,7 +45,7 @@ _COLUMNS = (
 class Dataset:
     """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    records: Sequence[Mapping[str, Any]]  # Of these images, perhaps of others; `image` is a file.
+    records: Sequence[Any]  # Files of these images, perhaps of others; or images in memory.
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
@@ -54,7 +54,7 @@ class Dataset:
     class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
     group_names: Sequence[str] | None = None  # By number.
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
-    # Strings that differ if an image's pixels, class, group or split do.
+    # Strings that differ if the images' files do; '' for an image in memory.
     facts: Shaped[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
@@ -67,8 +67,8 @@ class Dataset:
     # Positions among the records of two images that show one object, if the dataset lists such
     # pairs. They may name images that this part of the records lacks.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
-    # Embeddings of all records by another model, which are given instead of pixels.
-    vectors: Float[np.ndarray, "records dim"] | None = None
+    # Embeddings by another model, which stand for the images.
+    vectors: Float[np.ndarray, "images dim"] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -96,12 +96,13 @@ class Dataset:
 
     def given_vectors(self, rows: slice = np.s_[:]) -> Float[np.ndarray, "images dim"]:
         """Returns the given embeddings of some images, float32."""
-        return np.asarray(self.vectors[self.positions[rows]], np.float32)
+        return np.asarray(self.vectors[rows], np.float32)
 
     @property
     def fingerprint(self) -> str:
         """Hash of what is known of the images, of their classes and of their order."""
-        return hash_facts(self.facts)
+        columns = (self.facts, self.class_names, self.splits, self.groups)
+        return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
 
     @property
     def groups(self) -> Shaped[np.ndarray, " images"] | None:
@@ -111,6 +112,11 @@ class Dataset:
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
         return f"record {self.positions[i]}" if self.names is None else str(self.names[i])
+
+    def path(self, i: int) -> str:
+        """Returns what names the i-th image for good; '' if it is in memory, or features."""
+        named = self.vectors is None and self.facts is not None and self.facts[i]
+        return self.name(i) if named else ""
 
     def class_name(self, i: int) -> str:
         """Returns the name of the i-th image's class."""
@@ -205,7 +211,7 @@ class Dataset:
         return image
 
     def _encoded(self, i: int) -> bytes:
-        return self.records[int(self.positions[i])]["image"]
+        return self.records[int(self.positions[i])]
 
     @contextlib.contextmanager
     def _naming_errors(self, i: int) -> Iterator[None]:
@@ -236,58 +242,102 @@ class Dataset:
         return self.take(np.flatnonzero(np.isin(self.labels, classes))).renumbered()
 
 
-class _Chained(Sequence):
-    """Two sequences as one, without copying them."""
+class Chained(Sequence):
+    """Sequences as one, without copying them."""
 
-    def __init__(self, first: Sequence[Any], second: Sequence[Any]) -> None:
-        self._first, self._second = first, second
+    def __init__(self, parts: Iterable[Sequence[Any]]) -> None:
+        self._parts = list(parts)
+        self._starts = [0, *np.cumsum([len(part) for part in self._parts]).tolist()]
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._second)
+        return self._starts[-1]
 
     def __getitem__(self, i: int) -> Any:
-        return self._first[i] if i < len(self._first) else self._second[i - len(self._first)]
+        part = bisect.bisect_right(self._starts, i) - 1
+        return self._parts[part][i - self._starts[part]]
 
 
-def _concatenated(first: Dataset, second: Dataset) -> dict[str, np.ndarray | None]:
-    """The columns of two datasets, one below the other; None for those that one of them lacks."""
-    pairs = {name: (getattr(first, name), getattr(second, name)) for name in _COLUMNS}
-    return {
-        name: None if a is None or b is None else np.concatenate([a, b])
-        for name, (a, b) in pairs.items()
-    }
+def table_of_names(
+    records: Sequence[Any],
+    names: Sequence[object],
+    classes: Sequence[str],
+    *,
+    splits: Sequence[str | None] = (),
+    groups: Sequence[str | None] = (),
+    facts: Iterable[object] | None = None,
+    vectors: Float[np.ndarray, "images dim"] | None = None,
+) -> Dataset:
+    """Returns images, not yet checked, whose classes, splits and groups of classes have names.
+
+    Sizes are 0. Splits and groups are columns if an image has one. Images that have no facts are
+    in memory.
+    """
+    superlabels = group_names = None
+    if any(groups):
+        group_names, superlabels = np.unique([x or "" for x in groups], return_inverse=True)
+    facts = [""] * len(names) if facts is None else map(repr, facts)
+    return Dataset(
+        records=records,
+        positions=np.arange(len(names)),
+        labels=np.unique(classes, return_inverse=True)[1],
+        sizes=np.zeros((len(names), 2), np.int32),
+        names=np.array([str(name) for name in names], object),
+        superlabels=superlabels,
+        class_names=np.array(classes, object),
+        group_names=group_names,
+        splits=np.array([x or "" for x in splits]) if any(splits) else None,
+        facts=np.array([*facts], object),
+        upright=True,
+        vectors=vectors,
+    )
 
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    plain = [
-        dataclasses.replace(images, labels=np.zeros_like(images.labels), superlabels=None)
-        for images in datasets
-    ]
-    whole = functools.reduce(lambda a, b: dataclasses.replace(a, **_concatenated(a, b)), plain)
+    columns = {name: [getattr(images, name) for images in datasets] for name in _COLUMNS}
+    whole = dataclasses.replace(
+        datasets[0],
+        **{
+            name: None if any(x is None for x in parts) else np.concatenate(parts)
+            for name, parts in columns.items()
+        },
+    )
+    whole = dataclasses.replace(whole, labels=np.zeros_like(whole.labels), superlabels=None)
     return whole.take(np.unique(whole.positions, return_index=True)[1])
 
 
-def joined(first: Dataset, second: Dataset) -> Dataset:
-    """Returns two datasets as one, to be embedded; their images are not decoded before.
+def stacked(tables: Sequence[Dataset]) -> Dataset:
+    """Returns tables one below the other, to be embedded; their images are not decoded before.
 
-    Labels of the second are shifted, so that none of its classes is one of the first. Groups of
-    classes are kept if both have the same ones.
+    Classes of equal names are one. Raises UserError if only some of the tables are features.
     """
-    second = dataclasses.replace(
-        second,
-        positions=len(first.records) + second.positions,
-        labels=first.labels.max() + 1 + second.labels,
+    if len(tables) == 1:
+        return tables[0]
+    if len({table.vectors is None for table in tables}) > 1:
+        raise UserError("images and features cannot be embedded together; give one of them")
+
+    def column(name: str) -> list[Any]:
+        columns = [(getattr(table, name), len(table)) for table in tables]
+        return [x for own, size in columns for x in ([None] * size if own is None else own)]
+
+    starts = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
+    found = table_of_names(
+        Chained(table.records for table in tables),
+        column("names"),
+        [name or "" for name in column("class_names")],
+        splits=column("splits"),
+        groups=column("groups"),
+        vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
-    if first.boxes is not None or second.boxes is not None:
-        first, second = (dataclasses.replace(part, boxes=_boxes(part)) for part in (first, second))
-    if not np.array_equal(first.group_names, second.group_names):
-        first = dataclasses.replace(first, superlabels=None, group_names=None)
-    return Dataset(
-        _Chained(first.records, second.records),
-        **_concatenated(first, second),
-        group_names=first.group_names,
-        fast=first.fast,
+    boxed = any(table.boxes is not None for table in tables)
+    return dataclasses.replace(
+        found,
+        positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
+        sizes=np.concatenate([table.sizes for table in tables]),
+        facts=np.array(column("facts"), object),
+        boxes=np.concatenate([_boxes(table) for table in tables]) if boxed else None,
+        upright=tables[0].upright,
+        fast=tables[0].fast,
     )
 
 

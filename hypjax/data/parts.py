@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from hypjax.data.dataset import Dataset
+from hypjax.data.dataset import Dataset, stacked
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import Judgements
@@ -27,6 +27,9 @@ class HeldOutClasses:
     validation: float  # If it has no validation part.
     seed: int
     images: bool = False  # Hold out images of all classes instead, see `hold_out_images`.
+
+
+NOTHING_HELD_OUT = HeldOutClasses(0, 0, 0)
 
 
 class Task(NamedTuple, Generic[Images]):
@@ -64,6 +67,27 @@ class Splits(NamedTuple):
                 "another dataset in data.name and this one in eval.benchmarks"
             )
         return self.train
+
+    def images(self, *, scored: bool = False) -> Dataset:
+        """All images as one table, or those of the test.
+
+        Images of a judged part, which are of one class by name, have no class.
+        """
+        parts = {"test": self.test}
+        if self.gallery is not None:
+            parts = {"query": self.test, "gallery": self.gallery}
+        if not scored:
+            parts = {"train": self.train, "validation": self.validation, **parts}
+        tables = []
+        for name, part in parts.items():
+            if part is None:
+                continue
+            if self.judgements is not None and part.num_classes == 1:
+                part = dataclasses.replace(part, class_names=np.full(len(part), "", object))
+            facts = [f"{self.fingerprint} {name} {i}" for i in part.positions]
+            facts, names = np.array(facts, object), np.full(len(part), name, object)
+            tables.append(dataclasses.replace(part, facts=facts, splits=names))
+        return stacked(tables)
 
     @property
     def task(self) -> Task:

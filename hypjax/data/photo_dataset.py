@@ -1,4 +1,4 @@
-"""Users' own images as a dataset: checked once, and split by class."""
+"""Users' own images or features as a dataset: checked once, and split by class."""
 
 import concurrent.futures
 import dataclasses
@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 import tqdm
 from jaxtyping import Int
-from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, with_host_cache
-from hypjax.data.given import given
+from hypjax.data.dataset import (
+    Dataset,
+    Decoding,
+    fill_cache,
+    hash_facts,
+    table_of_names,
+    with_host_cache,
+)
 from hypjax.data.parts import (
     HeldOutClasses,
     Splits,
@@ -28,12 +33,14 @@ from hypjax.data.parts import (
 from hypjax.data.photos import (
     SPLITS,
     TABLES,
-    Photo,
-    StoredImage,
-    list_classes,
+    Files,
+    check_columns,
+    list_folder,
     read_table,
-    stored_photos,
+    read_vectors,
+    stored_images,
 )
+from hypjax.data.shards import Rows
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -46,75 +53,76 @@ _MAX_NAMED = 5  # Files that a message names.
 _Parts = tuple[Dataset, Dataset | None, Dataset, Dataset | None]  # The first fields of `Splits`.
 
 
-class Files(Sequence):
-    """Image files as records, read on access; images in memory are records as they are."""
-
-    def __init__(
-        self, contents: Sequence[pathlib.Path | Image.Image | bytes | StoredImage]
-    ) -> None:
-        self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
-
-    def __len__(self) -> int:
-        return len(self._contents)
-
-    def __getitem__(self, i: int) -> Mapping[str, Any]:
-        content = self._contents[i]
-        if isinstance(content, str):
-            content = pixels.read_bytes(content)
-        return {"image": content.read() if isinstance(content, StoredImage) else content}
-
-
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
-    See `photos.list_classes`, `photos.read_table` and `shards.find_dataset`. Every image is decoded
+    See `photos.list_folder`, `photos.read_table` and `shards.find_dataset`. Every image is decoded
     once to check that it is readable, unless that was done before and no file has changed. Raises
     UserError if one is not, or there are too few classes or images to train or to search.
     """
     path = pathlib.Path(where).expanduser()
-    if photos := stored_photos(where):
-        if nameless := next((photo.path for photo in photos if not photo.label), None):
-            raise UserError(f"{nameless} has no label; name a column of classes by ?label=")
+    if images := stored_images(where):
+        nameless = np.flatnonzero(images.class_names == "")
+        if len(nameless):
+            name = images.names[nameless[0]]
+            raise UserError(f"{name} has no label; name a column of classes by ?label=")
     elif path.is_dir():
-        photos = list_classes(path)
+        images = list_folder(path, classes_only=True)
     elif path.suffix.lower() in TABLES:
-        photos = read_table(path)
+        images = read_table(path)
     else:
         raise UserError(
             f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
             "nor a dataset in Parquet, Arrow or tar files"
         )
     root = path if path.is_dir() else path.parent
-    names = [os.path.relpath(photo.path, root) for photo in photos]
-    return _open(where, photos, names, _measure(photos), decoding, held_out)
+    names = [os.path.relpath(name, root) for name in images.names]
+    return _open(where, images, names, _measure(images), decoding, held_out)
 
 
-def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images that this process was given, as `open_photos` opens those of a folder."""
-    photos = given()
-    names = [photo.path for photo in photos]
-    return _open("the dataset", photos, names, _measure_all(photos), decoding, held_out)
+def open_given(rows: Rows, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens images in memory, see `photos.rows_in_memory`, as `open_photos` opens files."""
+    names = [f"image {i}" for i in range(len(rows.labels))]
+    images = table_of_names(Files(rows.images), names, rows.labels, splits=rows.splits or ())
+    return _open("the dataset", images, names, _measure_all(images), decoding, held_out)
+
+
+def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
+    """Opens the features of a file; holds out classes if they are not split already.
+
+    `labels` is a file with the classes, if the first one has none. Raises UserError if a file
+    cannot be read or is damaged, a class is unknown, or there are too few classes to train or to
+    search.
+    """
+    images = read_vectors(path, labels)
+    unknown = np.flatnonzero(images.class_names == "")
+    if len(unknown):
+        raise UserError(
+            f"{path} has {len(unknown)} rows without a class, such as row {unknown[0]}; give them "
+            "as the array labels (of a table: the column label), or set --config.data.labels"
+        )
+    missing = np.full(len(images), "")
+    columns = (missing if x is None else x for x in (images.splits, images.groups))
+    check_columns(path, images.class_names, *columns)
+    return split_photos(path, images, images.fingerprint, held_out)
 
 
 def _open(
     where: str,
-    photos: Sequence[Photo],
+    images: Dataset,
     names: Sequence[str],
-    measured: Int[np.ndarray, "photos 3"],
+    measured: Int[np.ndarray, "images 3"],
     decoding: Decoding,
     held_out: HeldOutClasses,
 ) -> Splits:
-    rows = zip(names, photos, measured.tolist(), strict=True)
-    fingerprint = hash_facts((name, *photo[1:4], *row) for name, photo, row in rows)
-    everything = dataclasses.replace(
-        as_dataset(photos),
-        sizes=measured[:, :2].astype(np.int32),
-        fast=decoding.fast,
-        source=fingerprint,
-    )
-    everything = with_host_cache(everything, decoding)
-    splits = split_photos(where, everything, fingerprint, held_out)
-    fill_cache(everything, decoding.channels)
+    columns = (images.class_names, images.splits, images.groups, measured)
+    facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
+    fingerprint = hash_facts(facts)
+    sizes = measured[:, :2].astype(np.int32)
+    images = dataclasses.replace(images, sizes=sizes, fast=decoding.fast, source=fingerprint)
+    images = with_host_cache(images, decoding)
+    splits = split_photos(where, images, fingerprint, held_out)
+    fill_cache(images, decoding.channels)
     return splits
 
 
@@ -138,35 +146,6 @@ def split_photos(
     splits = Splits(*parts, fingerprint, notes=(_SAME_CLASSES,) if held_out.images else ())
     check_classes(path, splits)
     return splits
-
-
-def as_dataset(photos: Sequence[Photo]) -> Dataset:
-    """Returns unchecked images in the given order, without sizes.
-
-    Their columns are names, classes, and groups of classes and splits if there are any.
-    """
-    if len({photo.vector is None for photo in photos}) > 1:
-        raise UserError("images and features cannot be embedded together; give one of them")
-    superlabels = group_names = splits = None
-    if any(photo.superlabel is not None for photo in photos):
-        named = [photo.superlabel or "" for photo in photos]
-        group_names, superlabels = np.unique(named, return_inverse=True)
-    if any(photo.split is not None for photo in photos):
-        splits = np.array([photo.split or "" for photo in photos])
-    labels = [photo.label for photo in photos]
-    return Dataset(
-        records=Files([photo.content for photo in photos]),
-        positions=np.arange(len(photos)),
-        labels=np.unique(labels, return_inverse=True)[1],
-        sizes=np.zeros((len(photos), 2), np.int32),
-        names=np.array([str(photo.path) for photo in photos], object),
-        superlabels=superlabels,
-        class_names=np.array(labels, object),
-        group_names=group_names,
-        splits=splits,
-        upright=True,
-        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
-    )
 
 
 def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
@@ -227,12 +206,12 @@ def _check_overlap(path: str, parts: Mapping[str, Dataset]) -> None:
             )
 
 
-def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
     """Returns height, width and checksum of each image, from the cache if no file has changed."""
-    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.npy"
+    cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
     if os.path.exists(cached):  # False, too, where the folder may not be read.
         return np.load(cached)
-    measured = _measure_all(photos)
+    measured = _measure_all(images)
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
         with replacing(cached) as temporary, temporary.open("wb") as file:
@@ -240,47 +219,33 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     return measured
 
 
-def _measure_all(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+def _measure_all(images: Dataset) -> Int[np.ndarray, "images 3"]:
     """Decodes each image; raises UserError if any cannot be read, and names the first ones."""
-    console.say(f"checking {len(photos)} images")
-    records = Files([photo.content for photo in photos])
+    console.say(f"checking {len(images)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(functools.partial(_measure_file, records), range(len(photos)))
-        bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
+        outcomes = pool.map(functools.partial(_measure_file, images.records), range(len(images)))
+        bar = tqdm.tqdm(outcomes, total=len(images), unit="image", disable=None, leave=False)
         outcomes = list(bar)
     broken = [
-        f"{photo.path} ({outcome})"
-        for photo, outcome in zip(photos, outcomes, strict=True)
+        f"{name} ({outcome})"
+        for name, outcome in zip(images.names, outcomes, strict=True)
         if isinstance(outcome, str)
     ]
     if broken:
         more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
         raise UserError(
-            f"cannot read {len(broken)} of {len(photos)} images: "
+            f"cannot read {len(broken)} of {len(images)} images: "
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
     return np.array(outcomes, np.int64)
 
 
-def _measure_file(records: Files, i: int) -> tuple[int, int, int] | str:
+def _measure_file(records: Sequence[Any], i: int) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = records[i]["image"]
+        content = records[i]
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     checked = content if isinstance(content, bytes) else np.ascontiguousarray(image)
     return image.height, image.width, zlib.crc32(checked)
-
-
-def file_facts(photo: Photo) -> tuple[Any, ...]:
-    """Returns what changes with the file and is known without reading it."""
-    if photo.vector is not None:
-        return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
-    if isinstance(photo.image, StoredImage):
-        return (str(photo.path), photo.image.images.fingerprint)
-    try:
-        stat = photo.path.stat()
-    except OSError:
-        return (str(photo.path.absolute()), None)
-    return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)

@@ -1,24 +1,30 @@
-"""Users' own images: found in folders, tables and lists, or given from Python.
+"""Users' own images as tables: found in folders, tables and lists, or given from Python.
 
-Features of another model stand for images where a run was trained on such features.
+Features of another model are rows of a table like images.
 """
 
 import csv
+import dataclasses
 import glob
+import hashlib
+import io
+import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.shards import IMAGES, files_below, find_dataset, rows_of
+from hypjax.data.dataset import Chained, Dataset, stacked, table_of_names
+from hypjax.data.shards import IMAGES, Rows, files_below, find_dataset, rows_of
 from hypjax.errors import UserError, reason, require_utf8
-from hypjax.retrieval.embeddings import read_features
-from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
+from hypjax.system.caches import cache_folder
+from hypjax.system.files import write_text
 
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
@@ -26,37 +32,18 @@ Pixels = UInt8[np.ndarray, "height width *channels"]
 Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
-class StoredImage(NamedTuple):
-    """An image of a dataset, which is read when it is needed."""
+class Files(Sequence):
+    """Image files, read on access; images in memory stay as they are."""
 
-    images: Sequence[Any]  # All of the dataset, such as `EncodedImages`.
-    position: int
+    def __init__(self, contents: Sequence[Any]) -> None:
+        self._contents = contents
 
-    def read(self) -> Any:
-        """Returns the image, its file's content, or its path."""
-        return self.images[self.position]
+    def __len__(self) -> int:
+        return len(self._contents)
 
-
-class Photo(NamedTuple):
-    """One image of the user's."""
-
-    path: pathlib.Path | str  # Of the file, or the name of an image in memory, or of features.
-    label: str  # Name of the class.
-    split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
-    superlabel: str | None = None  # Name of the class's group, if classes are grouped.
-    # If it, or its file, is in memory or in a file of many.
-    image: Image.Image | bytes | StoredImage | None = None
-    vector: Float[np.ndarray, " dim"] | None = None  # Its features, which stand for the image.
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the path names the image for good: it is none in memory, and no features."""
-        return self.vector is None and not isinstance(self.image, Image.Image | bytes)
-
-    @property
-    def content(self) -> pathlib.Path | Image.Image | bytes | StoredImage:
-        """The image in memory or in a file of many, or else the path of its own."""
-        return self.path if self.image is None else self.image
+    def __getitem__(self, i: int) -> Any:
+        content = self._contents[i]
+        return pixels.read_bytes(content) if isinstance(content, str | os.PathLike) else content
 
 
 def check_split(where: object, split: str | None) -> None:
@@ -65,10 +52,10 @@ def check_split(where: object, split: str | None) -> None:
         raise UserError(f"{where} has the split {split!r}; splits are named {', '.join(SPLITS)}")
 
 
-def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
+def given_images(images: Given | Sequence[Given]) -> Dataset:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
-    They are one of, or a sequence of: a path, for which see `find_photos`; the bytes of an image
+    They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
     file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
     1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
     [images, dim], are features. A `datasets.Dataset` stands for its images. Raises UserError if
@@ -77,30 +64,37 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
     if hasattr(images, "column_names"):
         images = rows_of(images, "the dataset").images
     if getattr(images, "ndim", 3) < 3 and images.dtype.kind == "f":
+        from hypjax.retrieval.feature_files import feature_table
+
         table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
-        return photos_of_features(table)
+        return _table_of_features(table, "the array")
     single = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
     found = []
-    for i, image in enumerate(images):
-        name = pathlib.Path(f"image {i}")
-        if isinstance(image, str | os.PathLike):
-            found += find_photos(os.fspath(image))
-        elif isinstance(image, bytes | Image.Image):
-            found.append(Photo(name, "", image=image))
-        elif hasattr(image, "__array__"):
-            found.append(Photo(name, "", image=pixels.from_pixels(np.asarray(image), name)))
+    parts = itertools.groupby(enumerate(images), lambda row: isinstance(row[1], str | os.PathLike))
+    for are_paths, part in parts:
+        if are_paths:
+            found += [find_images(os.fspath(path)) for _, path in part]
         else:
-            kind = type(image).__name__
-            raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
+            names, contents = zip(*((f"image {i}", _in_memory(x, i)) for i, x in part), strict=True)
+            found.append(table_of_names(contents, names, [""] * len(names)))
     if not found:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
-    return found
+    return stacked(found)
 
 
-def find_photos(where: str) -> list[Photo]:
-    """Finds images to embed, without duplicates; the label is '' if the class is unknown.
+def _in_memory(image: Any, i: int) -> bytes | Image.Image:
+    if isinstance(image, bytes | Image.Image):
+        return image
+    if hasattr(image, "__array__"):
+        return pixels.from_pixels(np.asarray(image), f"image {i}")
+    kind = type(image).__name__
+    raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
+
+
+def find_images(where: str) -> Dataset:
+    """Finds images to embed, without duplicates; the class is '' if it is unknown.
 
     They are given by a folder, which is searched at any depth, see `list_folder`; a .csv or
     .parquet table, see `read_table`; a .txt file with one path per line, relative to the file's
@@ -109,72 +103,120 @@ def find_photos(where: str) -> list[Photo]:
     `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none, or a
     name is not UTF-8, which the formats of galleries cannot hold.
     """
+    from hypjax.retrieval.feature_files import has_features
+
     path = pathlib.Path(where).expanduser()
     if has_features(path):
-        return photos_of_features(read_features(path))
-    if photos := stored_photos(where):
-        return photos
+        return read_vectors(path)
+    if stored := stored_images(where):
+        return stored
     if path.is_dir():
-        photos = list_folder(path)
+        images = list_folder(path)
     elif path.suffix.lower() in TABLES:
-        photos = read_table(path)
+        images = read_table(path)
     elif path.suffix.lower() == ".txt":
-        photos = [Photo(path.parent / line, "") for line in _read_lines(path)]
+        images = _files([path.parent / line for line in _read_lines(path)])
     elif path.is_file():
-        photos = [Photo(path, "")]
+        images = _files([path])
     else:
         paths = map(pathlib.Path, sorted(glob.glob(str(path), recursive=True)))
-        photos = [Photo(found, "") for found in paths if found.is_file()]
-    if not photos:
+        images = _files([found for found in paths if found.is_file()])
+    if not len(images):
         raise UserError(f"no images at {where}")
-    unique = {os.path.realpath(photo.path): photo for photo in reversed(photos)}
-    found = [photo._replace(path=photo.path.absolute()) for photo in reversed(unique.values())]
-    require_utf8([str(photo.path) for photo in found])
-    return found
+    unique = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
+    images = images.take(np.array([*reversed(unique.values())]))
+    names = [str(pathlib.Path(name).absolute()) for name in images.names]
+    require_utf8(names)
+    return dataclasses.replace(images, names=np.array(names, object))
 
 
-def photos_of_features(table: FeatureTable) -> list[Photo]:
-    """Lists the rows of a table of features, which stand for images."""
-    none = [None] * len(table.ids)
-    columns = (none if x is None else x.tolist() for x in (table.splits, table.superlabels))
-    rows = zip(table.ids.tolist(), table.labels.tolist(), *columns, table.features, strict=True)
-    return [
-        Photo(name, label, split or None, group, vector=row)
-        for name, label, split, group, row in rows
-    ]
+def _files(
+    paths: Sequence[pathlib.Path],
+    classes: Sequence[str] = (),
+    splits: Sequence[str | None] = (),
+    groups: Sequence[str | None] = (),
+) -> Dataset:
+    """The table of image files, whose classes are unknown if none are given."""
+    names = [str(path) for path in paths]
+    columns = names, classes or [""] * len(paths)
+    facts = map(_file_facts, paths)
+    return table_of_names(Files(names), *columns, splits=splits, groups=groups, facts=facts)
 
 
-def stored_photos(where: str) -> list[Photo]:
-    """Lists the images of a dataset in files of many, see `find_dataset`; none if it is no such.
+def _file_facts(path: pathlib.Path) -> tuple[Any, ...]:
+    """Returns what changes with the file and is known without reading it."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return (str(path.absolute()), None)
+    return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
+    """Reads a file of features, or of points, as a table whose rows stand for images.
+
+    `labels` is a file with the classes, if the first one has none. Raises UserError if a file
+    cannot be read, is damaged, or names an unknown split.
+    """
+    from hypjax.retrieval.embeddings import read_features
+
+    return _table_of_features(read_features(path, labels), str(path))
+
+
+def _table_of_features(table: Any, where: str) -> Dataset:
+    """The table of a `FeatureTable`."""
+    for split in () if table.splits is None else np.unique(table.splits).tolist():
+        check_split(where, split or None)
+    columns = {
+        name: () if column is None else column.tolist()
+        for name, column in (("splits", table.splits), ("groups", table.superlabels))
+    }
+    facts = [zlib.crc32(np.ascontiguousarray(row)) for row in table.features]
+    names = table.ids.tolist(), table.labels.tolist()
+    return table_of_names(names[0], *names, **columns, facts=facts, vectors=table.features)
+
+
+def stored_images(where: str) -> Dataset | None:
+    """Lists the images of a dataset in files of many, see `find_dataset`; None if it is no such.
 
     They are named by their splits and rows. Raises UserError for a split that is unknown, or if a
     label is in two groups.
     """
-    photos = []
-    for place, (images, labels, splits, superlabels) in (find_dataset(where) or {}).items():
-        for split in set(splits or ()):
+    if not (found := find_dataset(where)):
+        return None
+    names, classes, facts, splits, groups = [], [], [], [], []
+    for place, rows in found.items():
+        for split in set(rows.splits or ()):
             check_split(f"{place} (without ?split=train+test, for example)", split)
-        for i, label in enumerate(labels):
-            group = superlabels[i] or None if superlabels else None
-            split = splits[i] if splits else None
-            photos.append(Photo(f"{place}/{i}", label, split, group, StoredImage(images, i)))
-    return consistent(photos, where)
+        count = len(rows.labels)
+        names += [f"{place}/{i}" for i in range(count)]
+        classes += rows.labels
+        facts += [rows.images.fingerprint] * count
+        splits += rows.splits or [None] * count
+        groups += rows.superlabels or [None] * count
+    check_columns(where, classes, splits, groups)
+    records = Chained(rows.images for rows in found.values())
+    facts = zip(names, facts, strict=True)
+    return table_of_names(records, names, classes, splits=splits, groups=groups, facts=facts)
 
 
-def consistent(photos: list[Photo], where: object) -> list[Photo]:
+def check_columns(
+    where: object,
+    classes: Sequence[str],
+    splits: Sequence[str | None],
+    groups: Sequence[str | None],
+) -> None:
     """Rejects images of which only some have a split, or whose class is in two groups."""
-    groups: dict[str, str | None] = {}
-    for number, photo in enumerate(photos, start=1):
-        place = f"{where}, row {number}"
-        if (photo.split is None) != (photos[0].split is None):
-            raise UserError(f"{place}: either all rows have a split or none has")
-        group = groups.setdefault(photo.label, photo.superlabel)
-        if photo.label and group != photo.superlabel:
+    known: dict[str, str | None] = {}
+    for number, (label, split, group) in enumerate(zip(classes, splits, groups, strict=True), 1):
+        if bool(split) != bool(splits[0]):
+            raise UserError(f"{where}, row {number}: either all rows have a split or none has")
+        first = known.setdefault(label, group or None)
+        if label and first != (group or None):
             raise UserError(
-                f"{place}: label {photo.label} has the superlabel {photo.superlabel} here, but "
-                f"{group} before"
+                f"{where}, row {number}: label {label} has the superlabel {group or None} here, "
+                f"but {first} before"
             )
-    return photos
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:
@@ -188,36 +230,33 @@ def _read_lines(path: pathlib.Path) -> list[str]:
         raise UserError(f"cannot read {path}: save it as UTF-8") from error
 
 
-def list_folder(root: pathlib.Path) -> list[Photo]:
+def list_folder(root: pathlib.Path, *, classes_only: bool = False) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
     The sub-folders are splits if one is named `train` and has sub-folders itself, and all have
     names from `SPLITS`. Files at any depth below a class belong to it; outside classes the label is
-    ''. Hidden files and files without an image suffix are ignored.
+    ''. Hidden files and files without an image suffix are ignored. If only classes are wanted,
+    raises UserError for an unknown split, or if no image has a class.
     """
-    names = {folder.name for folder in _subfolders(root)}
-    has_splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
-    photos = []
-    for name in sorted(map(pathlib.PurePath, files_below(root))):
-        if name.suffix.lower() in IMAGES:
-            split = name.parts[0] if has_splits and len(name.parts) > 1 else None
-            classes = name.parts[has_splits:-1]
-            photos.append(Photo(root / name, classes[0] if classes else "", split))
-    return photos
-
-
-def list_classes(root: pathlib.Path) -> list[Photo]:
-    """Lists the images of a folder that have a class; raises UserError if there are none."""
-    names = {folder.name for folder in _subfolders(root)}
-    if "train" in names and _subfolders(root / "train"):
-        for name in sorted(names):
+    folders = {folder.name for folder in _subfolders(root)}
+    has_splits = "train" in folders and bool(_subfolders(root / "train"))
+    if classes_only and has_splits:
+        for name in sorted(folders):
             check_split(root, name)
-    if photos := [photo for photo in list_folder(root) if photo.label]:
-        return photos
-    raise UserError(
-        f"no images in sub-folders of {root} ({', '.join(sorted(IMAGES))}); put the images of each "
-        "class into one"
-    )
+    has_splits = has_splits and folders <= set(SPLITS)
+    paths, classes, splits = [], [], []
+    for name in sorted(map(pathlib.PurePath, files_below(root))):
+        parents = name.parts[has_splits:-1]
+        if name.suffix.lower() in IMAGES and (parents or not classes_only):
+            paths.append(root / name)
+            classes.append(parents[0] if parents else "")
+            splits.append(name.parts[0] if has_splits and len(name.parts) > 1 else None)
+    if classes_only and not paths:
+        raise UserError(
+            f"no images in sub-folders of {root} ({', '.join(sorted(IMAGES))}); put the images of "
+            "each class into one"
+        )
+    return _files(paths, classes, splits)
 
 
 def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -227,7 +266,7 @@ def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
-def read_table(table: pathlib.Path) -> list[Photo]:
+def read_table(table: pathlib.Path) -> Dataset:
     """Reads the images that a CSV or Parquet table lists.
 
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
@@ -235,7 +274,7 @@ def read_table(table: pathlib.Path) -> list[Photo]:
     a column or a value, lists a file twice, or assigns a label to two groups.
     """
     seen: dict[str, int] = {}
-    photos = []
+    rows = []
     for number, row in enumerate(_read_rows(table), start=1):
         place = f"{table}, row {number}"
         path, label, split, superlabel = (
@@ -245,14 +284,15 @@ def read_table(table: pathlib.Path) -> list[Photo]:
         if path is None or label is None or "\0" in path:
             raise UserError(f"{place} needs a path, without null characters, and a label")
         check_split(place, split)
-        photo = Photo(table.parent / path, label, split, superlabel)
-        first = seen.setdefault(os.path.realpath(photo.path), number)
+        rows.append((table.parent / path, label, split, superlabel))
+        first = seen.setdefault(os.path.realpath(rows[-1][0]), number)
         if first != number:
             raise UserError(f"{place}: {path} is already in row {first}")
-        photos.append(photo)
-    if not photos:
+    if not rows:
         raise UserError(f"{table} has no rows")
-    return consistent(photos, table)
+    columns = [*zip(*rows, strict=True)]
+    check_columns(table, *columns[1:])
+    return _files(*columns)
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
@@ -276,3 +316,60 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
             f"{table} has no column {max(missing)}; its columns are {', '.join(columns) or 'none'}"
         )
     return rows
+
+
+def rows_in_memory(dataset: Any) -> Rows:
+    """Lists the images of a dataset that Python gives, without reading them.
+
+    A dataset is one of
+
+    - (images, labels): two sequences, of arrays or images of Pillow's, and of numbers or names;
+    - pairs (image, label) or (path, label), in any iterable;
+    - a `datasets.Dataset` of Hugging Face with a column of images and one of labels;
+    - {split: any of these}, with splits named as the sub-folders of a folder.
+
+    Raises:
+        UserError: It is none, or lacks something.
+    """
+    if isinstance(dataset, Mapping):
+        for split in dataset:
+            check_split("the dataset", split)
+        parts = {split: rows_in_memory(part) for split, part in dataset.items()}
+        labels = [label for part in parts.values() for label in part.labels]
+        splits = [split for split, part in parts.items() for _ in part.labels]
+        return Rows(Chained(part.images for part in parts.values()), labels, splits, None)
+    if hasattr(dataset, "column_names"):
+        images, labels, *_ = rows_of(dataset, "the dataset")
+    elif isinstance(dataset, tuple) and len(dataset) == 2:
+        images, labels = dataset
+        images = np.asarray(images) if hasattr(images, "__array__") else images
+        if len(images) != len(labels):
+            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
+    else:
+        try:
+            pairs = [(image, label) for image, label in dataset]
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image "
+                "or a path and its label, a dataset of Hugging Face, or a dictionary of these by "
+                "split"
+            ) from error
+        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
+    names = [str(label.item() if hasattr(label, "item") else label) for label in labels]
+    if not names:
+        raise UserError("the dataset has no images")
+    return Rows(images, names, None, None)
+
+
+def write_paths(rows: Rows) -> pathlib.Path:
+    """Writes a table of paths to the cache, under a name that depends on all that it lists."""
+    paths = [str(pathlib.Path(path).expanduser().absolute()) for path in rows.images]
+    splits = rows.splits or [""] * len(paths)
+    text = io.StringIO()
+    table = [("path", "label", "split"), *zip(paths, rows.labels, splits, strict=True)]
+    csv.writer(text).writerows(table)
+    digest = hashlib.sha256(text.getvalue().encode()).hexdigest()[:32]
+    file = cache_folder() / "tables" / f"{digest}.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text.getvalue())
+    return file

@@ -19,11 +19,9 @@ from hypjax import __version__, parallel
 from hypjax.config import validate
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset, union
-from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.inference.embedding import (
     ONE_SCALE,
@@ -36,6 +34,7 @@ from hypjax.inference.embedding import (
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
+from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.caches import cache_folder

@@ -2,10 +2,10 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from hypjax.data.photos import Photo
+from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, on_one_line
 from hypjax.inference.matches import Match
 from hypjax.retrieval.embeddings import Embeddings
@@ -50,7 +50,7 @@ def _shown(path: str) -> str:
 
 def find_hits(
     queries: Embeddings,
-    photos: Sequence[Photo],
+    images: Dataset,
     gallery: Gallery,
     k: int,
     refinement: Refinement | None = None,
@@ -66,7 +66,8 @@ def find_hits(
     require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    paths = [os.path.realpath(photo.path) if photo.is_named else "" for photo in photos]
+    named = [images.path(i) for i in range(len(images))]
+    paths = [os.path.realpath(path) if path else "" for path in named]
     refinement = refinement or Refinement()
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, paths)
@@ -85,20 +86,18 @@ def find_hits(
         match = None
     return [
         Hits(
-            query=str(photo.path),
-            label=photo.label
-            or hits.own_label
-            or (_folder_label(photo, has_class) if photo.is_named else ""),
+            query=images.name(i),
+            label=images.class_name(i) or hits.own_label or _folder_label(named[i], has_class),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
             remark=match.remark(hits.distances[0]) if match and hits.distances else "",
         )
-        for photo, hits in zip(photos, neighbours, strict=True)
+        for i, hits in enumerate(neighbours)
     ]
 
 
-def _folder_label(photo: Photo, has_class: Callable[[str], bool]) -> str:
+def _folder_label(path: str, has_class: Callable[[str], bool]) -> str:
     """The name of a query's folder, if it names one of the classes, or else ''."""
-    folder = os.path.basename(os.path.dirname(os.path.abspath(photo.path)))
-    return folder if has_class(folder) else ""
+    folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return folder if path and has_class(folder) else ""

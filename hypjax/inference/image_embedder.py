@@ -4,15 +4,13 @@ import abc
 import glob
 import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tqdm
 from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.image_set import images_of_photos
-from hypjax.data.photos import Photo
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.matches import Match
@@ -55,9 +53,8 @@ class ImageEmbedder(abc.ABC):
         """The columns of `Embeddings` that rows of readable images become."""
         return {"vectors": rows.astype(np.float32)}
 
-    def embed_photos(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds a few of a user's images, for example a search's queries; see `batches`."""
-        images = images_of_photos(photos)
+    def embed_few(self, images: Dataset) -> Embeddings:
+        """Embeds a few images, for example a search's queries; see `batches`."""
         return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
 
     def embed_images(self, images: Dataset) -> Embeddings:

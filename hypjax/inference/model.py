@@ -15,7 +15,7 @@ from hypjax import parallel
 from hypjax.config.choices import OWN
 from hypjax.config.own import own_name
 from hypjax.data.dataset import Dataset
-from hypjax.data.photos import Given, given_photos
+from hypjax.data.photos import Given, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function, scored_spaces
@@ -100,7 +100,7 @@ class Model(ImageEmbedder):
 
         Args:
             images: A path, an image of Pillow's, an array of pixels, or a sequence of these; see
-                `hypjax.data.photos.given_photos`. A folder or a pattern stands for its images.
+                `hypjax.data.photos.given_images`. A folder or a pattern stands for its images.
 
         Returns:
             Points of the model's space, float32, one row for each image. One that cannot be read is
@@ -117,7 +117,7 @@ class Model(ImageEmbedder):
         Sub-folders of a folder are classes. `hypjax.search` reads the embeddings if they are saved.
         Images that cannot be read are listed as such.
         """
-        return self.embed_photos(given_photos(images))
+        return self.embed_few(given_images(images))
 
     def search(
         self,
@@ -143,8 +143,8 @@ class Model(ImageEmbedder):
                 gallery = self.gallery(path)  # A file of features, which stand for images.
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
-        photos = given_photos(query)
-        return find_hits(self.embed_photos(photos), photos, gallery, k, refinement, self.match)
+        images = given_images(query)
+        return find_hits(self.embed_few(images), images, gallery, k, refinement, self.match)
 
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
         """Writes the model, from pixels to points, into an ONNX file.

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import GroundTruth
-from hypjax.data.image_set import images_of_splits
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.retrieval import (
@@ -81,7 +80,7 @@ def task_of(
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
     """Raises a `UserError` if embeddings are not those of a prepared dataset's images."""
-    known = {images_of_splits(splits, scored=scored).fingerprint for scored in (False, True)}
+    known = {splits.images(scored=scored).fingerprint for scored in (False, True)}
     if embeddings.images not in known:
         raise UserError(
             f"the embeddings are of other images than this copy of {splits.name} has, or their "

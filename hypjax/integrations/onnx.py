@@ -21,7 +21,6 @@ from PIL import Image
 from hypjax import __version__
 from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import array, from_array
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedding import embed_function
@@ -29,6 +28,7 @@ from hypjax.inference.model import Model
 from hypjax.integrations.torch_model import TorchModel, flatten
 from hypjax.models import create_embedder
 from hypjax.retrieval.embeddings import describe_space
+from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing
 from hypjax.types import View
 

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax import __version__
-from hypjax.data.image_set import images_of_splits, open_images
-from hypjax.data.splits import open_splits
+from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.inference.embedding import ONE_SCALE
@@ -25,6 +24,7 @@ from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
+from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing, write_json, write_text
 
 _MOST_IMAGES = 2000  # Whose norms are compared.
@@ -116,7 +116,7 @@ def write_folder(
         workdir: Folder of a run or of a published model, or its URL.
         folder: Folder to write.
         images: Images among which others will be searched, whose points are looked at, see
-            `hypjax.data.photos.find_photos`; None for the run's test images.
+            `hypjax.data.photos.find_images`; None for the run's test images.
         features: Whether to write the model of the head's outputs as they are, with `distance.py`,
             instead of unit vectors.
 
@@ -240,7 +240,7 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
 def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
     """Features of images among which others are searched, and what these are."""
     if where is not None:
-        images, what = open_images(where), f"images in {where}"
+        images, what = find_images(where), f"images in {where}"
     else:
         try:
             splits = open_splits(embedder.config)
@@ -250,7 +250,7 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
                 f"images, and those of the run cannot be read ({error}); name a folder of images "
                 "as --images"
             ) from error
-        images, what = images_of_splits(splits, scored=True), "test images"
+        images, what = splits.images(scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     found = embedder.embed_images(chosen)

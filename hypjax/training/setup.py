@@ -14,7 +14,6 @@ from hypjax.config.choices import GIVEN, freezes_encoder
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
-from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import (
     DrawnClassPlans,
@@ -23,13 +22,13 @@ from hypjax.data.plans import (
     ShuffledPlans,
     TuplePlans,
 )
-from hypjax.data.splits import open_splits
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner

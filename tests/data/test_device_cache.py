@@ -10,9 +10,9 @@ from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import fill, lay_out
 from hypjax.data.plans import Plan
-from hypjax.data.splits import open_splits
 from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
+from hypjax.runs.images import open_splits
 from hypjax.system import machine
 from hypjax.training.setup import build, create_plans
 from hypjax.types import Crops

@@ -11,8 +11,8 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from hypjax.config import default_config
 from hypjax.data import photo_dataset, pixels
 from hypjax.data.photos import list_folder, read_table
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.runs.images import open_splits
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
@@ -32,10 +32,12 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     write_pictures(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
     for stray in ("a/._1.jpg", "a/notes.txt", "b/Thumbs.db", "6.txt"):
         (tmp_path / stray).write_bytes(b"not an image")
-    found = [(str(p.path.relative_to(tmp_path)), p.label) for p in list_folder(tmp_path)]
-    assert found == [("a/1.jpg", "a"), ("a/deep/2.PNG", "a"), ("b/3.webp", "b"), ("b/4.jpeg", "b")]
+    found = list_folder(tmp_path)
+    names = [os.path.relpath(name, tmp_path) for name in found.names]
+    assert names == ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg"]
+    assert found.class_names.tolist() == ["a", "a", "b", "b"]
     write_pictures(tmp_path, ["train/1.png"])
-    assert {photo.label for photo in list_folder(tmp_path)} == {"a", "b", "train"}
+    assert {*list_folder(tmp_path).class_names} == {"a", "b", "train"}
 
 
 def test_train_and_test_folders_are_splits(tmp_path):
@@ -230,7 +232,7 @@ def test_unreadable_exif_data_does_not_make_an_image_unreadable():
 
 def test_paths_are_relative_to_the_table_and_without_null_characters(tmp_path):
     table = write_table(tmp_path / "table.csv", [{"path": "pictures/1.png", "label": "a"}])
-    assert read_table(table)[0].path == tmp_path / "pictures/1.png"
+    assert read_table(table).name(0) == str(tmp_path / "pictures/1.png")
     (tmp_path / "photos.csv").write_text("path,label\na\0.png,x\n")
     with pytest.raises(UserError, match="row 1 .* null character"):
         read_table(tmp_path / "photos.csv")

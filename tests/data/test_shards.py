@@ -2,8 +2,7 @@
 
 import pytest
 
-from hypjax.data.image_set import open_images
-from hypjax.data.photos import list_folder
+from hypjax.data.photos import find_images, list_folder
 from hypjax.data.shards import find_dataset
 from hypjax.errors import UserError
 from tests.helpers.pictures import write_pictures, write_table
@@ -17,8 +16,10 @@ def test_folders_of_images_and_tables_stay_what_they_are(photos_folder, tmp_path
     (tmp_path / "linked/meta.parquet").touch()
     for name in ("photos", "photos?label=x", "linked"):
         assert find_dataset(str(tmp_path / name)) is None
-    rows = [{"path": str(p.path), "label": p.label} for p in list_folder(photos_folder)]
+    listed = list_folder(photos_folder)
+    columns = zip(listed.names, listed.class_names, strict=True)
+    rows = [{"path": path, "label": label} for path, label in columns]
     table = write_table(tmp_path / "a.parquet", [row | {"image": b"thumbnail"} for row in rows])
-    assert find_dataset(str(table)) is None and len(open_images(str(table))) == 60
+    assert find_dataset(str(table)) is None and len(find_images(str(table))) == 60
     with pytest.raises(UserError, match="is no dataset of Parquet, Arrow or tar files"):
         find_dataset(f"{tmp_path}/photos?label=a")

@@ -1,6 +1,8 @@
 """Prepared datasets as runs see them, from small copies of the official files."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,9 +11,9 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
 from hypjax.data.preparation.prepare import prepare
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
+from hypjax.runs.images import open_splits
 from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
@@ -158,3 +160,11 @@ def test_the_fast_decoder_is_noted_with_every_result(cub, repository):
     splits = open_splits(load(repository, cub, "cub", "data.decoder=fast"))
     assert any("fast" in note for note in splits.notes)
     assert splits.train.fast and splits.test.fast
+
+
+def test_opening_images_loads_neither_configurations_nor_losses():
+    code = "import sys, hypjax.data.splits; print(*[m for m in sys.modules if m[:6] == 'hypjax'])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = run.stdout.split()
+    assert len(modules) <= 25
+    assert not any(name.startswith(("hypjax.config", "hypjax.objectives")) for name in modules)

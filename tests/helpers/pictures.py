@@ -33,7 +33,7 @@ def encoded(image, kind="PNG", **options):
 
 def dataset_of(images, labels):
     """Returns a dataset of images, [height, width, channels], as PNG files."""
-    records = [{"image": encoded(Image.fromarray(image.squeeze()))} for image in images]
+    records = [encoded(Image.fromarray(image.squeeze())) for image in images]
     sizes = np.array([image.shape[:2] for image in images], np.int32)
     return Dataset(records, np.arange(len(images)), labels, sizes)
 

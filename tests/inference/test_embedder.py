@@ -1,5 +1,6 @@
 """Embedding and searching own images, by the commands and by what they are made of."""
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -11,9 +12,7 @@ import pytest
 from PIL import Image
 
 from hypjax import evaluate
-from hypjax.data.image_set import images_of_photos
-from hypjax.data.photos import Photo, find_photos
-from hypjax.data.splits import open_splits
+from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
@@ -27,6 +26,7 @@ from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
+from hypjax.runs.images import open_splits
 from tests.helpers import commands, small_runs
 from tests.helpers.galleries import embeddings
 from tests.helpers.small_runs import copy_with
@@ -96,13 +96,13 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     run = copy_with(run, tmp_path / "run", fields)
     config, model, params = restore_best(run)
     tested = open_splits(config).test
-    photos = [Photo(pathlib.Path(tested.name(i)), "") for i in range(len(tested))]
-    images = [Image.open(photo.path) for photo in photos]
+    photos = given_images(tested.names.tolist())
+    images = [Image.open(path) for path in photos.names]
     squashed = [image.resize((16, 16), Image.Resampling.BICUBIC) for image in images]
     space, scaling = PoincareBall(config.objective.c), (config.data.mean, config.data.std)
     embed = embed_function(model, scaling, lambda params: {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
-    embedded = load(run).embed_photos(photos).vectors
+    embedded = load(run).embed_few(photos).vectors
     evaluated = create_evaluator(config).images.points(params, tested)["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
@@ -123,11 +123,11 @@ def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(
 
 
 def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
-    found = find_photos(str(photos_folder))
+    paths = find_images(str(photos_folder)).names.tolist()
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
-    found.insert(5, found[0]._replace(path=broken))
-    whole = embedder.embed_to(tmp_path / "whole.npz", images_of_photos(found))
+    found = given_images([*paths[:5], str(broken), *paths[5:]])
+    whole = embedder.embed_to(tmp_path / "whole.npz", found)
     batches, seen = embedder.batches, []
 
     def interrupted(dataset, few):
@@ -136,12 +136,12 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 
     monkeypatch.setattr(embedder, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", found)
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]
     )
-    resumed = embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
+    resumed = embedder.embed_to(tmp_path / "g.npz", found)
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -171,12 +171,12 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     assert len(kept) == 1 + (results["best_step"] != 12)
 
     encoder = load(run, "encoder")
-    photos = find_photos(str(photos_folder))
-    got = encoder.embed_photos(photos).vectors
+    photos = find_images(str(photos_folder))
+    got = encoder.embed_few(photos).vectors
     copy_with(run, tmp_path / "plain", {}, removed=["eval.pca.encoder"])
     plain = load(tmp_path / "plain", "encoder")
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
-    vectors = plain.embed_photos(photos).vectors
+    vectors = plain.embed_few(photos).vectors
     splits = open_splits(config)
     images = create_evaluator(config, parts=["encoder"]).images
     training = images.points(states["best"], splits.train)["encoder"]
@@ -212,14 +212,14 @@ def test_refined_searches_are_those_of_the_gallery(embedder, gallery, photos_fol
 def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monkeypatch):
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
-        embedder.embed_to(tmp_path / "g.npz", images_of_photos(find_photos(str(tmp_path))))
+        embedder.embed_to(tmp_path / "g.npz", find_images(str(tmp_path)))
     monkeypatch.setattr(embedder, "_compiled", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)
-    found = find_photos(str(photos_folder))
+    found = find_images(str(photos_folder))
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-        embedder.embed_to(tmp_path / "g.npz", images_of_photos(found))
+        embedder.embed_to(tmp_path / "g.npz", found)
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
@@ -228,11 +228,12 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
 
 
 def test_a_file_of_other_images_is_not_replaced(embedder, gallery, photos_folder, tmp_path):
-    found, path = find_photos(str(photos_folder)), tmp_path / "g.npz"
+    found, path = find_images(str(photos_folder)), tmp_path / "g.npz"
     gallery.save(path)
-    for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
+    renamed = dataclasses.replace(found, class_names=np.array(["x", *found.class_names[1:]]))
+    for changed in (renamed, found.take(np.roll(np.arange(len(found)), 1))):
         with pytest.raises(UserError, match="exists already"):
-            embedder.embed_to(path, images_of_photos(changed))
+            embedder.embed_to(path, changed)
 
 
 def test_a_projection_of_another_model_is_not_used(run, tmp_path):

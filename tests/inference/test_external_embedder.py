@@ -5,18 +5,18 @@ tests/parity/test_encoders.py compares features with those of the libraries them
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data import image_set
-from hypjax.data.dataset import joined
-from hypjax.data.image_set import open_prepared
+from hypjax.data import splits as data_splits
+from hypjax.data.dataset import stacked
 from hypjax.data.parts import Splits
-from hypjax.data.photo_dataset import as_dataset
-from hypjax.data.photos import Photo, find_photos
+from hypjax.data.photos import find_images, given_images
+from hypjax.data.splits import open_prepared
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference import external_embedder
@@ -72,11 +72,11 @@ def arrays(path):
 def test_features_are_saved_as_they_are(execute, capsys):
     execute("embed", "--images=photos", "--batch_size=16", "--output=whole.npz")
     assert "broken.jpg (not an image)" in capsys.readouterr().out
-    whole, photos = arrays("whole.npz"), find_photos("photos")
-    readable = [photo for photo in photos if photo.path.name != "broken.jpg"]
-    expected = thumbnails(Image.open(photo.path) for photo in readable)
+    whole, photos = arrays("whole.npz"), find_images("photos")
+    readable = [name for name in photos.names if not name.endswith("broken.jpg")]
+    expected = thumbnails(Image.open(path) for path in readable)
     np.testing.assert_array_equal(whole["features"], expected)
-    assert whole["labels"].tolist() == [photo.path.parent.name for photo in readable]
+    assert whole["labels"].tolist() == [pathlib.Path(path).parent.name for path in readable]
     assert "vectors" not in whole and "splits" not in whole
 
 
@@ -86,7 +86,7 @@ def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypa
     execute("search", "--gallery=g.npz", "--query=photos/class3/2.png", "--k=5")
     shown = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
     x = Embeddings.load("g.npz")
-    own = x.ids.tolist().index(str(find_photos("photos/class3/2.png")[0].path))
+    own = x.ids.tolist().index(str(find_images("photos/class3/2.png").names[0]))
     unit = x.features() / np.linalg.norm(x.features(), axis=1, keepdims=True)
     order = np.argsort(-unit @ unit[own])[1:6]
     assert [x.ids[i].endswith(path) for i, path in zip(order, shown, strict=True)] == [True] * 5
@@ -97,7 +97,7 @@ def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypa
 
 def test_scores_are_those_of_the_features(execute, photos_folder):
     labels = np.repeat(np.arange(10), 6)
-    paths = [photo.path for photo in find_photos(str(photos_folder))]
+    paths = find_images(str(photos_folder)).names
     features = thumbnails(Image.open(path) for path in paths)
     for name, space in (("sphere", Sphere()), ("ball", PoincareBall(0.1, 2.3))):
         points = np.asarray(space.embed(features))
@@ -133,10 +133,12 @@ def test_images_of_a_prepared_dataset_are_scored_by_its_protocol(execute, data_d
 def test_judged_queries_are_cropped_and_scored_by_their_judgements(
     execute, photos_folder, monkeypatch
 ):
-    photos = find_photos(str(photos_folder))
+    photos = find_images(str(photos_folder))
     whole = dataclasses.replace(
-        as_dataset([photo._replace(label="") for photo in photos]),
-        sizes=np.array([Image.open(photo.path).size[::-1] for photo in photos]),
+        photos,
+        labels=np.zeros(len(photos), int),
+        class_names=np.full(len(photos), "", object),
+        sizes=np.array([Image.open(path).size[::-1] for path in photos.names]),
     )
     boxes = np.array([[2, 3, 12, 19], [0, 0, 8, 8]])
     queries = dataclasses.replace(whole.take(np.array([0, 30])), boxes=boxes)
@@ -145,14 +147,14 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
         *([np.array(own) for own in lists] for lists in ([[0, 1], [2]], [[9], []], [[5], [7, 8]]))
     )
     splits = Splits(None, None, queries, gallery, "print", judgements=judged, name="judged")
-    monkeypatch.setattr(image_set, "open_prepared", lambda *_: splits)
+    monkeypatch.setattr(data_splits, "open_prepared", lambda *_: splits)
 
     execute("score", "--dataset=judged", "--metrics=map", "--output=s.json")
     shown = zip((0, 30), boxes.tolist(), strict=True)
-    crops = [Image.open(photos[i].path).crop(tuple(box)) for i, box in shown]
+    crops = [Image.open(photos.names[i]).crop(tuple(box)) for i, box in shown]
     points, items = (
         np.asarray(Sphere().embed(thumbnails(images)))
-        for images in (crops, [Image.open(photo.path) for photo in photos[1:30]])
+        for images in (crops, [Image.open(path) for path in photos.names[1:30]])
     )
     found = json.load(open("s.json"))
     for level in ("easy", "medium"):
@@ -182,27 +184,29 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
         with pytest.raises(UserError, match=message):
             ExternalEmbedder("own:thumbnail", encoder)
     with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
-        embedder.embed_photos([Photo("0", "", vector=np.ones(3, np.float32))])
+        embedder.embed_few(given_images(np.ones(3, np.float32)))
     monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
     with pytest.raises(UserError, match="class0/0.png is not finite"):
-        embedder.embed_photos(find_photos(str(photos_folder)))
+        embedder.embed_few(find_images(str(photos_folder)))
 
 
-def test_joined_datasets_keep_groups_and_boxes(photos_folder):
-    photos = find_photos(str(photos_folder))
-    grouped = as_dataset([p._replace(superlabel=p.label[-1]) for p in photos])
+def test_stacked_tables_keep_groups_and_boxes(photos_folder):
+    photos = find_images(str(photos_folder))
+    letters = [name[-1] for name in photos.class_names]
+    groups, numbers = np.unique(letters, return_inverse=True)
+    grouped = dataclasses.replace(photos, superlabels=numbers, group_names=groups)
     first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
-    both = joined(first, second)
-    assert both.groups.tolist() == [photo.label[-1] for photo in photos]
-    assert both.class_names.tolist() == [photo.label for photo in photos]
-    assert both[5:9].names.tolist() == [str(photo.path) for photo in photos[5:9]]
+    both = stacked([first, second])
+    assert both.groups.tolist() == letters
+    assert both.class_names.tolist() == photos.class_names.tolist()
+    assert both[5:9].names.tolist() == photos.names[5:9].tolist()
     assert both.boxes is None
 
 
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
-    found = embedder.embed_photos(find_photos(str(table)))
+    found = embedder.embed_few(find_images(str(table)))
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.features(), found.given)

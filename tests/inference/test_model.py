@@ -11,11 +11,11 @@ from PIL import Image
 
 import hypjax
 from hypjax.config import default_config
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.inference.matches import read_matches
 from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
+from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import Commit, FakeHub, serving

@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hypjax.data.image_set import images_of_photos
-from hypjax.data.photos import find_photos
+from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.inference.model import Model
 from hypjax.inference.partial_gallery import Shard
@@ -74,7 +73,7 @@ def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
 
 
 def test_parts_are_whole_batches_and_hold_all_images(photos_folder):
-    images = images_of_photos(find_photos(str(photos_folder)))
+    images = find_images(str(photos_folder))
     for count in range(1, 9):
         parts = [Shard(i, count).of(images, 8) for i in range(1, count + 1)]
         assert [name for part in parts for name in part.names] == images.names.tolist()

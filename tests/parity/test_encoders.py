@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.photo_dataset import as_dataset
-from hypjax.data.photos import find_photos
+from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.inference.external_embedder import open_encoder
 from tests.helpers import commands
@@ -26,11 +25,11 @@ SCALING = {"mean": MEAN, "std": STD}
 
 @pytest.fixture(scope="module")
 def images(photos_folder):
-    return [Image.open(photo.path) for photo in find_photos(str(photos_folder / "class1"))]
+    return [Image.open(path) for path in find_images(str(photos_folder / "class1")).names]
 
 
 def features(spec, photos_folder, **options):
-    dataset = as_dataset(find_photos(str(photos_folder / "class1")))
+    dataset = find_images(str(photos_folder / "class1"))
     (batch,) = open_encoder(spec, **options).batches(dataset)
     assert batch[0].dtype == np.float32 and not batch[1]
     return batch[0]

@@ -9,16 +9,14 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.data import given
-from hypjax.data.image_set import open_images
-from hypjax.data.photos import list_folder
-from hypjax.data.splits import open_splits
+from hypjax.data.photos import find_images, list_folder
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.gallery_files import find_export
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
+from hypjax.runs.images import give, open_splits
 from tests.data.test_photos import open_at
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import serving
@@ -68,8 +66,9 @@ def written(dataset, photos_folder, tmp_path_factory):
     stored.to_parquet(str(root / "photos.parquet"), batch_size=7)
     wds = pytest.importorskip("webdataset", reason="needs webdataset")
     with wds.ShardWriter(str(root / "photos-%03d.tar"), maxcount=25, verbose=0) as writer:
-        for i, photo in enumerate(list_folder(photos_folder)):
-            content = {"png": photo.path.read_bytes(), "json": {"label": photo.label}}
+        photos = list_folder(photos_folder)
+        for i in range(len(photos)):
+            content = {"png": photos.records[i], "json": {"label": photos.class_name(i)}}
             writer.write({"__key__": f"{i:04}", **content})
     (root / "hub/me/photos/data").mkdir(parents=True)
     (root / "hub/me/photos/README.md").write_text(CARD)
@@ -116,16 +115,16 @@ def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder
     commands.call("embed", f"--workdir={run}", images, f"--output={gallery}")
     model, stored = hypjax.load(run), Embeddings.load(gallery)
     np.testing.assert_array_equal(stored.vectors, model.embed(str(photos_folder)))
-    assert stored.labels.tolist() == [photo.label for photo in list_folder(photos_folder)]
+    assert stored.labels.tolist() == list_folder(photos_folder).class_names.tolist()
     assert stored.ids[[0, 59]].tolist() == ["hf://me/photos/train/0", "hf://me/photos/train/59"]
     hits = model.search(gallery, written["hub"], k=3)
     assert len(hits) == 60 and all(hit.query not in hit.paths for hit in hits)
 
 
 def test_subsets_and_splits_of_a_repository(written):
-    splits = open_images("hf://me/photos?subset=small").splits
+    splits = find_images("hf://me/photos?subset=small").splits
     assert splits.tolist() == 30 * ["train"] + 30 * ["test"]
-    images = open_images("hf://me/photos?subset=small&split=test")
+    images = find_images("hf://me/photos?subset=small&split=test")
     assert images.splits is None and images.names[0] == "hf://me/photos/test/0"
     for where, words in (
         ("hf://me/photos?split=dev", "no split dev"),
@@ -133,14 +132,14 @@ def test_subsets_and_splits_of_a_repository(written):
         ("hf://birds", "names no repository"),
     ):
         with pytest.raises(UserError, match=words):
-            open_images(where)
+            find_images(where)
 
 
 def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_path):
     config = small_runs.load(photos_folder, "data.test_classes=2")
     expected = open_splits(config)
     with config.ignore_type():
-        config.data.update(given.give(dataset))
+        config.data.update(give(dataset))
     found = open_splits(config)
     np.testing.assert_array_equal(found.train.labels, expected.train.labels)
     np.testing.assert_array_equal(found.test.image(3, 3), expected.test.image(3, 3))
@@ -167,15 +166,15 @@ def birds(tmp_path):
 def test_columns_are_known_by_types_names_and_options(birds):
     kinds = {"kind": datasets.ClassLabel(names=["robin", "wren"])}
     where = birds("photo", kinds, kind=[0, 1, 1, -1], coarse_label=["x", "y", "y", "y"])
-    images = open_images(where)
+    images = find_images(where)
     assert images.class_names.tolist() == ["robin", "wren", "wren", ""]
     assert images.groups.tolist() == ["x", "y", "y", "y"]
     assert images.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
     where = birds(label=[1.0, None, 2.0, 0.5], split=["train", "test"] * 2, species=list("abab"))
-    images = open_images(where)
+    images = find_images(where)
     assert images.class_names.tolist() == ["1", "", "2", "0.5"]
     assert images.splits.tolist() == ["train", "test"] * 2
-    assert open_images(f"{where}?label=species").class_names.tolist() == list("abab")
+    assert find_images(f"{where}?label=species").class_names.tolist() == list("abab")
 
 
 @pytest.mark.parametrize(
@@ -192,10 +191,10 @@ def test_mistakes_are_one_sentence(columns, options, words, birds, tmp_path, mon
         open_at(birds(**columns) + options)
     (tmp_path / "a.tar").write_bytes(b"damaged" * 99)
     with pytest.raises(UserError, match=r"cannot read .*\.tar"):
-        open_images(str(tmp_path / "a.tar"))
+        find_images(str(tmp_path / "a.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
-        open_images(str(tmp_path / "a.tar"))
+        find_images(str(tmp_path / "a.tar"))
 
 
 @pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)

@@ -33,7 +33,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             records = open_records(builder, split)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i in tqdm.trange(len(records.names), **bar):
-                image, name = records.records[i]["image"], _valid(records.names[i])
+                image, name = records.records[i], _valid(records.names[i])
                 if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / _valid(records.class_names[i]) / name

@@ -11,8 +11,8 @@ import pytest
 
 from hypjax.config import default_config
 from hypjax.data.preparation.prepare import prepare
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.runs.images import open_splits
 from hypjax.types import View
 from tests.helpers import object_files
 

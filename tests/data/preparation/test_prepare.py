@@ -19,8 +19,8 @@ from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
 from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.prepare import open_builder, prepare
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.runs.images import open_splits
 from tests.helpers import official_files
 from tests.helpers.pictures import encoded
 from tests.helpers.system_limits import small_disk
@@ -76,7 +76,7 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete,
     label_names = builder.info.features["label"].names
     for split, files in written.items():
         found = records.open_records(builder, split)
-        assert [image["image"] for image in found.records] == [file.content for file in files]
+        assert [*found.records] == [file.content for file in files]
         assert found.names.tolist() == [file.name for file in files]
         assert found.class_names.tolist() == [file.label for file in files]
         assert found.groups.tolist() == [file.superlabel for file in files]
@@ -117,7 +117,7 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
     found = records.open_records(builder, "train")
     for name, image, size in zip(found.names, found.records, found.sizes, strict=True):
         kind, content = images[name]
-        assert image["image"] == content
+        assert image == content
         assert tuple(size) == ((1, 1) if kind == "1x1" else (10, 12))
 
 
@@ -165,7 +165,7 @@ def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
     there = open_builder("cub200", "memory://bucket/data")
     assert pathlib.Path(there.data_dir).is_relative_to(cache)
     one, two = (records.open_records(builder, "test") for builder in (here, there))
-    assert [i["image"] for i in one.records] == [i["image"] for i in two.records]
+    assert [*one.records] == [*two.records]
     bucket.rm("/bucket", recursive=True)
     assert open_builder("cub200", "memory://bucket/data/").data_dir == there.data_dir
 
@@ -202,7 +202,7 @@ def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
     assert found.sizes.tolist() == [[11, 16]] * 4
     for i, image in enumerate(written["test"]):  # Pixels 3 to 18 and 2 to 12, counted from 1.
         whole = np.asarray(pixels.decode(image.content, 3), np.int32)[1:12, 2:18]
-        cut = np.asarray(pixels.decode(found.records[i]["image"], 3), np.int32)
+        cut = np.asarray(pixels.decode(found.records[i], 3), np.int32)
         assert np.abs(whole - cut).mean() < 3
     with pytest.raises(UserError, match="holds the part train_boxes"):
         prepared(tmp_path, "cars196", allow_partial=True)

@@ -1,0 +1,89 @@
+"""The images of a run: what its configuration says of them, as arguments of `hypjax.data`."""
+
+import os
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hypjax.config.choices import GIVEN
+from hypjax.data import photo_dataset, photos, splits
+from hypjax.data.dataset import Decoding
+from hypjax.data.parts import HeldOutClasses, Splits
+from hypjax.data.shards import Rows
+from hypjax.errors import UserError
+from hypjax.system.caches import cache_folder
+
+_given: list[Rows] = []  # The images that this process was given, if any.
+
+
+def give(dataset: Any) -> dict[str, str | None]:
+    """Makes a dataset from Python that of this process; returns the fields of `config.data`.
+
+    Paths are listed in a table, which any process can read later. For the forms of a dataset, see
+    `photos.rows_in_memory`.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        return {"name": "folder", "path": os.fspath(dataset)}
+    rows = photos.rows_in_memory(dataset)
+    if isinstance(rows.images[0], str | os.PathLike):
+        return {"name": "folder", "path": str(photos.write_paths(rows))}
+    _given[:] = [rows]
+    return {"name": GIVEN, "path": None}
+
+
+def open_splits(config: ConfigDict) -> Splits:
+    """Opens a run's dataset, and those of `eval.benchmarks`.
+
+    Raises UserError if one is unknown, is not prepared, cannot be read, or has too few classes.
+    """
+    data, run = config.data, config.run
+    cache_dir = None
+    if run.cache == "host":
+        cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
+    decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
+    held_out = HeldOutClasses(
+        *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
+    )
+    if data.name == GIVEN:
+        if not _given:
+            raise UserError(
+                "the images of this run were given from Python, and this process does not have "
+                "them; pass them to hypjax.train as dataset=, or search other images with the model"
+            )
+        opened = photo_dataset.open_given(_given[0], decoding, held_out)
+    else:
+        where = {"path": data.path, "labels": data.labels, "data_dir": run.data_dir}
+        opened = splits.open_dataset(data.name, decoding, held_out=held_out, **where)
+    opened = splits.with_benchmarks(
+        opened,
+        config.eval.benchmarks,
+        decoding,
+        distractors=config.eval.distractors,
+        data_dir=run.data_dir,
+    )
+    notes = [*opened.notes]
+    if decoding.fast:
+        notes.append("decoded by the fast option: pixels differ a little from the protocol's")
+    if data.stored_side is not None:
+        notes.append(
+            f"training images' shorter sides are scaled down to {data.stored_side} pixels before "
+            "they are cropped: crops are blurrier than the protocol's"
+        )
+    return opened._replace(notes=tuple(notes))
+
+
+def fit_to_features(config: ConfigDict) -> ConfigDict:
+    """Returns the configuration with the sizes of the model that are None: those of the features.
+
+    Other datasets than features leave it as it is.
+    """
+    model = config.model
+    if config.data.name != "features" or None not in (model.width, model.head_dim):
+        return config
+    config = config.copy_and_resolve_references()
+    dim = photos.read_vectors(config.data.path, config.data.labels).vectors.shape[1]
+    for field in ("width", "head_dim"):
+        if config.model[field] is None:
+            config.model[field] = dim
+    return config
