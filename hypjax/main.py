@@ -1,6 +1,7 @@
 """Trains and evaluates."""
 
 import pathlib
+from typing import Any
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -107,7 +108,14 @@ def main(overrides: list[str]) -> None:
     else:
         from hypjax.train import train_and_evaluate
 
-        train_and_evaluate(config, workdir, profile, stopwatch.launch())
+        report = _write_report if config.run.report else None
+        train_and_evaluate(config, workdir, profile, stopwatch.launch(), report)
+
+
+def _write_report(*finished: Any) -> bool:
+    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+
+    return write_own_report(*finished)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

@@ -40,6 +40,11 @@ class Loop:
         """Name of the head's validation score that selects the best checkpoint."""
         return f"recall@{min(self.setup.config.eval.ks)}"
 
+    def save(self, state: TrainState, measured: Measured) -> None:
+        """Saves a state unless it is saved already, with the score that selects the best one."""
+        score = measured.selecting(self.selecting)
+        save(self.checkpoints, self.setup.learner, state, measured, score)
+
     def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
         """Runs the steps that remain; returns the last state, and the scores measured until then.
 

@@ -30,6 +30,7 @@ from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
@@ -158,6 +159,14 @@ def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
     """What, apart from the configuration, may not change while a run is interrupted."""
     precision = compute_dtype(config.model.precision).name
     return {"images": splits.fingerprint, "precision": precision, **users_code(config)}
+
+
+def shared_provenance(setup: Setup) -> dict[str, str]:
+    """The provenance of a run, after a check that all its processes have the same."""
+    facts = provenance(setup.config, setup.splits)
+    shared = {**setup.splits.further_fingerprints, **shared_fields(setup.config)}
+    processes.require_same({**facts, **shared})
+    return facts
 
 
 def given_provenance(config: ConfigDict) -> dict[str, str]:
