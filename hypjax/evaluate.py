@@ -51,6 +51,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
             changed, so that the test classes may differ.
     """
     config = fit_to_features(config)
+    validate(config)
     states, run, trained = {}, None, config.copy_and_resolve_references()
     if processes.is_first():
         with reading(workdir) as run:

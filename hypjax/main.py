@@ -58,7 +58,7 @@ _PROFILE = FLAGS.string(
 
 def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
-    from hypjax.config import default_workdir, override, read_config, show_origins
+    from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.workdir import read_run_config
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
@@ -76,8 +76,10 @@ def main(overrides: list[str]) -> None:
     if not _CONFIG.value and not (_MODE.value == "evaluate" and named):
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     read = read_config if _CONFIG.value else read_run_config
-    unchanged, config = read(source), override(read(source), overrides)
+    unchanged = read(source)
+    config = override(unchanged.copy_and_resolve_references(), overrides)
     if _PRINT.value:
+        validate(config)
         print(show_origins(config, source, unchanged, overrides))
         return
     workdir = named or default_workdir(config, unchanged)

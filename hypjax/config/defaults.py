@@ -5,6 +5,9 @@ the values of each field. Comments name the dataset whose value is the default, 
 differs between datasets.
 """
 
+import copy
+import functools
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
@@ -19,6 +22,14 @@ _optional = FieldReference  # A default in whose place None is valid, too.
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
     """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
+    config = copy.deepcopy(shared_defaults())
+    config.objective = objective_defaults(objective)
+    return config.lock()
+
+
+@functools.cache
+def shared_defaults() -> ConfigDict:
+    """The defaults of all fields but those of an objective; callers must not change them."""
     config = ConfigDict()
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.
@@ -28,12 +39,11 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
     config[SAVED_SPACE] = placeholder(object)
     config.data = _data()
     config.model = _model()
-    config.objective = _objective(objective)
     config.optim = _optim()
     config.train = _train()
     config.eval = _eval()
     config.run = _run()
-    return config.lock()
+    return config
 
 
 def _data() -> ConfigDict:
@@ -102,14 +112,14 @@ def _model() -> ConfigDict:
 
 def choose_objective(config: ConfigDict, name: str) -> None:
     """Names another objective, with the defaults of its own fields; the space remains."""
-    old, new = config.objective, _objective(name)
-    kept = {field: old[field] for field in old if field in _objective(None)}
+    old, new = config.objective, objective_defaults(name)
+    kept = {field: old[field] for field in old if field in objective_defaults(None)}
     new.update({**kept, "name": name})
     with config.unlocked():
         config.objective = new.lock()
 
 
-def _objective(name: str | None) -> ConfigDict:
+def objective_defaults(name: str | None) -> ConfigDict:
     """The space of the head's embedding, and the training loss with the fields that it declares."""
     objective = ConfigDict()
     objective.name = name or ""  # A name from `hypjax.objectives.OBJECTIVES`.

@@ -9,9 +9,9 @@ from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config import flatten, validate
+from hypjax.config import flatten
 from hypjax.config.choices import GIVEN, freezes_encoder
-from hypjax.config.rules import refuse
+from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.feature_dataset import fit_to_features
@@ -51,7 +51,7 @@ class Setup(NamedTuple):
 
 
 def build(config: ConfigDict) -> Setup:
-    """Builds a run from its configuration; nothing is computed or written yet."""
+    """Builds a run from its validated configuration; nothing is computed or written yet."""
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
     # Before any image is read, so that an unknown model is reported at once.
@@ -67,7 +67,7 @@ def build(config: ConfigDict) -> Setup:
             console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
         splits = splits._replace(train=train.with_classes(paired))
     config = fit_to_images(config, splits)
-    validate(config)
+    validate_relations(config)
     learner = build_learner(config, mesh, model)
     check_depth(config, splits)
     plans = create_plans(config, splits)
