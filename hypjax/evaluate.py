@@ -18,6 +18,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.run import Run
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import create_embedder, model_shapes
 from hypjax.objectives.create import SAVED_SPACE
@@ -96,12 +97,11 @@ def score_queries(
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
     config, _, params = restore_best(workdir)
-    splits = open_splits(config)
-    require_provenance(workdir, {"images": splits.fingerprint})
-    evaluator = create_evaluator(config, splits=splits)
-    fitted = evaluator.fit(params, splits.train)
-    scores = evaluator.query_scores(params, splits.task, fitted)
-    return scores["head"], splits.test.labels
+    run = Run.open(config)
+    require_provenance(workdir, {"images": run.splits.fingerprint})
+    fitted = run.evaluator.fit(params, run.splits.train)
+    scores = run.evaluator.query_scores(params, run.splits.task, fitted)
+    return scores["head"], run.splits.test.labels
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:

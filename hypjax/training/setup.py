@@ -1,7 +1,7 @@
 """From a configuration to everything a run computes with."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +26,8 @@ from hypjax.data.plans import (
 from hypjax.data.splits import open_splits
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
-from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.evaluator import check_depth
+from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
@@ -38,16 +39,14 @@ from hypjax.training.optim import split_frozen
 from hypjax.training.step import create_state
 
 
-class Setup(NamedTuple):
-    """What a configuration means; without a layout, the host crops images."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Setup(Run):
+    """A run that is trained; without a layout, the host crops images."""
 
-    config: ConfigDict
     learner: Learner
     spec: Spec
-    splits: Splits
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
-    evaluator: Evaluator
 
 
 def build(config: ConfigDict) -> Setup:
@@ -89,8 +88,8 @@ def build(config: ConfigDict) -> Setup:
     layout = None
     if config.run.cache == "device":
         layout = plan_layout(plans.sizes, mesh, learner.view.channels)
-    evaluator = create_evaluator(config, mesh=mesh, splits=splits)
-    return Setup(config, learner, spec, splits, plans, layout, evaluator)
+    parts = {"learner": learner, "spec": spec, "plans": plans, "layout": layout}
+    return Setup(config=config, splits=splits, **parts)
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
