@@ -68,7 +68,8 @@ class Loop:
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step and cannot help to save.
                     self.monitor.settle()
-                    save(self.checkpoints, learner, state, measured)
+                    if step > first + 1:
+                        save(self.checkpoints, learner, state, measured)
                     if interrupted():
                         self._stop(step - 1, interrupted.status)
                     raise
@@ -81,8 +82,7 @@ class Loop:
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
                 validating &= self.setup.splits.validation is not None
-                # Metrics stay on the devices until a report: reading them would wait for the step,
-                # and the devices would then wait for the next batch.
+                # Metrics stay on the devices until a report: reading them now would stall the devices.
                 self.monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
                     # A collapse must not keep a run that is being interrupted from saving.
