@@ -82,7 +82,7 @@ class Loop:
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
                 validating &= self.setup.splits.validation is not None
-                # Metrics stay on the devices until a report: reading them now would stall the devices.
+                # Metrics stay on the devices until a report: reading them would stall these.
                 self.monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
                     # A collapse must not keep a run that is being interrupted from saving.

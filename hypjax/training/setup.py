@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
@@ -47,6 +48,11 @@ class Setup(Run):
     spec: Spec
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that share the work."""
+        return self.learner.mesh
 
 
 def build(config: ConfigDict) -> Setup:
