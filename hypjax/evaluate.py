@@ -16,8 +16,9 @@ from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.run import Run
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
-from hypjax.models import create_embedder, model_shapes
+from hypjax.models import model_shapes
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
@@ -50,25 +51,26 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
             changed, so that the test classes may differ.
     """
     config = fit_to_features(config)
-    states, run, trained = {}, None, config.copy_and_resolve_references()
+    validate(config)
+    states, folder, trained = {}, None, config.copy_and_resolve_references()
     if processes.is_first():
-        with reading(workdir) as run:
-            _, states = restore_models(config, run)
-            trained = saved_config(run)
-    config = _scored_as(config, trained)
-    splits = open_splits(config)
+        with reading(workdir) as folder:
+            _, states = restore_models(config, folder)
+            trained = saved_config(folder)
+    run = Run.open(_scored_as(config, trained))
+    config, splits = run.config, run.splits
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
-    if run is not None:
-        require_provenance(run, {"images": splits.fingerprint})
-    shapes = model_shapes(create_embedder(config, evaluating=True), View.of(config.data))
+    if folder is not None:
+        require_provenance(folder, {"images": splits.fingerprint})
+    shapes = model_shapes(run.evaluator.images.model, View.of(config.data))
     states = {
         name: processes.arrays_from_first(lambda name=name: states[name], shapes)
         for name in processes.from_first(lambda: list(states))
     }
     # A run whose encoder was trained has more than one: their embeddings cannot be shared.
     frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
-    evaluator = create_evaluator(config, splits=splits if frozen else None)
+    evaluator = run.evaluator if frozen else create_evaluator(config, mesh=run.mesh)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
@@ -94,12 +96,11 @@ def score_queries(
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
     config, _, params = restore_best(workdir)
-    splits = open_splits(config)
-    require_provenance(workdir, {"images": splits.fingerprint})
-    evaluator = create_evaluator(config, splits=splits)
-    fitted = evaluator.fit(params, splits.train)
-    scores = evaluator.query_scores(params, splits.task, fitted)
-    return scores["head"], splits.test.labels
+    run = Run.open(config)
+    require_provenance(workdir, {"images": run.splits.fingerprint})
+    fitted = run.evaluator.fit(params, run.splits.train)
+    scores = run.evaluator.query_scores(params, run.splits.task, fitted)
+    return scores["head"], run.splits.test.labels
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
@@ -110,8 +111,9 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """
     config = fit_to_features(config)
     validate(config)
-    model, splits = create_embedder(config), open_splits(config)
+    splits, evaluator = open_splits(config), create_evaluator(config, parts=["encoder"])
     check_depth(config, splits)
+    model = evaluator.images.model
     shapes = model_shapes(model, View.of(config.data))
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     if "space" in params:
@@ -120,7 +122,6 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
         params["encoder"] = processes.arrays_from_first(
             lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
         )
-    evaluator = create_evaluator(config, parts=["encoder"])
     results = {"pretrained": _scores(evaluator, params, splits)}
     return _report(config.model.weights, results, splits.notes, config)
 

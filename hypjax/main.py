@@ -1,6 +1,7 @@
 """Trains and evaluates."""
 
 import pathlib
+from typing import Any
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -45,7 +46,7 @@ FLAGS = command.Flags(
 
 def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
-    from hypjax.config import default_workdir, override, read_config, show_origins
+    from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.workdir import read_run_config
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
@@ -63,8 +64,10 @@ def main(overrides: list[str]) -> None:
     if not FLAGS.config and not (FLAGS.mode == "evaluate" and named):
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     read = read_config if FLAGS.config else read_run_config
-    unchanged, config = read(source), override(read(source), overrides)
+    unchanged = read(source)
+    config = override(unchanged.copy_and_resolve_references(), overrides)
     if FLAGS.print:
+        validate(config)
         print(show_origins(config, source, unchanged, overrides))
         return
     workdir = named or default_workdir(config, unchanged)
@@ -95,7 +98,14 @@ def main(overrides: list[str]) -> None:
     else:
         from hypjax.train import train_and_evaluate
 
-        train_and_evaluate(config, workdir, profile, stopwatch.launch())
+        report = _write_report if config.run.report else None
+        train_and_evaluate(config, workdir, profile, stopwatch.launch(), report)
+
+
+def _write_report(*finished: Any) -> bool:
+    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+
+    return write_own_report(*finished)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

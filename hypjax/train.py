@@ -1,7 +1,6 @@
 """Training, from top to bottom: open the run, build, begin or restore, loop, finish."""
 
 import contextlib
-import functools
 import pathlib
 import sys
 import types
@@ -9,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
-from hypjax.errors import UserError
+from hypjax.config.rules import refuse
+from hypjax.data.parts import Splits
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
@@ -22,6 +23,7 @@ from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
 from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import give
 from hypjax.runs.workdir import Workdir
@@ -30,9 +32,15 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, given_provenance, provenance, shared_fields
-from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
-from hypjax.training.step import jit_train_step, make_train_step
+from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
+from hypjax.training.states import (
+    Measured,
+    begin,
+    check_paths,
+    score_untrained,
+    starting_parameters,
+)
+from hypjax.training.step import TrainState, jit_train_steps
 
 
 def train(
@@ -86,27 +94,28 @@ def train_and_evaluate(
     workdir: str | pathlib.Path,
     profile: tuple[int, int] | None = None,
     launched: float | None = None,
+    report: Callable[[pathlib.Path, str, Splits], bool] | None = None,
 ) -> dict[str, Any]:
     """Trains a model, from pretrained weights if the configuration names them, and evaluates it.
 
-    A finished run is not trained again: its results are printed. An interrupted run resumes from
-    its last checkpoint, and ends as if it had never been interrupted.
+    A finished run only prints its results. An interrupted one resumes from its last checkpoint.
 
     Args:
         config: The run's configuration.
         workdir: Folder for results, measurements and checkpoints, or its URL in cloud storage.
         profile: First and last step to trace, or None for no trace.
         launched: Time from which times.json counts, see `stopwatch.launch`; by default now.
+        report: Writes a page on the finished run, as `hypjax.analysis.report.write_own_report`.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, measured on the test classes before and after training. If classes are
-        held out for validation, also "best", the scores of the checkpoint that did best on them,
-        with its step as "best_step", and under "validation" the same scores on those classes.
+        "final": {...}}, of the test classes before and after training. If classes are held out for
+        validation, also "best", the scores of the checkpoint that did best on them, its step as
+        "best_step", and under "validation" the scores on those classes.
 
     Raises:
-        UserError: The configuration cannot be run, the folder belongs to another run or is in use,
-            a loss is not finite, or the last state could not be saved or copied to the cloud.
+        UserError: The configuration cannot be run, the folder is another run's or in use, a loss
+            is not finite, or the last state could not be saved.
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
@@ -114,80 +123,102 @@ def train_and_evaluate(
     config[SAVED_SPACE] = None  # Training is in the space of the loss, also a saved run's.
     validate(config)
     if config.train.total_steps == 0:
-        raise UserError(
-            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
-            "set a number of steps"
-        )
+        words = "at least 1; add --mode=evaluate to evaluate without training"
+        refuse("train.total_steps", 0, words)
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
-    run = Workdir(workdir, config)
-    if (results := run.results) is not None:
-        run.require(given_provenance(config))
-        print(f"{run.location} holds this run's results already:")
-        print_results(results, config)
-        return results
+    folder = Workdir(workdir, config)
+    if (results := folder.results) is not None:
+        return _shown_again(folder, config, results)
     require_wandb(config)
-    setup = build(run.filled())
-    config, learner, splits = setup.config, setup.learner, setup.splits
-    total = config.train.total_steps
-    trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
-    facts = provenance(config, splits)
-    processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
+    run = build(folder.filled())
+    config, total = run.config, run.config.train.total_steps
+    trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
+    facts = shared_provenance(run)
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
-    if not run.has_checkpoint:
-        check_paths(setup)
-    pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
-    if pretrained and processes.is_first():
-        warn_of_known_classes(config, splits.fingerprint)
-
-    with run.claimed(facts, config) as checkpoints:
-        console.say(f"the run's folder is {run.location}")
-        state, measured = begin(setup, checkpoints, pretrained)
+    pretrained = None if folder.has_checkpoint else _pretrained(run)
+    with folder.claimed(facts, config) as checkpoints:
+        console.say(f"the run's folder is {folder.location}")
+        state, measured = begin(run, checkpoints, pretrained)
         del pretrained
-        measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
-        source = open_input(setup, steps, config.run.workers, state.params["model"])
-        watch = FiniteWatch(checkpoints, splits.train.name, config.train)
-        monitor = Monitor(config, steps, run.path, watch, trace, stopwatch)
-        train_step, probe_step = (
-            functools.partial(
-                jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state),
-                store=source.store,
-            )
-            for probing in (False, True)
-        )
-        loop = Loop(setup, train_step, probe_step, checkpoints, monitor)
-        with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
-            if steps.start == 0:
-                monitor.write(0, measured.untrained)
-                if splits.validation:  # What training makes worse need not be chosen.
-                    save(checkpoints, learner, state, measured, measured.selecting(loop.selecting))
-            stopwatch.turn_to("steps")
-            state, measured = loop.run(state, measured, feed)
-            stopwatch.turn_to("other")
-            with stopwatch.part("saving"):
-                checkpoints.wait()
-                # Once more, in case the save in the loop failed.
-                save(checkpoints, learner, state, measured, measured.selecting(loop.selecting))
-            console.say("evaluating the trained model")
-            with stopwatch.part("evaluation"):
-                results = collect_results(checkpoints, state, measured, setup, run.path)
-            monitor.write(total, {"test": results["final"]})
-        try:
-            print_results(results, config)
-        finally:  # What reads the table may be gone.
-            with stopwatch.part("saving"):
-                run.require_last_state(checkpoints, total)
-            write_times(run.path, stopwatch, steps=len(steps))
-            run.write_results(results, warnings)
-        if config.run.report:
-            from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
-
-            reported = write_own_report(run.path, str(run.location), splits)
-    print(f"results.json, metrics.jsonl and the models are in {run.location}")
-    if config.run.report and reported:
-        print(f"the report is {run.location}/{REPORT}")
+        results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
+        _finish(folder, config, checkpoints, steps, results, warnings, stopwatch)
+        reported = report is not None and report(folder.path, str(folder.location), run.splits)
+    print(f"results.json, metrics.jsonl and the models are in {folder.location}")
+    if reported:
+        print(f"the report is {folder.location}/{REPORT}")
     return results
+
+
+def _shown_again(folder: Workdir, config: ConfigDict, results: dict[str, Any]) -> dict[str, Any]:
+    folder.require(given_provenance(config))
+    print(f"{folder.location} holds this run's results already:")
+    print_results(results, config)
+    return results
+
+
+def _pretrained(run: Setup) -> dict[str, PyTree] | None:
+    """Checks the paths of parameters, and reads the parameters from which training starts."""
+    check_paths(run)
+    pretrained = starting_parameters(run.config, run.learner)
+    if pretrained and processes.is_first():
+        warn_of_known_classes(run.config, run.splits.fingerprint)
+    return pretrained
+
+
+def _trained(
+    run: Setup,
+    checkpoints: Checkpoints,
+    state: TrainState,
+    measured: Measured | None,
+    steps: range,
+    folder: pathlib.Path,
+    trace: Trace,
+    stopwatch: Stopwatch,
+) -> dict[str, Any]:
+    """Runs the remaining steps, saves the last state, and evaluates the models."""
+    config, learner, splits = run.config, run.learner, run.splits
+    measured = measured or score_untrained(run, state, stopwatch)
+    source = open_input(run, steps, config.run.workers, state.params["model"])
+    watch = FiniteWatch(checkpoints, splits.train.name, config.train)
+    monitor = Monitor(config, steps, folder, watch, trace, stopwatch)
+    loop = Loop(run, *jit_train_steps(learner, state, source.store), checkpoints, monitor)
+    with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
+        if steps.start == 0:
+            monitor.write(0, measured.untrained)
+            if splits.validation:  # What training makes worse need not be chosen.
+                loop.save(state, measured)
+        stopwatch.turn_to("steps")
+        state, measured = loop.run(state, measured, feed)
+        stopwatch.turn_to("other")
+        with stopwatch.part("saving"):
+            checkpoints.wait()
+            loop.save(state, measured)  # Once more, in case the save in the loop failed.
+        console.say("evaluating the trained model")
+        with stopwatch.part("evaluation"):
+            results = collect_results(checkpoints, state, measured, run, folder)
+        monitor.write(steps.stop, {"test": results["final"]})
+    return results
+
+
+def _finish(
+    folder: Workdir,
+    config: ConfigDict,
+    checkpoints: Checkpoints,
+    steps: range,
+    results: dict[str, Any],
+    warnings: list[str],
+    stopwatch: Stopwatch,
+) -> None:
+    """Prints the results, and writes results.json and times.json once the last state is saved."""
+    try:
+        print_results(results, config)
+    finally:  # What reads the table may be gone.
+        with stopwatch.part("saving"):
+            folder.require_last_state(checkpoints, steps.stop)
+        write_times(folder.path, stopwatch, steps=len(steps))
+        folder.write_results(results, warnings)
 
 
 class _Callable(types.ModuleType):

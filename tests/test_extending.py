@@ -13,17 +13,17 @@ import pytest
 
 import hypjax
 from hypjax import cli, train
-from hypjax.analysis.run_embeddings import TrainedRun, scored_head
+from hypjax.analysis.run_embeddings import scored_head
 from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
 from hypjax.data import views
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Sphere
+from hypjax.inference.run import Run
 from hypjax.objectives import Objective, objective_at, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.images import open_splits
 from hypjax.training.optim import create_optimizer
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees
@@ -76,7 +76,7 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
     commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
-    run = TrainedRun("run", str(tmp_path / "run"), config, open_splits(config))
+    run = Run.open(config, "run", str(tmp_path / "run"))
     head, labels = scored_head(run), run.splits.test.labels
     points = head.embed(run.splits.test)
     far = {i: head.space.distance(points[i], points) for i in range(len(points))}

@@ -114,6 +114,6 @@ def test_out_of_memory_names_the_fields_to_lower(photos_folder, tmp_path, monkey
     def exhausted(*args, **kwargs):
         return lambda *args, **kwargs: jax.numpy.zeros(2**50)
 
-    monkeypatch.setattr(train, "jit_train_step", exhausted)
+    monkeypatch.setattr("hypjax.training.step.jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
         train.train_and_evaluate(small_runs.load(photos_folder), tmp_path)

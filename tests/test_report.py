@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from hypjax import train
+from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
@@ -67,7 +68,7 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     shutil.copytree(runs / "hyp", tmp_path / "written")
     (tmp_path / "written/results.json").unlink()
     monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
-    train.train_and_evaluate(config, tmp_path / "written")
+    train.train_and_evaluate(config, tmp_path / "written", report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {tmp_path}/written/report.html\n")
     page = (tmp_path / "written/report.html").read_text()
     assert "written" in page and "&lt;few&gt; classes" in page

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis import disk, known_hierarchy
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.known_hierarchy import Side, draw_tanglegram, nested_levels
-from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
+from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -29,6 +29,7 @@ from hypjax.analysis.trees import (
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
+from hypjax.inference.run import Run
 from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json
 
@@ -54,7 +55,7 @@ class Hierarchy(NamedTuple):
     classes: Side  # The tree of average linkage, with classes as leaves.
 
 
-def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
+def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
     """Embeds images as `scored_head` does, and finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)

@@ -14,7 +14,6 @@ from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import (
     Points,
-    TrainedRun,
     head_points,
     restore_trained,
     searched,
@@ -22,6 +21,7 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
+from hypjax.inference.run import Run
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
 from hypjax.objectives.create import config_at
 from hypjax.runs.tables import aligned
@@ -83,7 +83,7 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
-def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
+def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds the test images with a run's best model, or its last, and weighs their negatives.
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.

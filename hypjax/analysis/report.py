@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from hypjax import __version__
 from hypjax.analysis.disk import COLOURS, ImageSet, PlotData, draw_disks, place_in_disk, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
-from hypjax.analysis.run_embeddings import TrainedRun, searched
+from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
@@ -32,6 +32,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.model_folder import describe
+from hypjax.inference.run import Run
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare
@@ -70,7 +71,7 @@ class Row(NamedTuple):
     cells: Sequence[Any]
 
 
-class Run(NamedTuple):
+class ShownRun(NamedTuple):
     """What a run wrote while it was trained, and what its searches find."""
 
     name: str
@@ -84,7 +85,7 @@ class Run(NamedTuple):
 
 
 def write_report(
-    opened: Sequence[TrainedRun], output: pathlib.Path, *, queries: int = 50, k: int = 6
+    opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Embeds the test images of runs that have the same, and writes a page about the runs.
 
@@ -96,14 +97,14 @@ def write_report(
         write_text(output, page)
 
 
-def _read_run(run: TrainedRun, found: RunSearches) -> Run:
+def _read_run(run: Run, found: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results, warnings = read_results(folder / RESULTS) or {}, read_warnings(folder)
         metrics, times = _read_metrics(folder / METRICS), folder / TIMES
         seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
     notes = results.get("notes", []) if results else ["the run is not finished"]
     published = compare(results, run.config)
-    return Run(run.name, found, results, metrics, seconds, warnings, notes, published)
+    return ShownRun(run.name, found, results, metrics, seconds, warnings, notes, published)
 
 
 def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _render(runs: Sequence[Run], queries: int) -> str:
+def _render(runs: Sequence[ShownRun], queries: int) -> str:
     fields = _rows([identity(run.found.run.config) for run in runs])
     differing = [row for row in fields if any(cell != row.cells[0] for cell in row.cells)]
     by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
@@ -145,7 +146,7 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [Row(name, [column.get(name, "") for column in columns]) for name in names]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: ShownRun) -> dict[str, str]:
     """What a run is, in words: its model, and numbers of images."""
     splits, learned = run.found.run.splits, run.results.get("learned")
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
@@ -157,7 +158,7 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def _scores(runs: Sequence[Run]) -> list[Row]:
+def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     """A row for each score, of which the best is marked, after Recall@1 with its interval."""
     rows = []
     if any(run.found.interval for run in runs):
@@ -191,7 +192,7 @@ def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
     return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
 
 
-def _curves(runs: Sequence[Run]) -> str:
+def _curves(runs: Sequence[ShownRun]) -> str:
     """A figure of all metrics over the steps, learned scalars among them; '' without any."""
     logged = {name for run in runs for line in run.metrics for name in line}
     titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
@@ -214,7 +215,7 @@ def _curves(runs: Sequence[Run]) -> str:
     return data_url(file.getvalue(), "svg+xml")
 
 
-def _draw_curve(axes: Axes, runs: Sequence[Run], metric: str) -> None:
+def _draw_curve(axes: Axes, runs: Sequence[ShownRun], metric: str) -> None:
     """Draws a metric over the steps, on an axis that shows 0."""
     for i, run in enumerate(runs):
         found = [(line["step"], _value(line[metric])) for line in run.metrics if metric in line]
@@ -302,7 +303,8 @@ def write_own_report(folder: pathlib.Path, location: str, splits: Splits) -> boo
     if jax.process_count() > 1:
         return False
     try:
-        run = TrainedRun(pathlib.Path(location).name, str(folder), saved_config(folder), splits)
+        names = {"name": pathlib.Path(location).name, "workdir": str(folder)}
+        run = Run(config=saved_config(folder), splits=splits, **names)
         write_report([run], folder / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")

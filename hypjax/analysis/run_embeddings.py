@@ -1,6 +1,7 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
@@ -15,14 +16,13 @@ from hypjax.data.groupings import Grouping, groupings
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
+from hypjax.inference.run import Run
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.objectives import scored_space
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
-from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
@@ -32,16 +32,7 @@ from hypjax.training.step import create_state, evaluated_model
 Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
 
-class TrainedRun(NamedTuple):
-    """A trained run."""
-
-    name: str  # In reports.
-    workdir: str  # Its folder or URL.
-    config: ConfigDict
-    splits: Splits
-
-
-def open_runs(workdirs: Sequence[str]) -> list[TrainedRun]:
+def open_runs(workdirs: Sequence[str]) -> list[Run]:
     """Opens runs with the same test images; says which are not finished.
 
     Their names are those of the folders, if these differ.
@@ -57,7 +48,7 @@ def open_runs(workdirs: Sequence[str]) -> list[TrainedRun]:
             config = saved_config(folder)
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-        runs.append(TrainedRun(name, workdir, config, open_splits(config)))
+        runs.append(Run.open(config, name, workdir))
         if not _same_test_images(runs[0].splits, runs[-1].splits):
             raise UserError(
                 f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
@@ -88,7 +79,7 @@ class ChosenImages(NamedTuple):
     summary: str  # How many they are, in words.
 
     @classmethod
-    def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
+    def of(cls, run: Run, most: int, seed: int) -> Self:
         """Chooses random classes that have at most so many images together.
 
         If fewer than two classes fit, random images are chosen instead.
@@ -120,7 +111,7 @@ def _choose(
     return np.flatnonzero(np.isin(labels, taken))
 
 
-def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
+def restore_trained(run: Run) -> tuple[Embedder, PyTree]:
     """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
@@ -135,7 +126,7 @@ class ScoredHead(NamedTuple):
     proxies: Float[np.ndarray, "p dim"] | None  # Hierarchical ones; None for most runs.
 
 
-def scored_head(run: TrainedRun) -> ScoredHead:
+def scored_head(run: Run) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     model, params = restore_trained(run)
     proxies = None
@@ -148,7 +139,7 @@ def scored_head(run: TrainedRun) -> ScoredHead:
     return ScoredHead(head_points(run, model, params, space), space, proxies)
 
 
-def _restore_proxies(run: TrainedRun) -> tuple[PyTree, Float[Array, "p dim"]]:
+def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
     """The model's parameters, and the proxies of the same checkpoint."""
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
@@ -179,12 +170,11 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
 
 
 def head_points(
-    run: TrainedRun, model: Embedder, params: PyTree, space: Space
+    run: Run, model: Embedder, params: PyTree, space: Space
 ) -> Callable[[Dataset], Points]:
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
-    config, source = run.config, evaluation_input(run.config)
-    encodings = frozen_encodings(config, model, source, run.splits)
-    images = DatasetEmbedder(model, lambda params: {"head": space}, source, encodings)
+    images = run.evaluator.images
+    images = dataclasses.replace(images, model=model, spaces=lambda params: {"head": space})
 
     def points(dataset: Dataset) -> Points:
         console.say(f"embedding {len(dataset):,} images with the model of {run.name}")

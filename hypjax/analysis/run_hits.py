@@ -11,13 +11,13 @@ from jaxtyping import Float
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows
 from hypjax.analysis.run_embeddings import (
-    TrainedRun,
     head_points,
     open_runs,
     restore_trained,
     searched,
 )
 from hypjax.geometry import Space
+from hypjax.inference.run import Run
 from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
@@ -47,7 +47,7 @@ class ClassRecall(NamedTuple):
 class RunSearches(NamedTuple):
     """The embeddings of a run's test images, and what searches among them find."""
 
-    run: TrainedRun
+    run: Run
     points: Float[np.ndarray, "n d"]
     space: Space
     # Of queries that have images of their class: the failures, nearest wrong image first, then the
@@ -58,7 +58,7 @@ class RunSearches(NamedTuple):
     classes: list[ClassRecall]  # The lowest recall first.
 
 
-def search_test_images(run: TrainedRun, k: int) -> RunSearches:
+def search_test_images(run: Run, k: int) -> RunSearches:
     """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
@@ -141,7 +141,7 @@ def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:
     return [items[i] for i in np.argsort(turns, kind="stable")]
 
 
-def _row(run: TrainedRun, search: Search) -> list[Picture]:
+def _row(run: Run, search: Search) -> list[Picture]:
     test, items = run.splits.test, searched(run.splits)
     row = [Picture((test, search.query), f"query {search.classes[0]}", "black")]
     for i, distance, right in zip(search.hits, search.distances, search.right, strict=True):

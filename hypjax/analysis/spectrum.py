@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis.hit_grid import save
 from hypjax.analysis.run_embeddings import (
-    TrainedRun,
     head_points,
     restore_trained,
     untrained_parameters,
 )
 from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
+from hypjax.inference.run import Run
 from hypjax.objectives import scored_space
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
@@ -30,7 +30,7 @@ _SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
 _SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart.
 
 
-def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
+def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     """Finds the spread of images before training, and with a run's best model, or its last.
 
     Points are those of the head in the objective's `score_space`, without the projections of

@@ -5,6 +5,8 @@ the values of each field. Comments name the dataset whose value is the default, 
 differs between datasets.
 """
 
+import copy
+import functools
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -57,6 +59,14 @@ def _optional(default: Any, rule: Rule, *, kind: type | None = None) -> Field:
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
     """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
+    config = copy.deepcopy(shared_defaults())
+    config.objective = objective_defaults(objective)
+    return config.lock()
+
+
+@functools.cache
+def shared_defaults() -> ConfigDict:
+    """The defaults of all fields but those of an objective; callers must not change them."""
     config = ConfigDict()
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.
@@ -66,8 +76,7 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
     config[SAVED_SPACE] = placeholder(object)
     for group, fields in declared_fields().items():
         config[group] = _defaults(fields)
-    config.objective = _objective(objective)
-    return config.lock()
+    return config
 
 
 def declared_fields() -> dict[str, ConfigDict]:
@@ -150,14 +159,14 @@ def _model() -> ConfigDict:
 
 def choose_objective(config: ConfigDict, name: str) -> None:
     """Names another objective, with the defaults of its own fields; the space remains."""
-    old, new = config.objective, _objective(name)
-    kept = {field: old[field] for field in old if field in _objective(None)}
+    old, new = config.objective, objective_defaults(name)
+    kept = {field: old[field] for field in old if field in objective_defaults(None)}
     new.update({**kept, "name": name})
     with config.unlocked():
         config.objective = new.lock()
 
 
-def _objective(name: str | None) -> ConfigDict:
+def objective_defaults(name: str | None) -> ConfigDict:
     """The space of the head's embedding, and the training loss with the fields that it declares."""
     objective = ConfigDict()
     objective.name = name or ""  # A name from `hypjax.objectives.OBJECTIVES`.

@@ -27,15 +27,16 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
             `get_config`.
         overrides: Strings such as 'train.total_steps=100'. Lists are written '1,10' or '(1, 10)'.
     """
-    return override(read_config(spec), overrides)
+    config = override(read_config(spec), overrides)
+    validate(config)
+    return config
 
 
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Sets fields of a configuration as `load_config` does, validates it and returns it."""
+    """Sets fields of a configuration as `load_config` does, without validation; returns it."""
     # The objective first, since it has fields of its own.
     for text in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
         _set(config, text)
-    validate(config)
     return config
 
 

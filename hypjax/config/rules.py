@@ -1,6 +1,7 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,13 @@ from ml_collections import ConfigDict, FieldReference
 
 from hypjax.config import choices
 from hypjax.config.choices import OWN
-from hypjax.config.defaults import HYP_VIT, STEPS, declared_fields, default_config
+from hypjax.config.defaults import (
+    HYP_VIT,
+    STEPS,
+    declared_fields,
+    objective_defaults,
+    shared_defaults,
+)
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Field, Rule, at_least, each, or_none, range_within, within
@@ -64,7 +71,17 @@ def _is_group(value: Any) -> bool:
 
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
-    rules, groups = {}, [("", default_config(objective))]
+    return {**_shared_types(), **_types("objective.", objective_defaults(objective))}
+
+
+@functools.cache
+def _shared_types() -> Mapping[str, Rule]:
+    """The types of the fields of all runs: an objective's own fields are not among them."""
+    return _types("", shared_defaults())
+
+
+def _types(prefix: str, defaults: ConfigDict) -> dict[str, Rule]:
+    rules, groups = {}, [(prefix, defaults)]
     for prefix, group in groups:
         for name, default in group.items(preserve_field_references=True):
             if isinstance(default, ConfigDict):
@@ -133,6 +150,12 @@ def validate(config: ConfigDict) -> None:
     for field, rule in (_RULES | own).items():
         if not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
+    validate_relations(config)
+
+
+def validate_relations(config: ConfigDict) -> None:
+    """Validates the rules between fields, again once those are filled in that fit the images."""
+    fields = flatten(config)
     for broken, field, words in itertools.chain(*(relations(config) for relations in _RELATIONS)):
         if broken:
             refuse(field, fields[field], words)

@@ -115,6 +115,7 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
         row
         for row, scores in _scores().items()
         if (row.part, row.state) == (part, state)
+        and row.dataset in (config.data.name, *config.eval.benchmarks)
         and not scores.keys().isdisjoint(names)
         and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
     ]

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -40,6 +41,7 @@ def dry_run(config: ConfigDict) -> None:
     No folder is created, and nothing is saved but the caches. Raises what the run itself would
     raise until then.
     """
+    validate(config)
     setup = build(config)
     learner, config = setup.learner, setup.config
     check_paths(setup)

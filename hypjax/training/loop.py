@@ -40,6 +40,11 @@ class Loop:
         """Name of the head's validation score that selects the best checkpoint."""
         return f"recall@{min(self.setup.config.eval.ks)}"
 
+    def save(self, state: TrainState, measured: Measured) -> None:
+        """Saves a state unless it is saved already, with the score that selects the best one."""
+        score = measured.selecting(self.selecting)
+        save(self.checkpoints, self.setup.learner, state, measured, score)
+
     def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
         """Runs the steps that remain; returns the last state, and the scores measured until then.
 
@@ -77,8 +82,7 @@ class Loop:
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
                 validating &= self.setup.splits.validation is not None
-                # Metrics stay on the devices until a report: reading them would wait for the step,
-                # and the devices would then wait for the next batch.
+                # Metrics stay on the devices until a report: reading them would stall these.
                 self.monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
                     # A collapse must not keep a run that is being interrupted from saving.

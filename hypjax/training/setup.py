@@ -1,17 +1,18 @@
 """From a configuration to everything a run computes with."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config import flatten, validate
+from hypjax.config import flatten
 from hypjax.config.choices import GIVEN, freezes_encoder
-from hypjax.config.rules import refuse
+from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import FEW_CLASSES, Splits
@@ -24,10 +25,12 @@ from hypjax.data.plans import (
 )
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
-from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.evaluator import check_depth
+from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.parallel import processes
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
@@ -36,20 +39,23 @@ from hypjax.training.optim import split_frozen
 from hypjax.training.step import create_state
 
 
-class Setup(NamedTuple):
-    """What a configuration means; without a layout, the host crops images."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Setup(Run):
+    """A run that is trained; without a layout, the host crops images."""
 
-    config: ConfigDict
     learner: Learner
     spec: Spec
-    splits: Splits
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
-    evaluator: Evaluator
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that share the work."""
+        return self.learner.mesh
 
 
 def build(config: ConfigDict) -> Setup:
-    """Builds a run from its configuration; nothing is computed or written yet."""
+    """Builds a run from its validated configuration; nothing is computed or written yet."""
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
     # Before any image is read, so that an unknown model is reported at once.
@@ -65,7 +71,7 @@ def build(config: ConfigDict) -> Setup:
             console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
         splits = splits._replace(train=train.with_classes(paired))
     config = fit_to_images(config, splits)
-    validate(config)
+    validate_relations(config)
     learner = build_learner(config, mesh, model)
     check_depth(config, splits)
     plans = create_plans(config, splits)
@@ -87,8 +93,8 @@ def build(config: ConfigDict) -> Setup:
     layout = None
     if config.run.cache == "device":
         layout = plan_layout(plans.sizes, mesh, learner.view.channels)
-    evaluator = create_evaluator(config, mesh=mesh, splits=splits)
-    return Setup(config, learner, spec, splits, plans, layout, evaluator)
+    parts = {"learner": learner, "spec": spec, "plans": plans, "layout": layout}
+    return Setup(config=config, splits=splits, **parts)
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
@@ -157,6 +163,14 @@ def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
     """What, apart from the configuration, may not change while a run is interrupted."""
     precision = compute_dtype(config.model.precision).name
     return {"images": splits.fingerprint, "precision": precision, **users_code(config)}
+
+
+def shared_provenance(setup: Setup) -> dict[str, str]:
+    """The provenance of a run, after a check that all its processes have the same."""
+    facts = provenance(setup.config, setup.splits)
+    shared = {**setup.splits.further_fingerprints, **shared_fields(setup.config)}
+    processes.require_same({**facts, **shared})
+    return facts
 
 
 def given_provenance(config: ConfigDict) -> dict[str, str]:

@@ -306,6 +306,16 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
     )
 
 
+def jit_train_steps(
+    learner: Learner, state: TrainState, store: device_crops.Store | None
+) -> tuple[TrainStep, TrainStep]:
+    """Jits the step of a run, and the step that is probing; they cut images from the store."""
+    steps = (make_train_step(learner, probing=probing) for probing in (False, True))
+    jitted = (jit_train_step(step, learner.mesh, state) for step in steps)
+    first, probing = (functools.partial(step, store=store) for step in jitted)
+    return first, probing
+
+
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
     """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
     images, flips = parallel.shard(mesh, (batch.images, batch.flips))

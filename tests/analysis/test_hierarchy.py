@@ -11,13 +11,14 @@ import pytest
 from PIL import Image
 
 from hypjax.analysis.hierarchy import find_hierarchy
-from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
+from hypjax.analysis.run_embeddings import ChosenImages, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import flatten, load_config
 from hypjax.data.groupings import base_letter, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.inference.run import Run
 from hypjax.training import setup, states
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
@@ -37,7 +38,7 @@ def images_of(labels, most=100, seed=0, name="cub200", **fields):
     config = SimpleNamespace(data=SimpleNamespace(name=name))
     names = [f"image {i}" for i in range(len(labels))]
     splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
-    return ChosenImages.of(TrainedRun("a", "", config, splits), most, seed)
+    return ChosenImages.of(Run(config=config, splits=splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
@@ -141,7 +142,7 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
-    run = TrainedRun("hier", "", runs.config, built.splits)
+    run = Run(config=runs.config, splits=built.splits)
     points = head_points(run, built.learner.model, state.params["model"], BALL)
     images = built.splits.test
     expected = find_spread(points(images), images.labels, BALL)

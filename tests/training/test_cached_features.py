@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.analysis.report import write_own_report
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
@@ -133,14 +134,14 @@ def test_each_image_is_embedded_once_for_all_runs(squares, tmp_path, monkeypatch
         return view(self, i, *args)
 
     monkeypatch.setattr(Dataset, "test_view", counted)
-    fields = ("eval.pca.head=4", "run.report=True", "eval.every=4")
+    fields = ("eval.pca.head=4", "eval.every=4")
     config = small_runs.load(squares, *CACHED, *fields)
-    results = train.train_and_evaluate(config, tmp_path / "first")
+    results = train.train_and_evaluate(config, tmp_path / "first", report=write_own_report)
     assert (tmp_path / "first" / "report.html").exists()
     again = evaluate(config, tmp_path / "first")
     assert again == {name: results[name] for name in again} and again.keys() == {"final", "best"}
     other = small_runs.load(squares, *CACHED, *fields, "optim.learning_rate=0", *PCA)
-    after = train.train_and_evaluate(other, tmp_path / "second")
+    after = train.train_and_evaluate(other, tmp_path / "second", report=write_own_report)
     assert len(seen) == 48 and set(seen.values()) == {1}
     # Its parameters never change, so the best of equal states is the one before the first step.
     assert after["best_step"] == 0 and after["best"] == after["untrained"]

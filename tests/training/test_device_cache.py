@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.training import step as train_step
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair
 
@@ -15,7 +16,7 @@ DEVICE = [*SMALL, "run.cache=device", "run.microbatch=3"]
 @pytest.fixture
 def steps(monkeypatch):
     """The jitted steps of a run, in which implicit transfers are errors."""
-    jitted, jit = [], train.jit_train_step
+    jitted, jit = [], train_step.jit_train_step
 
     def jit_train_step(*args):
         step = jit(*args)
@@ -27,7 +28,7 @@ def steps(monkeypatch):
 
         return guarded
 
-    monkeypatch.setattr(train, "jit_train_step", jit_train_step)
+    monkeypatch.setattr(train_step, "jit_train_step", jit_train_step)
     return jitted
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -39,12 +40,9 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    built = built._replace(splits=built.splits._replace(train=everything))
-    built = built._replace(
-        evaluator=type(
-            "", (), {"images": dataclasses.replace(built.evaluator.images, encodings=None)}
-        )
-    )
+    images = dataclasses.replace(built.evaluator.images, encodings=None)
+    built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
+    vars(built)["evaluator"] = types.SimpleNamespace(images=images)
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
