@@ -17,16 +17,17 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import create_embedder, model_shapes
-from hypjax.objectives.create import SAVED_SPACE
+from hypjax.objectives import Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
-from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_config
+from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -56,7 +57,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         with reading(workdir) as run:
             _, states = restore_models(config, run)
             trained = saved_config(run)
-    config = _scored_as(config, trained)
+    objective = _objective(config, run)
     splits = open_splits(config)
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
@@ -69,7 +70,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     # A run whose encoder was trained has more than one: their embeddings cannot be shared.
     frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
-    evaluator = create_evaluator(config, splits=splits if frozen else None)
+    evaluator = create_evaluator(config, objective, splits=splits if frozen else None)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
@@ -77,14 +78,12 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
 
 
-def _scored_as(config: ConfigDict, trained: ConfigDict) -> ConfigDict:
-    """Returns a configuration with the space that was saved with a run, which one process reads."""
-    space = trained[SAVED_SPACE]
-    space = processes.from_first(lambda: None if space is None else describe_space(space))
-    config = config.copy_and_resolve_references()
-    with config.ignore_type():
-        config[SAVED_SPACE] = None if space is None else space_of(space)
-    return config
+def _objective(config: ConfigDict, run: pathlib.Path | None) -> Objective:
+    """The objective that scores a run, whose folder only the first process reads."""
+    if config.objective.name in BUILT_IN:
+        return create_objective(config)
+    space = processes.from_first(lambda: describe_space(saved_objective(run, config).space))
+    return SavedObjective(space_of(space))
 
 
 def score_queries(
@@ -94,10 +93,10 @@ def score_queries(
 
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
-    config, _, params = restore_best(workdir)
+    config, _, params, objective = restore_best(workdir)
     splits = open_splits(config)
     require_provenance(workdir, {"images": splits.fingerprint})
-    evaluator = create_evaluator(config, splits=splits)
+    evaluator = create_evaluator(config, objective, splits=splits)
     fitted = evaluator.fit(params, splits.train)
     scores = evaluator.query_scores(params, splits.task, fitted)
     return scores["head"], splits.test.labels
@@ -121,7 +120,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
         params["encoder"] = processes.arrays_from_first(
             lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
         )
-    evaluator = create_evaluator(config, parts=["encoder"])
+    evaluator = create_evaluator(config, create_objective(config), parts=["encoder"])
     results = {"pretrained": _scores(evaluator, params, splits)}
     return _report(config.model.weights, results, splits.notes, config)
 

@@ -21,7 +21,6 @@ from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
-from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
 from hypjax.runs.workdir import Workdir
@@ -111,7 +110,6 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     config = config.copy_and_resolve_references()
-    config[SAVED_SPACE] = None  # Training is in the space of the loss, also a saved run's.
     validate(config)
     if config.train.total_steps == 0:
         raise UserError(

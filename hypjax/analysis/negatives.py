@@ -22,8 +22,8 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
+from hypjax.geometry.learned import learned_values
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
-from hypjax.objectives.create import config_at
 from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
@@ -88,16 +88,16 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
     """
-    model, params = restore_trained(run)
-    config = config_at(run.config, params)
-    space = create_objective(config).space
+    model, params, _ = restore_trained(run)
+    scalars = learned_values(run.config.objective, params)
+    space = create_objective(run.config).with_scalars(scalars).space
     embed = head_points(run, model, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    return weigh(run.name, anchors, items, choice, space, softmax_temperature(config))
+    return weigh(run.name, anchors, items, choice, space, softmax_temperature(run.config, scalars))
 
 
 def weigh(

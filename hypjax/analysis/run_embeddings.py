@@ -19,7 +19,7 @@ from hypjax.geometry import Space
 from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
-from hypjax.objectives import scored_space
+from hypjax.objectives import Objective
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
@@ -120,8 +120,8 @@ def _choose(
     return np.flatnonzero(np.isin(labels, taken))
 
 
-def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
+def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree, Objective]:
+    """Restores a run's model as by `restore_best`, if the images are still the run's."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
         return restore_best(folder)[1:]
@@ -137,8 +137,8 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
-    model, params = restore_trained(run)
-    space, proxies = scored_space(run.config, params), None
+    model, params, objective = restore_trained(run)
+    space, proxies = objective.score_space, None
     if run.config.objective.name.startswith("hier+"):
         proxies = np.asarray(jax.jit(space.embed)(_restore_proxies(run)))
         space.check(proxies)

@@ -18,7 +18,6 @@ from hypjax.analysis.run_embeddings import (
     searched,
 )
 from hypjax.geometry import Space
-from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
 _COLOURS = {True: "tab:green", False: "tab:red"}
@@ -64,8 +63,8 @@ def search_test_images(run: TrainedRun, k: int) -> RunSearches:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`.
     """
-    model, params = restore_trained(run)
-    space = scored_space(run.config, params)
+    model, params, objective = restore_trained(run)
+    space = objective.score_space
     embed = head_points(run, model, params, space)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None

@@ -20,7 +20,7 @@ from hypjax.analysis.run_embeddings import (
 )
 from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
-from hypjax.objectives import scored_space
+from hypjax.geometry.learned import learned_values
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
@@ -36,11 +36,12 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
-    model, trained = restore_trained(run)
+    model, trained, objective = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}
     states = {"untrained": untrained_parameters(run.config), "trained": trained}
     for state, params in states.items():
-        space = scored_space(run.config, params)
+        scalars = learned_values(run.config.objective, params)
+        space = objective.with_scalars(scalars).score_space
         points = head_points(run, model, params, space)(images)
         found[state] = find_spread(points, images.labels, space)
     return found

@@ -11,7 +11,6 @@ from ml_collections.config_dict import FieldReference, placeholder
 from hypjax.config.choices import PARTS
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
-from hypjax.objectives.create import SAVED_SPACE
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 _optional = FieldReference  # A default in whose place None is valid, too.
@@ -23,9 +22,6 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.
     config.seed = 0  # Seed of the initial parameters, batches and crops.
-    # The space in which a run with a loss of the user's scores its head, as it was saved with it;
-    # None: that of `create_objective`. No file or command line sets it, see `flatten`.
-    config[SAVED_SPACE] = placeholder(object)
     config.data = _data()
     config.model = _model()
     config.objective = _objective(objective)

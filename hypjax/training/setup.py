@@ -88,7 +88,7 @@ def build(config: ConfigDict) -> Setup:
     layout = None
     if config.run.cache == "device":
         layout = plan_layout(plans.sizes, mesh, learner.view.channels)
-    evaluator = create_evaluator(config, mesh=mesh, splits=splits)
+    evaluator = create_evaluator(config, learner.objective, mesh=mesh, splits=splits)
     return Setup(config, learner, spec, splits, plans, layout, evaluator)
 
 
