@@ -94,9 +94,8 @@ class Objective(Protocol):
         """
         if not scalars or not dataclasses.is_dataclass(self):
             return self
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        changed = {name: _with_scalars(name, value, scalars) for name, value in fields.items()}
-        changed = {name: new for name, new in changed.items() if new is not fields[name]}
+        names = [field.name for field in dataclasses.fields(self) if field.init]
+        changed = {name: _with_scalars(name, getattr(self, name), scalars) for name in names}
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:

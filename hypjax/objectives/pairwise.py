@@ -271,8 +271,8 @@ def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> HypMix:
             f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "
             "which adds the sphere itself"
         )
-    numbers = {name: config.objective[name] for name in HYPMIX_FIELDS}
-    return HypMix(space, **numbers, samples_per_class=config.train.samples_per_class)
+    numbers = (config.objective[name] for name in HYPMIX_FIELDS)
+    return HypMix(space, *numbers, config.train.samples_per_class)
 
 
 def negative_weights(
