@@ -16,6 +16,7 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
+from hypjax.geometry.learned import learned_values
 from hypjax.inference.features import DatasetEmbedder, evaluation_input, frozen_encodings
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
@@ -138,14 +139,19 @@ class ScoredHead(NamedTuple):
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     model, params, objective = restore_trained(run)
-    space, proxies = objective.score_space, None
+    proxies = None
     if run.config.objective.name.startswith("hier+"):
-        proxies = np.asarray(jax.jit(space.embed)(_restore_proxies(run)))
+        params, proxies = _restore_proxies(run)
+    scalars = learned_values(run.config.objective, params)
+    space = objective.with_scalars(scalars).score_space
+    if proxies is not None:
+        proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
     return ScoredHead(head_points(run, model, params, space), space, proxies)
 
 
-def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
+def _restore_proxies(run: TrainedRun) -> tuple[PyTree, Float[Array, "p dim"]]:
+    """The model's parameters, and the proxies of the same checkpoint."""
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     built = setup.build(run.config)
@@ -157,7 +163,10 @@ def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
         contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
     ):
         found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    return found.trees[1]["objective"]["hierarchy"]
+    if found is None:
+        raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
+    params, training = found.trees
+    return params, training["objective"]["hierarchy"]
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:
