@@ -96,14 +96,8 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
         anchors = embed(run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    return weigh(
-        run.name,
-        anchors,
-        items,
-        choice,
-        space,
-        softmax_temperature(run.config, run.scalars(params)),
-    )
+    temperature = softmax_temperature(run.config, scalars)
+    return weigh(run.name, anchors, items, choice, space, temperature)
 
 
 def weigh(
