@@ -11,23 +11,22 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
-from hypjax.config.choices import freezes_encoder
-from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.evaluator import check_depth
 from hypjax.inference.run import Run
-from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
+from hypjax.inference.trained import TrainedModel, restore_best, restore_models
+from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import model_shapes
 from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.images import fit_to_features, open_splits
+from hypjax.runs.images import fit_to_features
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
+from hypjax.runs.workdir import require_provenance, saved_config
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -51,40 +50,41 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that the test classes may differ.
     """
-    config = fit_to_features(config)
+    config = fit_to_features(config).copy_and_resolve_references()
     validate(config)
-    states, folder, trained = {}, None, config.copy_and_resolve_references()
+    models, folder, trained = {}, None, config
     if processes.is_first():
         with reading(workdir) as folder:
-            _, states = restore_models(config, folder)
+            models = restore_models(folder, config)
             trained = saved_config(folder)
-    run = Run.open(config, _objective(config, folder))
+    # Models whose encoder was trained cannot share its embeddings.
+    config.optim.frozen = tuple(processes.from_first(lambda: trained.optim.frozen))
+    run = Run.open(config, _objective(config, models))
     splits = run.splits
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if folder is not None:
         require_provenance(folder, {"images": splits.fingerprint})
-    shapes = model_shapes(run.evaluator.images.model, View.of(config.data))
+    shapes = model_shapes(run.images.model, View.of(config.data))
     states = {
-        name: processes.arrays_from_first(lambda name=name: states[name], shapes)
-        for name in processes.from_first(lambda: list(states))
+        name: processes.arrays_from_first(lambda name=name: models[name].params, shapes)
+        for name in processes.from_first(lambda: list(models))
     }
-    # A run whose encoder was trained has more than one: their embeddings cannot be shared.
-    frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
-    evaluator = run.evaluator if frozen else create_evaluator(config, run.objective, mesh=run.mesh)
-    results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
+    results = {name: _scores(run, params) for name, params in states.items()}
     learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
 
 
-def _objective(config: ConfigDict, folder: pathlib.Path | None) -> Objective:
-    """The objective that scores a run, whose folder only the first process reads."""
+def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Objective:
+    """The objective that scores a run, whose models only the first process has."""
     if config.objective.name in BUILT_IN:
         return create_objective(config)
-    space = processes.from_first(lambda: describe_space(saved_objective(folder, config).space))
-    return SavedObjective(space_of(space))
+    objectives = [model.objective for model in models.values()]
+    return SavedObjective(
+        space_of(processes.from_first(lambda: describe_space(objectives[0].space)))
+    )
 
 
 def score_queries(
@@ -94,11 +94,10 @@ def score_queries(
 
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
-    config, _, params, objective = restore_best(workdir)
-    run = Run.open(config, objective)
+    trained = restore_best(workdir)
+    run = Run.open(trained.config, trained.objective)
     require_provenance(workdir, {"images": run.splits.fingerprint})
-    fitted = run.evaluator.fit(params, run.splits.train)
-    scores = run.evaluator.query_scores(params, run.splits.task, fitted)
+    scores = run.evaluator.query_scores(trained.params, run.splits.task)
     return scores["head"], run.splits.test.labels
 
 
@@ -110,10 +109,9 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """
     config = fit_to_features(config)
     validate(config)
-    splits = open_splits(config)
-    evaluator = create_evaluator(config, create_objective(config), parts=["encoder"])
-    check_depth(config, splits)
-    model = evaluator.images.model
+    run = Run.open(config, parts=["encoder"])
+    check_depth(config, run.splits)
+    model = run.images.model
     shapes = model_shapes(model, View.of(config.data))
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     if "space" in params:
@@ -122,14 +120,13 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
         params["encoder"] = processes.arrays_from_first(
             lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
         )
-    results = {"pretrained": _scores(evaluator, params, splits)}
-    return _report(config.model.weights, results, splits.notes, config)
+    results = {"pretrained": _scores(run, params)}
+    return _report(config.model.weights, results, run.splits.notes, config)
 
 
-def _scores(evaluator: Evaluator, params: PyTree, splits: Splits) -> Recalls:
+def _scores(run: Run, params: PyTree) -> Recalls:
     console.say("evaluating on the test classes")
-    fitted = evaluator.fit(params, splits.train)
-    return evaluator.test_scores(params, splits, fitted)
+    return run.evaluator.test_scores(params)
 
 
 def _report(

@@ -87,10 +87,10 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
     """
-    model, params = restore_trained(run)
+    params = restore_trained(run)
     scalars = run.scalars(params)
     space = create_objective(run.config).with_scalars(scalars).space
-    embed = head_points(run, model, params, space)
+    embed = head_points(run, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))

@@ -63,9 +63,9 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`.
     """
-    model, params = restore_trained(run)
+    params = restore_trained(run)
     space = run.score_space(params)
-    embed = head_points(run, model, params, space)
+    embed = head_points(run, params, space)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None
     points = embed(test)

@@ -35,12 +35,11 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
-    model, trained = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}
-    states = {"untrained": untrained_parameters(run.config), "trained": trained}
+    states = {"untrained": untrained_parameters(run.config), "trained": restore_trained(run)}
     for state, params in states.items():
         space = run.score_space(params)
-        points = head_points(run, model, params, space)(images)
+        points = head_points(run, params, space)(images)
         found[state] = find_spread(points, images.labels, space)
     return found
 

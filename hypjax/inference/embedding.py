@@ -1,13 +1,16 @@
 """From images to points of the spaces in which a model is scored."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.errors import FlaxError
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
 from hypjax.models import Embedder
@@ -18,7 +21,8 @@ from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.types import Outputs
 
-Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
+PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
+ONE_SCALE = (1.0,)
 
 
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
@@ -50,78 +54,86 @@ def part_of(name: str) -> str:
 def _features(outputs: Outputs, name: str) -> Float[Array, "batch d"]:
     """The features behind a name of `scored_spaces`, which its space embeds."""
     dim = name.partition(":")[0].partition("@")[2]
-    whole = outputs.projected if part_of(name) == "head" else outputs.pooled
+    full = outputs.projected if part_of(name) == "head" else outputs.pooled
     if not dim:
-        return whole
-    if int(dim) >= whole.shape[-1]:  # The configuration does not know the dimension of an encoder.
+        return full
+    if int(dim) >= full.shape[-1]:  # The configuration does not know the dimension of an encoder.
         raise UserError(
             f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
-            f"{whole.shape[-1]}; lower config.eval.prefixes"
+            f"{full.shape[-1]}; lower config.eval.prefixes"
         )
-    return whole[:, : int(dim)]
+    return full[:, : int(dim)]
 
 
-PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
-ONE_SCALE = (1.0,)
+def encode(
+    model: Embedder,
+    pixel_scaling: PixelScaling,
+    scales: Sequence[float],
+    params: PyTree,
+    images: UInt8[Array, "batch side side channels"],
+) -> list[Float[Array, "batch encoder_dim"]]:
+    """The encoder's embeddings of pixels at each scale; given features are returned as they are.
+
+    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
+    """
+    if not model.encoder.takes_pixels:
+        return [images]
+    images, embeddings = normalize(images, *pixel_scaling), []
+    for scale in scales:
+        scaled, scaled_params, resized = model, params, images
+        side = scaled_side(model.encoder, scale)
+        if side != model.encoder.image_size:
+            scaled, scaled_params = at_side(model, params, side)
+            resized = resize_images(images, side)
+        try:
+            with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
+                pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
+        except (FlaxError, TypeError, ValueError) as error:  # Of a module of the user's.
+            if scaled is model:
+                raise
+            raise UserError(
+                f"the encoder cannot embed images of {side} × {side} pixels, for which "
+                f"config.eval.scales asks ({reason(error)}); set --config.eval.scales=1"
+            ) from error
+        embeddings.append(pooled.astype(jnp.float32))
+    return embeddings
+
+
+def place(
+    model: Embedder,
+    params: PyTree,
+    spaces: Mapping[str, Space],
+    pooled: Sequence[Float[Array, "batch encoder_dim"]],
+) -> dict[str, Float[Array, "batch d"]]:
+    """Maps the encoder's embeddings to points of each space; of several scales, to their mean.
+
+    It needs no parameters of the encoder.
+    """
+    outputs = [model.apply({"params": params}, each, method="project") for each in pooled]
+    points = {
+        name: [space.embed(_features(each, name)) for each in outputs]
+        for name, space in spaces.items()
+    }
+    if len(outputs) == 1:
+        return {name: of_scales[0] for name, of_scales in points.items()}
+    return {name: spaces[name].mean(jnp.stack(each, axis=-2)) for name, each in points.items()}
 
 
 def embed_function(
     model: Embedder,
     pixel_scaling: PixelScaling,
-    spaces: Spaces,
+    spaces: Mapping[str, Space],
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
-    """Returns the function from parameters and pixels to the points of each space, to be jitted.
-
-    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
-    Of several, it returns the mean of the points in their space.
-    """
-    encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
-    return lambda params, images: place(params, encode(params, images))
+    """Returns the function from parameters and pixels to the points of each space, to be jitted."""
+    return lambda params, images: place(
+        model, params, spaces, encode(model, pixel_scaling, scales, params, images)
+    )
 
 
-def encode_function(
-    model: Embedder, pixel_scaling: PixelScaling, scales: Sequence[float] = ONE_SCALE
-) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], list[Array]]:
-    """Returns the first half of `embed_function`: the encoder's embeddings, one array per scale."""
-
-    def encode_at(
-        scale: float, params: PyTree, images: Float[Array, "..."]
-    ) -> Float[Array, "batch encoder_dim"]:
-        side, scaled = scaled_side(model.encoder, scale), model
-        if side != model.encoder.image_size:
-            scaled, params = at_side(model, params, side)
-            images = resize_images(images, side)
-        with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
-            found = scaled.encoder.apply({"params": params["encoder"]}, images)
-        return found.astype(jnp.float32)
-
-    def encode(params: PyTree, images: Array) -> list[Array]:
-        if not model.encoder.takes_pixels:
-            return [images]
-        images = normalize(images, *pixel_scaling)
-        return [encode_at(scale, params, images) for scale in scales]
-
-    return encode
-
-
-def place_function(
-    model: Embedder, spaces: Spaces
-) -> Callable[[PyTree, Sequence[Float[Array, "batch encoder_dim"]]], dict[str, Array]]:
-    """Returns the second half of `embed_function`, which needs no parameters of the encoder."""
-
-    def place_one(params: PyTree, pooled: Float[Array, "batch encoder_dim"]) -> dict[str, Array]:
-        outputs: Outputs = model.apply({"params": params}, pooled, method="project")
-        own = spaces(params).items()
-        return {name: space.embed(_features(outputs, name)) for name, space in own}
-
-    def place(params: PyTree, pooled: Sequence[Array]) -> dict[str, Array]:
-        points = [place_one(params, each) for each in pooled]
-        if len(points) == 1:
-            return points[0]
-        return {
-            name: space.mean(jnp.stack([each[name] for each in points], axis=-2))
-            for name, space in spaces(params).items()
-        }
-
-    return place
+def fingerprint(facts: object, params: PyTree = None) -> str:
+    """Hash of facts, whose `repr` says all about them, and of parameters."""
+    digest = hashlib.sha256(repr(facts).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()[:32]

@@ -5,8 +5,6 @@ saved as they are, and compared by cosine unless another space is named.
 """
 
 import concurrent.futures
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +16,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
+from hypjax.inference.embedding import fingerprint
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console, integrations
@@ -71,7 +70,7 @@ class ExternalEmbedder(ImageEmbedder):
         """
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
         self._spec, self._encoder = spec, encoder
-        self.fingerprint = hashlib.sha256(json.dumps(encoder.facts).encode()).hexdigest()[:32]
+        self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
         prepared = encoder.prepare(Image.fromarray(noise))
         first, second = (encoder.features([prepared]) for _ in range(2))

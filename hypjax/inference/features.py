@@ -3,16 +3,14 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jaxlib
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, PyTree, UInt8
+from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import __version__, parallel
@@ -23,14 +21,8 @@ from hypjax.data.parts import Splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError
-from hypjax.inference.embedding import (
-    ONE_SCALE,
-    PixelScaling,
-    Spaces,
-    embed_function,
-    encode_function,
-    place_function,
-)
+from hypjax.geometry import Space
+from hypjax.inference.embedding import ONE_SCALE, encode, fingerprint, place
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
@@ -45,174 +37,167 @@ _FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes so
 Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
 
 
-class EvaluationInput(NamedTuple):
-    """How images reach a model that is evaluated."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetEmbedder:
+    """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
 
-    view: View
-    scaling: PixelScaling
-    scales: tuple[float, ...]
-    workers: int
-    batch_size: int
-    mesh: Mesh  # Devices that share each batch.
-
-
-def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
-    """The input that a configuration describes."""
-    run, mesh = config.run, mesh or parallel.create_mesh(config.run.mesh)
-    scaling, scales = (config.data.mean, config.data.std), tuple(config.eval.scales)
-    how = run.workers, run.eval_batch_size, mesh
-    return EvaluationInput(View.of(config.data), scaling, scales, *how)
-
-
-def embed_dataset(
-    embed: Callable[[UInt8[Array, "batch side side channels"]], PyTree],
-    dataset: Dataset,
-    source: EvaluationInput,
-) -> PyTree:
-    """Embeds all images of a dataset under the test view; returns one row for each, on the host.
-
-    `embed` gets a batch, sharded and always of one size, and returns arrays that are replicated.
+    An encoder that is not trained embeds an image in the same way whenever it is scored: its
+    embeddings of the `kept` datasets are computed once, all together, and stay in memory. With a
+    folder they are stored there, too, for other runs, unless several processes share the work. Its
+    parameters must then be the same in all calls.
     """
-    return _concatenated(_embedded_batches(embed, dataset, source))
 
+    model: Embedder
+    config: ConfigDict
+    mesh: Mesh  # Devices that share each batch.
+    kept: Sequence[Dataset] = ()
+    folder: pathlib.Path | None = None
+    # By the identity of the records.
+    _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
 
-def _concatenated(batches: Iterable[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+    def points(
+        self,
+        params: PyTree,
+        dataset: Dataset,
+        spaces: Mapping[str, Space],
+        scales: Sequence[float] | None = None,
+    ) -> dict[str, Float[np.ndarray, "images d"]]:
+        """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
 
+        Scales are those of `eval.scales` if they are None.
+        """
+        scales = tuple(scales or self.config.eval.scales)
+        head = {name: own for name, own in params.items() if name != "encoder"}
+        head = parallel.place(head, parallel.replicated(self.mesh))
+        map_to_points = functools.partial(self._place, (head, dict(spaces)))
+        if (kept := self._kept_features(params, dataset, scales)) is not None:
+            batches = self._batches_of(kept)
+            return _concatenated(self._mapped(map_to_points, batches, len(dataset)))
+        embed = self._encoder(params, scales)
+        return self.mapped(lambda images: map_to_points(embed(images)), dataset)
 
-def _embedded_batches(
-    embed: Callable[[UInt8[Array, "batch side side channels"]], PyTree],
-    dataset: Dataset,
-    source: EvaluationInput,
-) -> Iterator[PyTree]:
-    """Yields what `embed_dataset` returns, one batch at a time."""
-    mesh, total = source.mesh, len(dataset)
-    size = parallel.slices(source.batch_size, mesh).rows
-    rows = parallel.local_rows(mesh, size)
-    batches = evaluation_batches(dataset, source.view, size, source.workers, rows)
+    def features(
+        self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
+    ) -> Features:
+        """The encoder's embeddings of all images of a dataset, at each scale."""
+        scales = tuple(scales or self.config.eval.scales)
+        kept = self._kept_features(params, dataset, scales)
+        return self.mapped(self._encoder(params, scales), dataset) if kept is None else kept
 
-    def on_host(first: int, found: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: np.asarray(x)[: total - first], found)
+    def mapped(self, function: Callable[[PyTree], PyTree], dataset: Dataset) -> PyTree:
+        """Applies a function to all images of a dataset under the test view; a row for each.
 
-    pending = None  # Copied once the device computes the next one.
-    with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-        for first, images in zip(range(0, total, size), batches, strict=True):
-            found = parallel.gather(embed(parallel.shard(mesh, images)))
+        It gets batches of one size, sharded, and returns replicated arrays.
+        """
+        return _concatenated(self._mapped(function, self._images_of(dataset), len(dataset)))
+
+    def _images_of(self, dataset: Dataset) -> Generator[np.ndarray, None, None]:
+        """Yields this process's rows of each batch."""
+        view, workers = View.of(self.config.data), self.config.run.workers
+        rows = parallel.local_rows(self.mesh, self._batch_size)
+        return evaluation_batches(dataset, view, self._batch_size, workers, rows)
+
+    def _batches_of(self, features: Features) -> Generator[Features, None, None]:
+        """Yields the same rows of features that are kept."""
+        size = self._batch_size
+        local = list(parallel.local_rows(self.mesh, size))
+        for start in range(0, len(features[0]), size):
+            rows = [each[start : start + size] for each in features]
+            yield [np.resize(each, (size, each.shape[1]))[local] for each in rows]
+
+    def _mapped(
+        self, function: Callable[[PyTree], PyTree], batches: Generator, total: int
+    ) -> Iterator[PyTree]:
+        """Yields what a function returns for each batch, on the host."""
+
+        def on_host(first: int, result: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: np.asarray(x)[: total - first], result)
+
+        pending = None  # Copied once the device computes the next one.
+        with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+            for first, rows in zip(range(0, total, self._batch_size), batches, strict=True):
+                result = parallel.gather(function(parallel.shard(self.mesh, rows)))
+                if pending is not None:
+                    yield on_host(*pending)
+                pending = first, result
             if pending is not None:
                 yield on_host(*pending)
-            pending = first, found
-        if pending is not None:
-            yield on_host(*pending)
 
-
-def pretrained_features(
-    config: ConfigDict,
-) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
-    """Embeds the training images with the encoder that `model.weights` names.
-
-    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
-    from these images must carry. Several scales are refused: unlike points of a space, these
-    features have no mean.
-    """
-    config = fit_to_features(config)
-    validate(config)
-    if tuple(config.eval.scales) != ONE_SCALE:
-        raise UserError(
-            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
-            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
-        )
-    model = create_embedder(config, evaluating=True)
-    splits = open_splits(config)
-    train, source = splits.training_images(), evaluation_input(config)
-    source = source._replace(view=source.view._replace(resize=source.view.side))
-    if train.vectors is not None:
-        return train.given_vectors(), splits.notes
-    params = {"encoder": pretrained_encoder(config, model.encoder)}
-    return Encodings(model, source).encode(params, train)[0], splits.notes
-
-
-class Encodings:
-    """The encoder's embeddings of images under the test view, at each of some scales.
-
-    Those of `datasets` are computed once, all together, and kept in memory: an encoder that is not
-    trained embeds an image in the same way whenever it is scored. With a folder they are kept
-    there, too, for other runs, unless several processes share the work.
-    """
-
-    def __init__(
-        self,
-        model: Embedder,
-        source: EvaluationInput,
-        datasets: Sequence[Dataset] = (),
-        folder: pathlib.Path | None = None,
-    ) -> None:
-        self.model, self.source, self._folder = model, source, folder
-        by_records: dict[int, list[Dataset]] = {}
-        for images in datasets:
-            if images.boxes is None:
-                by_records.setdefault(id(images.records), []).append(images)
-        # By the identity of the records: the images, and their embeddings at each scale.
-        self._images = {key: union(images) for key, images in by_records.items()}
-        self._features: dict[int, Features] = {}
-
-    def of(
-        self, params: PyTree, dataset: Dataset
-    ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
-        """The embeddings of images that are kept, by scale; None if they are not.
-
-        The first call embeds all datasets that share the images' records, so the encoder's
-        parameters must be the same in all calls.
-        """
-        key = id(dataset.records)
-        images = None if dataset.boxes is not None else self._images.get(key)
-        if images is None or not np.isin(dataset.positions, images.positions).all():
+    def _kept_features(
+        self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
+    ) -> Features | None:
+        """The embeddings of images that are kept; None if they are not."""
+        key, known = id(dataset.records), tuple(self.config.eval.scales)
+        images = None if dataset.boxes is not None else self._unions.get(key)
+        if images is None or not set(scales) <= set(known):
+            return None
+        if not np.isin(dataset.positions, images.positions).all():
             return None
         if key not in self._features:
             self._features[key] = self._computed_once(params, images)
         rows = np.searchsorted(images.positions, dataset.positions)
-        features = zip(self.source.scales, self._features[key], strict=True)
-        return {scale: at_scale[rows] for scale, at_scale in features}
-
-    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
-        """The embeddings of images from the folder, or else computed, and kept there."""
-
-        def compute(done: int) -> Iterator[Features]:
-            count = len(images) - done
-            if count:
-                console.say(f"embedding {count} images with the frozen encoder, once")
-            return self._batches(params, images.take(np.arange(done, len(images))))
-
-        if self._folder is None or images.source is None or jax.process_count() > 1:
-            return _concatenated(compute(0))
-        what = images.source, images.positions.tolist(), images.upright, images.fast
-        source, platform = self.source, self.source.mesh.devices.flat[0].platform
-        how = DECODER, source.view, source.scaling, source.scales, self.model.encoder, platform
-        folder = self._folder / feature_key((*what, *how), params["encoder"])
-        return cached_features(folder, len(images), len(source.scales), compute)
-
-    def encode(self, params: PyTree, dataset: Dataset) -> Features:
-        """Embeds all images of a dataset; returns one array for each scale."""
-        return _concatenated(self._batches(params, dataset))
-
-    def _batches(self, params: PyTree, dataset: Dataset) -> Iterator[Features]:
-        params = {"encoder": params.get("encoder", {})}  # It may have none.
-        params = parallel.place(params, parallel.replicated(self.source.mesh))
-        return _embedded_batches(functools.partial(self._encode, params), dataset, self.source)
+        return [self._features[key][known.index(scale)][rows] for scale in scales]
 
     @functools.cached_property
-    def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
-        function = encode_function(self.model, self.source.scaling, self.source.scales)
-        return jax.jit(parallel.map_images(function, self.source.mesh))
+    def _unions(self) -> dict[int, Dataset]:
+        """The images that are kept, by the identity of their records."""
+        by_records: dict[int, list[Dataset]] = {}
+        for images in self.kept:
+            if images.boxes is None:
+                by_records.setdefault(id(images.records), []).append(images)
+        return {key: union(images) for key, images in by_records.items()}
+
+    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
+        """The embeddings of images from the folder, or else computed, and stored there."""
+        scales, data = tuple(self.config.eval.scales), self.config.data
+
+        def compute(done: int) -> Iterator[Features]:
+            rest = images.take(np.arange(done, len(images)))
+            if len(rest):
+                console.say(f"embedding {len(rest)} images with the frozen encoder, once")
+            return self._mapped(self._encoder(params, scales), self._images_of(rest), len(rest))
+
+        if self.folder is None or images.source is None or jax.process_count() > 1:
+            return _concatenated(compute(0))
+        view, scaling = View.of(data), (tuple(data.mean), tuple(data.std))
+        platform = self.mesh.devices.flat[0].platform
+        versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
+        what = images.source, images.positions.tolist(), images.upright, images.fast
+        how = DECODER, view, scaling, scales, self.model.encoder, platform
+        folder = self.folder / fingerprint((*versions, *what, *how), params["encoder"])
+        return cached_features(folder, len(images), len(scales), compute)
+
+    @property
+    def _batch_size(self) -> int:
+        return parallel.slices(self.config.run.eval_batch_size, self.mesh).rows
+
+    def _encoder(
+        self, params: PyTree, scales: tuple[float, ...]
+    ) -> Callable[[PyTree], list[Array]]:
+        params = {"encoder": params.get("encoder", {})}  # It may have none.
+        params = parallel.place(params, parallel.replicated(self.mesh))
+        return functools.partial(self._encode, scales, params)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], list[Array]]:
+        scaling = self.config.data.mean, self.config.data.std
+
+        def encode_images(scales: tuple[float, ...], params: PyTree, images: Array) -> list[Array]:
+            function = functools.partial(encode, self.model, scaling, scales)
+            return parallel.map_images(function, self.mesh)(params, images)
+
+        return jax.jit(encode_images, static_argnums=0)
+
+    @functools.cached_property
+    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
+        def place_rows(head: tuple[PyTree, Mapping[str, Space]], pooled: PyTree) -> PyTree:
+            return place(self.model, *head, pooled)
+
+        return jax.jit(parallel.map_images(place_rows, self.mesh))
 
 
-def feature_key(facts: Sequence[object], params: PyTree) -> str:
-    """Hash of facts, whose `repr` says all about them, of parameters, and of versions."""
-    versions = __version__, jax.__version__, jaxlib.__version__
-    digest = hashlib.sha256(repr((_FORMAT, *versions, *facts)).encode())
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(leaf))
-    return digest.hexdigest()[:32]
+def _concatenated(batches: Iterable[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
 def cached_features(
@@ -239,12 +224,15 @@ def cached_features(
         return _concatenated(compute(0))
 
 
-def frozen_encodings(
-    config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
-) -> Encodings | None:
-    """What a run keeps of its encoder's embeddings; None if it is trained, or they are given."""
+def keeping(
+    config: ConfigDict, model: Embedder, splits: Splits
+) -> tuple[list[Dataset], pathlib.Path | None]:
+    """The datasets whose embeddings by a frozen encoder a run keeps, and the folder for them.
+
+    There are none if the encoder is trained, or its embeddings are given.
+    """
     if not freezes_encoder(config.optim.frozen) or not model.encoder.takes_pixels:
-        return None
+        return [], None
     train, embeds = config.train, any(config.eval.pca.values())
     embeds |= train.cached_features or train.sampling == "tuples"
     embeds |= config.model.head_init == "pca"
@@ -253,50 +241,32 @@ def frozen_encodings(
     # The code of a user's encoder may change under the same name.
     if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-    return Encodings(model, source, list(filter(None, parts)), folder)
+    return list(filter(None, parts)), folder
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DatasetEmbedder:
-    """Embeds datasets with a model; compiled once, whatever their sizes and the learned space."""
+def pretrained_features(
+    config: ConfigDict,
+) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
+    """Embeds the training images with the encoder that `model.weights` names.
 
-    model: Embedder
-    spaces: Spaces
-    source: EvaluationInput
-    encodings: Encodings | None = None
-
-    def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Embeds all images of a dataset, each part of the model in its space."""
-        scales = self.source.scales
-        if self.encodings is not None and set(scales) <= set(self.encodings.source.scales):
-            if (kept := self.encodings.of(params, dataset)) is not None:
-                return self._placed(params, [kept[scale] for scale in scales])
-        params = parallel.place(params, parallel.replicated(self.source.mesh))
-        return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
-
-    def _placed(
-        self, params: PyTree, encoded: Sequence[Float[np.ndarray, "images dim"]]
-    ) -> dict[str, np.ndarray]:
-        """From the encoder's embeddings at each scale to points."""
-        mesh = self.source.mesh
-        params = {name: own for name, own in params.items() if name != "encoder"}
-        params = parallel.place(params, parallel.replicated(mesh))
-        count, size = len(encoded[0]), parallel.slices(self.source.batch_size, mesh).rows
-        local, parts = list(parallel.local_rows(mesh, size)), []
-        for start in range(0, count, size):
-            rows = [each[start : start + size] for each in encoded]
-            padded = [np.resize(each, (size, each.shape[1]))[local] for each in rows]
-            batch = parallel.shard(mesh, padded)
-            parts.append(parallel.gather(self._place(params, batch)))
-        return jax.tree.map(lambda *rows: np.concatenate(rows)[:count], *parts)
-
-    @functools.cached_property
-    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
-        how = self.source.scaling, self.spaces, self.source.scales
-        function = embed_function(self.model, *how)
-        return jax.jit(parallel.map_images(function, self.source.mesh))
-
-    @functools.cached_property
-    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
-        function = place_function(self.model, self.spaces)
-        return jax.jit(parallel.map_images(function, self.source.mesh))
+    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
+    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
+    from these images must carry. Several scales are refused: unlike points of a space, these
+    features have no mean.
+    """
+    config = fit_to_features(config).copy_and_resolve_references()
+    validate(config)
+    if tuple(config.eval.scales) != ONE_SCALE:
+        raise UserError(
+            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
+            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
+        )
+    config.data.resize = config.data.image_size
+    model = create_embedder(config, evaluating=True)
+    splits = open_splits(config)
+    train = splits.training_images()
+    if train.vectors is not None:
+        return train.given_vectors(), splits.notes
+    params = {"encoder": pretrained_encoder(config, model.encoder)}
+    images = DatasetEmbedder(model, config, parallel.create_mesh(config.run.mesh))
+    return images.features(params, train)[0], splits.notes

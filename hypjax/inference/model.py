@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
-from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import OWN
@@ -18,13 +17,12 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Given, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted, require_package
-from hypjax.inference.embedding import embed_function, scored_spaces
+from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.matches import read_matches
 from hypjax.inference.model_folder import describe
-from hypjax.inference.postprocess import model_fingerprint, saved_projection
-from hypjax.inference.weights import restore_best
+from hypjax.inference.trained import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery
@@ -74,25 +72,20 @@ class Model(ImageEmbedder):
             if not is_published(folder) and not (folder / RESULTS).exists():
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
         self.batch_size = batch_size or self.config.run.eval_batch_size
-        pixel_scaling = (self.config.data.mean, self.config.data.std)
-        self._function = embed_function(
-            self.model, pixel_scaling, lambda _: {part: self.space}, self.config.eval.scales
-        )
+        scaling, scales = (self.config.data.mean, self.config.data.std), self.config.eval.scales
+        self._function = embed_function(self.model, scaling, {part: self.space}, scales)
         # By the numbers of devices and of images of each.
         self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
 
     def _read(self, folder: pathlib.Path) -> None:
-        self.config: ConfigDict
-        self.config, self.model, self.params, objective = restore_best(folder)
-        spaces = scored_spaces(self.config, objective, self.params)
+        trained = restore_best(folder)
+        self.config, self.model, self.params, _ = trained
+        spaces = trained.spaces
         if self.part not in spaces:
             raise UserError(f"part is {self.part!r}; it must be {' or '.join(spaces)}")
         self.space = spaces[self.part]
-        whose = self.config, self.part, self.space
-        self.fingerprint = model_fingerprint(*whose, self.params)
-        self.projection = saved_projection(folder, *whose, self.fingerprint)
-        if self.projection is not None:
-            self.fingerprint = self.projection.fingerprint(self.fingerprint)
+        self.projection = trained.projection(folder, self.part)
+        self.fingerprint = trained.fingerprint(self.part, self.projection)
         self.match = read_matches(folder).get(self.fingerprint)
 
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:

@@ -1,6 +1,5 @@
-"""A model's parameters: from a run's checkpoints, or pretrained."""
+"""Pretrained parameters: published weights, or those of another run."""
 
-import contextlib
 import pathlib
 
 import numpy as np
@@ -15,91 +14,19 @@ from hypjax.geometry.learned import (
     first_parameters,
     has_curvature,
     learned_numbers,
-    learned_values,
     projected,
     values,
 )
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.inference.trained import TrainedModel, restore_best
+from hypjax.models import Embedder
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
-from hypjax.models.pretrained import (
-    check_head,
-    convert_timm,
-    load_model,
-    load_timm,
-    timm_state_dict,
-)
-from hypjax.models.weight_files import read_state_dict, timm_weights
-from hypjax.objectives import Objective
-from hypjax.runs.checkpoints import Checkpoints
+from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
+from hypjax.models.weight_files import timm_weights
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import (
-    CHECKPOINTS,
-    HEAD,
-    RESULTS,
-    WEIGHTS,
-    is_published,
-    published_numbers,
-    require_published,
-)
-from hypjax.runs.workdir import (
-    has_checkpoint,
-    require_identity,
-    saved_config,
-    saved_fingerprint,
-    saved_objective,
-)
+from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console
 from hypjax.system.cloud import is_url
-from hypjax.types import View
-
-
-def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder, dict[str, PyTree]]:
-    """Restores a run's model as it is evaluated, and its parameters, named as by `evaluate`."""
-    if is_published(workdir):
-        model = create_embedder(config, evaluating=True)
-        return model, {"final": _published_parameters(workdir, model, config)}
-    require_identity(workdir, config, ("data.", "model.", "objective."))
-    model = create_embedder(config, evaluating=True)
-    shapes = model_shapes(model, View.of(config.data))
-    latest = None
-    if has_checkpoint(workdir):
-        with contextlib.closing(Checkpoints(workdir / CHECKPOINTS, read_only=True)) as checkpoints:
-            latest = checkpoints.restore_latest(model=shapes)
-            best = checkpoints.restore_best(model=shapes)
-    if latest is None:
-        raise UserError(
-            f"{workdir} holds no checkpoint; train first, or name a run's folder with --workdir"
-        )
-    finished = (workdir / RESULTS).exists()
-    finished &= latest.step == saved_config(workdir).train.total_steps
-    states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return model, states if best is None else states | {"best": best.trees[0]}
-
-
-def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
-    require_published(folder)
-    try:
-        params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
-        if model.head_kind == "norm_dense":
-            params["head"] = check_head(read_state_dict(str(folder / HEAD)), model)
-        if model.learned:
-            params["space"] = published_numbers(folder, first_parameters(dict(model.learned)))
-    except UserError as error:
-        raise UserError(f"the model in {folder} is incomplete: {error}") from error
-    return params
-
-
-def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree, Objective]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
-
-    The objective has the numbers that these parameters hold.
-    """
-    config = saved_config(workdir)
-    model, states = restore_models(config, workdir)
-    params = states.get("best", next(iter(states.values())))
-    scalars = learned_values(config.objective, params)
-    return config, model, params, saved_objective(workdir, config).with_scalars(scalars)
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
@@ -117,7 +44,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
                 f"--config.data.mean={mean} --config.data.std={std}"
             )
         return load_timm(weights, encoder, config.data.channels)
-    return _parameters_of_run(config, encoder)["encoder"]
+    return _restored(config, encoder).params["encoder"]
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -133,17 +60,15 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             f"config.model.load_head is set, but config.model.weights is {weights}; name the "
             "folder or URL of a run, since only runs have a head"
         )
-    with reading(weights) as folder:
-        other = saved_config(folder).model
+    run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
-        if other[field] != config.model[field]:
+        if run.config.model[field] != config.model[field]:
             raise UserError(
                 f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
-                f"{other[field]}, so its head does not fit"
+                f"{run.config.model[field]}, so its head does not fit"
             )
-    params = _parameters_of_run(config, model.encoder)
-    parts = {part: params[part] for part in ("encoder", "head") if part in params}
-    return parts | _learned_by_run(config, params.get("space", {}))
+    parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
+    return parts | _learned_by_run(config, run.params.get("space", {}))
 
 
 def _learned_by_run(config: ConfigDict, found: LearnedParameters) -> dict[str, LearnedParameters]:
@@ -185,22 +110,24 @@ def _is_run(weights: str) -> bool:
     return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
 
 
-def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree]:
-    """Reads the parameters of a run's best model, or else its last, for an encoder."""
+def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
+    """Restores the run in `model.weights`, with its encoder's parameters as another encoder's."""
     weights = config.model.weights
     with reading(weights) as folder:
-        other, model, params, _ = restore_best(folder)
-    if not same_architecture(model.encoder, encoder):
+        run = restore_best(folder)
+    if not same_architecture(run.model.encoder, encoder):
         raise UserError(
             f"the encoder of the run in {weights} has a different architecture or size; set "
             "model.architecture and its sizes as in that run's config.json"
         )
-    if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
+    data = run.config.data
+    if (data.mean, data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
     if not encoder.takes_pixels:
-        return params
+        return run
     try:
-        state = timm_state_dict(params["encoder"], model.encoder)
-        return {**params, "encoder": convert_timm(state, encoder, config.data.channels)}
+        state = timm_state_dict(run.params["encoder"], run.model.encoder)
+        converted = convert_timm(state, encoder, config.data.channels)
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
+    return run._replace(params={**run.params, "encoder": converted})

@@ -15,8 +15,7 @@ from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.model_folder import describe, replacing_model, write_model
-from hypjax.inference.postprocess import copy_projections
-from hypjax.inference.weights import restore_best
+from hypjax.inference.trained import restore_best
 from hypjax.models import Embedder
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder
@@ -134,16 +133,17 @@ def push(
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        config, model, params, objective = restore_best(run)
+        trained = restore_best(run)
+        config, model, params, _ = trained
         began = _base_model(config)
         config = without_paths(config)
         results = files.read_results(run / files.RESULTS)
         provenance = {"images": saved_fingerprint(run)}
-        copy_projections(run, folder, config, params, objective)
+        trained.copy_projections(run, folder)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
-    space = objective.score_space
+    space = trained.score_space
     write_text(folder / _README, _model_card(name, config, model, space, results, began))
     write_model(folder, config, model, params, space, provenance)
 

@@ -286,7 +286,7 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     config.model.precision = "float32"
     model = create_embedder(config, evaluating=True, device=device)
     scaling, part = (config.data.mean, config.data.std), embedder.part
-    embed = embed_function(model, scaling, lambda _: {part: embedder.space}, config.eval.scales)
+    embed = embed_function(model, scaling, {part: embedder.space}, config.eval.scales)
     with jax.default_device(device):
         program, params = jax.jit(embed), jax.device_put(embedder.params, device)
         batches = np.split(images, len(images) // _BATCH)

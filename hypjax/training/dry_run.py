@@ -66,16 +66,17 @@ def dry_run(config: ConfigDict) -> None:
 
 def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
     """Seconds that embedding all images takes once, from those of one batch."""
-    images, splits, stopwatch = setup.evaluator.images, setup.splits, Stopwatch()
+    images, splits, stopwatch = (
+        dataclasses.replace(setup.images, kept=()),
+        setup.splits,
+        Stopwatch(),
+    )
     if not images.model.encoder.takes_pixels:
         return 0.0
-    sample = splits.test.take(np.arange(min(images.source.batch_size, len(splits.test))))
+    sample = splits.test.take(np.arange(min(setup.config.run.eval_batch_size, len(splits.test))))
     console.say("compiling the evaluation")
     with stopwatch.part("evaluation"):
-        if images.encodings is not None:
-            images.encodings.encode(params, sample)
-        else:
-            images.points(params, sample)
+        images.points(params, sample, setup.spaces(params))
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 

@@ -107,11 +107,10 @@ class Loop:
         return state, measured
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
-        evaluator, splits = self.setup.evaluator, self.setup.splits
+        setup = self.setup
         with self.monitor.timing("evaluation"):
-            params = evaluated_model(self.setup.learner, state)
-            fitted = evaluator.fit(params, splits.train)
-            scores = evaluator.scores(params, Task(splits.validation), fitted)
+            params = evaluated_model(setup.learner, state)
+            scores = setup.evaluator.scores(params, Task(setup.splits.validation))
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
         return measured._replace(validation=scores)

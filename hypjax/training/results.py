@@ -6,12 +6,9 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.data.parts import Task
 from hypjax.geometry.learned import named_values
-from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
-from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
@@ -23,6 +20,7 @@ from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured
 from hypjax.training.step import TrainState, evaluated_model
+from hypjax.types import Recalls
 
 
 def collect_results(
@@ -38,16 +36,13 @@ def collect_results(
     """
     evaluator, splits = setup.evaluator, setup.splits
 
-    def fit(params: PyTree) -> Projections:
-        projections = evaluator.fit(params, splits.train)
-        if projections:
-            whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
-            processes.from_first(lambda: save_projections(folder, setup.config, whole, projections))
-        return projections
+    def test_scores(params: PyTree) -> Recalls:
+        projections, trained = evaluator.projections(params), setup.trained(params)
+        processes.from_first(lambda: trained.save_projections(folder, projections))
+        return evaluator.test_scores(params)
 
     model = evaluated_model(setup.learner, state)
-    fitted = fit(model)
-    final = evaluator.test_scores(model, splits, fitted)
+    final = test_scores(model)
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
     learned = {}  # Numbers by the state of the model.
     if "space" in model:
@@ -60,9 +55,8 @@ def collect_results(
             results["best"], held_out["best"] = results["final"], held_out["final"]
         elif (best := checkpoints.restore_best(model=model)) is not None:
             model = best.trees[0]
-            fitted = fit(model)
-            results["best"] = evaluator.test_scores(model, splits, fitted)
-            held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
+            results["best"] = test_scores(model)
+            held_out["best"] = evaluator.scores(model, Task(splits.validation))
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
             if learned:
@@ -70,23 +64,9 @@ def collect_results(
         results["validation"] = held_out
     if learned:
         results["learned"] = learned
-    _keep_matches(folder, setup, model, fitted)
+    matches = evaluator.matches(model)
+    processes.from_first(lambda: write_matches(folder, matches))
     return results
-
-
-def _keep_matches(
-    folder: pathlib.Path, setup: Setup, params: PyTree, projections: Projections
-) -> None:
-    """Measures the distance of a model's matches, and writes it in the first process."""
-    found = setup.evaluator.matches(params, setup.splits, projections)
-    whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
-    named = {}
-    for part, space in scored_spaces(setup.config, setup.learner.objective, whole).items():
-        if part in found:
-            own = model_fingerprint(setup.config, part, space, whole)
-            own = projections[part].fingerprint(own) if part in projections else own
-            named[own] = found[part]
-    processes.from_first(lambda: write_matches(folder, named))
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:

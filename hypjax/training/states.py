@@ -88,10 +88,9 @@ def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Me
     evaluator, splits = setup.evaluator, setup.splits
     params = evaluated_model(setup.learner, state)
     with stopwatch.part("evaluation"):
-        fitted = evaluator.fit(params, splits.train)
-        scores = {"test": evaluator.test_scores(params, splits, fitted)}
+        scores = {"test": evaluator.test_scores(params)}
         if splits.validation:
-            scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
+            scores["validation"] = evaluator.scores(params, Task(splits.validation))
         if "space" in params:
             scores |= named_values(params["space"])
     return Measured(untrained=scores, validation=scores.get("validation"))

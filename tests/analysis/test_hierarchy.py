@@ -142,8 +142,8 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
-    run = Run(config=runs.config, splits=built.splits)
-    points = head_points(run, built.learner.model, state.params["model"], BALL)
+    run = Run(config=runs.config, objective=built.objective, splits=built.splits)
+    points = head_points(run, state.params["model"], BALL)
     images = built.splits.test
     expected = find_spread(points(images), images.labels, BALL)
     told = numbers["runs"][0]["untrained"]

@@ -90,9 +90,7 @@ def test_points_are_the_means_over_the_scales(name):
     for part in (heads, encoders):
         assert np.abs(part - part[:, :1]).max() > 1e-2
 
-    found = jax.jit(embed_function(model, (MEAN, STD), lambda params: SPACES, SCALES))(
-        params, images
-    )
+    found = jax.jit(embed_function(model, (MEAN, STD), SPACES, SCALES))(params, images)
     total = encoders.sum(axis=1)
     expected = total / np.linalg.norm(total, axis=1, keepdims=True)
     np.testing.assert_allclose(found["encoder"], expected, atol=2e-5)

@@ -16,7 +16,8 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
 from hypjax.inference.features import pretrained_features
-from hypjax.inference.weights import pretrained_encoder, restore_best, warn_of_known_classes
+from hypjax.inference.trained import restore_best
+from hypjax.inference.weights import pretrained_encoder, warn_of_known_classes
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.weights import restore_best
+from hypjax.inference.trained import restore_best
 from hypjax.retrieval import recall_at_k
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.training.input import training_features
@@ -40,9 +39,9 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    images = dataclasses.replace(built.evaluator.images, encodings=None)
+    images = dataclasses.replace(built.images, kept=())
     built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
-    vars(built)["evaluator"] = types.SimpleNamespace(images=images)
+    vars(built)["images"] = images
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
@@ -119,9 +118,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     assert (splits[built.splits.test.positions] == "test").all()
     assert len(built.splits.train) + len(built.splits.validation) == 32
     assert list(built.splits.test.group_names) == ["0", "1"]
-    scores = built.evaluator.test_scores(
-        random_state(built.learner, built.spec).params["model"], built.splits
-    )
+    scores = built.evaluator.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"
 
     points = np.asarray(Sphere().embed(given["features"][test]))

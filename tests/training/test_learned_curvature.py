@@ -16,7 +16,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import first_parameters, values
-from hypjax.inference.weights import restore_models
+from hypjax.inference.trained import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
@@ -60,7 +60,8 @@ def results_of(run):
 
 def restored(run):
     """The parameters of a run's last model and of its best one, by these names."""
-    return restore_models(saved_config(run), run)[1]
+    models = restore_models(run, saved_config(run))
+    return {name: model.params for name, model in models.items()}
 
 
 def test_the_curvature_of_each_state_is_reported(run, capsys):
