@@ -58,7 +58,7 @@ def main() -> None:
 def _write_timm(output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
     FLAGS.output_file("output", ".safetensors")
-    from hypjax.inference.trained import restore_best
+    from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 

@@ -14,10 +14,8 @@ from hypjax.config import validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.evaluator import check_depth
-from hypjax.inference.run import Run
-from hypjax.inference.trained import TrainedModel, restore_best, restore_models
-from hypjax.inference.weights import pretrained_encoder
+from hypjax.inference.run import Run, check_depth
+from hypjax.inference.weights import TrainedModel, pretrained_encoder, restore_best, restore_models
 from hypjax.models import model_shapes
 from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
@@ -97,7 +95,7 @@ def score_queries(
     trained = restore_best(workdir)
     run = Run.open(trained.config, trained.objective)
     require_provenance(workdir, {"images": run.splits.fingerprint})
-    scores = run.evaluator.query_scores(trained.params, run.splits.task)
+    scores = run.query_scores(trained.params, run.splits.task)
     return scores["head"], run.splits.test.labels
 
 
@@ -126,7 +124,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
 def _scores(run: Run, params: PyTree) -> Recalls:
     console.say("evaluating on the test classes")
-    return run.evaluator.test_scores(params)
+    return run.test_scores(params)
 
 
 def _report(

@@ -19,7 +19,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import scored_spaces
-from hypjax.inference.trained import TrainedModel
+from hypjax.inference.weights import TrainedModel
 from hypjax.models import create_embedder, model_shapes
 from hypjax.models.own import ENCODERS
 from hypjax.models.pretrained import convert_timm, timm_state_dict

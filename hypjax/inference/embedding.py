@@ -1,25 +1,42 @@
 """From images to points of the spaces in which a model is scored."""
 
+import contextlib
+import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from flax.errors import FlaxError
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
+from hypjax import __version__, parallel
+from hypjax.config.choices import freezes_encoder
+from hypjax.data.dataset import Dataset, union
+from hypjax.data.parts import Splits
+from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
+from hypjax.models.own import OwnEncoder
 from hypjax.objectives import Objective
 from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
-from hypjax.types import Outputs
+from hypjax.system import console, machine
+from hypjax.system.array_cache import ArrayCache
+from hypjax.system.caches import cache_folder
+from hypjax.system.locks import claimed
+from hypjax.types import Outputs, View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
 ONE_SCALE = (1.0,)
@@ -137,3 +154,214 @@ def fingerprint(facts: object, params: PyTree = None) -> str:
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
     return digest.hexdigest()[:32]
+
+
+_FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
+Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetEmbedder:
+    """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
+
+    An encoder that is not trained embeds an image in the same way whenever it is scored: its
+    embeddings of the `kept` datasets are computed once, all together, and stay in memory. With a
+    folder they are stored there, too, for other runs, unless several processes share the work. Its
+    parameters must then be the same in all calls.
+    """
+
+    model: Embedder
+    config: ConfigDict
+    mesh: Mesh  # Devices that share each batch.
+    kept: Sequence[Dataset] = ()
+    folder: pathlib.Path | None = None
+    # By the identity of the records.
+    _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
+
+    def points(
+        self,
+        params: PyTree,
+        dataset: Dataset,
+        spaces: Mapping[str, Space],
+        scales: Sequence[float] | None = None,
+    ) -> dict[str, Float[np.ndarray, "images d"]]:
+        """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
+
+        Scales are those of `eval.scales` if they are None.
+        """
+        scales = tuple(scales or self.config.eval.scales)
+        head = {name: own for name, own in params.items() if name != "encoder"}
+        head = parallel.place(head, parallel.replicated(self.mesh))
+        map_to_points = functools.partial(self._place, (head, dict(spaces)))
+        if (kept := self._kept_features(params, dataset, scales)) is not None:
+            batches = self._batches_of(kept)
+            return _concatenated(self._mapped(map_to_points, batches, len(dataset)))
+        embed = self._encoder(params, scales)
+        return self.mapped(lambda images: map_to_points(embed(images)), dataset)
+
+    def features(
+        self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
+    ) -> Features:
+        """The encoder's embeddings of all images of a dataset, at each scale."""
+        scales = tuple(scales or self.config.eval.scales)
+        kept = self._kept_features(params, dataset, scales)
+        return self.mapped(self._encoder(params, scales), dataset) if kept is None else kept
+
+    def mapped(self, function: Callable[[PyTree], PyTree], dataset: Dataset) -> PyTree:
+        """Applies a function to all images of a dataset under the test view; a row for each.
+
+        It gets batches of one size, sharded, and returns replicated arrays.
+        """
+        return _concatenated(self._mapped(function, self._images_of(dataset), len(dataset)))
+
+    def _images_of(self, dataset: Dataset) -> Generator[np.ndarray, None, None]:
+        """Yields this process's rows of each batch."""
+        view, workers = View.of(self.config.data), self.config.run.workers
+        rows = parallel.local_rows(self.mesh, self._batch_size)
+        return evaluation_batches(dataset, view, self._batch_size, workers, rows)
+
+    def _batches_of(self, features: Features) -> Generator[Features, None, None]:
+        """Yields the same rows of features that are kept."""
+        size = self._batch_size
+        local = list(parallel.local_rows(self.mesh, size))
+        for start in range(0, len(features[0]), size):
+            rows = [each[start : start + size] for each in features]
+            yield [np.resize(each, (size, each.shape[1]))[local] for each in rows]
+
+    def _mapped(
+        self, function: Callable[[PyTree], PyTree], batches: Generator, total: int
+    ) -> Iterator[PyTree]:
+        """Yields what a function returns for each batch, on the host."""
+
+        def on_host(first: int, result: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: np.asarray(x)[: total - first], result)
+
+        pending = None  # Copied once the device computes the next one.
+        with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+            for first, rows in zip(range(0, total, self._batch_size), batches, strict=True):
+                result = parallel.gather(function(parallel.shard(self.mesh, rows)))
+                if pending is not None:
+                    yield on_host(*pending)
+                pending = first, result
+            if pending is not None:
+                yield on_host(*pending)
+
+    def _kept_features(
+        self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
+    ) -> Features | None:
+        """The embeddings of images that are kept; None if they are not."""
+        key, known = id(dataset.records), tuple(self.config.eval.scales)
+        images = None if dataset.boxes is not None else self._unions.get(key)
+        if images is None or not set(scales) <= set(known):
+            return None
+        if not np.isin(dataset.positions, images.positions).all():
+            return None
+        if key not in self._features:
+            self._features[key] = self._computed_once(params, images)
+        rows = np.searchsorted(images.positions, dataset.positions)
+        return [self._features[key][known.index(scale)][rows] for scale in scales]
+
+    @functools.cached_property
+    def _unions(self) -> dict[int, Dataset]:
+        """The images that are kept, by the identity of their records."""
+        by_records: dict[int, list[Dataset]] = {}
+        for images in self.kept:
+            if images.boxes is None:
+                by_records.setdefault(id(images.records), []).append(images)
+        return {key: union(images) for key, images in by_records.items()}
+
+    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
+        """The embeddings of images from the folder, or else computed, and stored there."""
+        scales, data = tuple(self.config.eval.scales), self.config.data
+
+        def compute(done: int) -> Iterator[Features]:
+            rest = images.take(np.arange(done, len(images)))
+            if len(rest):
+                console.say(f"embedding {len(rest)} images with the frozen encoder, once")
+            return self._mapped(self._encoder(params, scales), self._images_of(rest), len(rest))
+
+        if self.folder is None or images.source is None or jax.process_count() > 1:
+            return _concatenated(compute(0))
+        view, scaling = View.of(data), (tuple(data.mean), tuple(data.std))
+        platform = self.mesh.devices.flat[0].platform
+        versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
+        what = images.source, images.positions.tolist(), images.upright, images.fast
+        how = DECODER, view, scaling, scales, self.model.encoder, platform
+        folder = self.folder / fingerprint((*versions, *what, *how), params["encoder"])
+        return cached_features(folder, len(images), len(scales), compute)
+
+    @property
+    def _batch_size(self) -> int:
+        return parallel.slices(self.config.run.eval_batch_size, self.mesh).rows
+
+    def _encoder(
+        self, params: PyTree, scales: tuple[float, ...]
+    ) -> Callable[[PyTree], list[Array]]:
+        params = {"encoder": params.get("encoder", {})}  # It may have none.
+        params = parallel.place(params, parallel.replicated(self.mesh))
+        return functools.partial(self._encode, scales, params)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], list[Array]]:
+        scaling = self.config.data.mean, self.config.data.std
+
+        def encode_images(scales: tuple[float, ...], params: PyTree, images: Array) -> list[Array]:
+            function = functools.partial(encode, self.model, scaling, scales)
+            return parallel.map_images(function, self.mesh)(params, images)
+
+        return jax.jit(encode_images, static_argnums=0)
+
+    @functools.cached_property
+    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
+        def place_rows(head: tuple[PyTree, Mapping[str, Space]], pooled: PyTree) -> PyTree:
+            return place(self.model, *head, pooled)
+
+        return jax.jit(parallel.map_images(place_rows, self.mesh))
+
+
+def _concatenated(batches: Iterable[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def cached_features(
+    folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
+) -> Features:
+    """Returns the features of so many images from a folder, and computes those it lacks.
+
+    One process at a time fills the folder, and others wait. `compute` gets the number of images
+    whose features are there, and yields the others' in batches. Damaged features are computed
+    again. Where nothing can be written, a warning says so.
+    """
+    try:
+        table = None
+        while table is None:
+            cache = ArrayCache(folder, count)
+            if not cache.is_complete():
+                with cache.filling(claimed(folder, "embedding images")) as done:
+                    for batch in compute(done):
+                        cache.append(np.stack(batch, axis=1))
+            table = cache.table(np.float32)
+        return list(table[0].reshape(count, scales, -1).swapaxes(0, 1).copy())
+    except OSError as error:
+        console.warn(f"features cannot be kept in {folder} ({error.strerror})")
+        return _concatenated(compute(0))
+
+
+def keeping(
+    config: ConfigDict, model: Embedder, splits: Splits
+) -> tuple[list[Dataset], pathlib.Path | None]:
+    """The datasets whose embeddings by a frozen encoder a run keeps, and the folder for them.
+
+    There are none if the encoder is trained, or its embeddings are given.
+    """
+    if not freezes_encoder(config.optim.frozen) or not model.encoder.takes_pixels:
+        return [], None
+    train, embeds = config.train, any(config.eval.pca.values())
+    embeds |= train.cached_features or train.sampling == "tuples"
+    embeds |= config.model.head_init == "pca"
+    parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
+    folder, kind = None, type(model.encoder)
+    # The code of a user's encoder may change under the same name.
+    if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
+        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+    return list(filter(None, parts)), folder

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.matches import Match
+from hypjax.inference.hits import Match
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache

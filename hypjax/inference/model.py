@@ -18,11 +18,10 @@ from hypjax.data.photos import Given, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.hits import Hits, find_hits
+from hypjax.inference.hits import Hits, find_hits, read_matches
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
-from hypjax.inference.matches import read_matches
-from hypjax.inference.model_folder import describe
-from hypjax.inference.trained import restore_best
+from hypjax.inference.save import describe
+from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery

@@ -1,25 +1,34 @@
-"""A run, assembled once: what its configuration names."""
+"""A run, assembled once: what its configuration names, and the scores of its models."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import PARTS
-from hypjax.data.parts import Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits, Task
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
-from hypjax.inference.embedding import part_of, scored_spaces
-from hypjax.inference.evaluator import Evaluator
-from hypjax.inference.features import DatasetEmbedder, keeping
-from hypjax.inference.trained import TrainedModel
+from hypjax.inference.embedding import DatasetEmbedder, keeping, part_of, scored_spaces
+from hypjax.inference.hits import Match, choose, match_distance
+from hypjax.inference.scoring import task_scores
+from hypjax.inference.weights import Projections, TrainedModel
 from hypjax.models import create_embedder
 from hypjax.objectives import Objective, create_objective
+from hypjax.parallel import processes
+from hypjax.retrieval import mean_score
+from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.projection import fit
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import open_splits
 
 
@@ -33,6 +42,8 @@ class Run:
     name: str = ""  # In reports.
     workdir: str = ""  # Folder or URL of a trained run.
     parts: Sequence[str] = PARTS  # Of the model, that are scored.
+    # The parameters and the projections of the model that was scored last.
+    _fitted: list[Any] = dataclasses.field(default_factory=list, init=False)
 
     @classmethod
     def open(cls, config: ConfigDict, objective: Objective | None = None, **fields: Any) -> Self:
@@ -55,11 +66,6 @@ class Run:
         kept = keeping(self.config, model, self.splits)
         return DatasetEmbedder(model, self.config, self.mesh, *kept)
 
-    @functools.cached_property
-    def evaluator(self) -> Evaluator:
-        """Scores the run's models."""
-        return Evaluator(self)
-
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
         found = scored_spaces(self.config, self.objective, params)
@@ -77,3 +83,102 @@ class Run:
         """The model of parameters that devices may share."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         return TrainedModel(self.config, self.images.model, params, self.objective)
+
+    def projections(self, params: PyTree) -> Projections:
+        """The projections of `eval.pca` for a model, fitted on the training images."""
+        fields, spaces = self.config.eval, self.spaces(params)
+        dims = {name: fields.pca[part_of(name)] for name in spaces}
+        dims = {name: dim for name, dim in dims.items() if dim is not None}
+        if not dims:
+            return {}
+        training = self.splits.train
+        if training is None:
+            raise UserError(
+                "config.eval.pca is fitted on training images, and this dataset has none; name "
+                "another dataset in data.name and this one in eval.benchmarks"
+            )
+        if not self._fitted or self._fitted[0] is not params:  # It is scored on several datasets.
+            points, projections = self.images.points(params, training, spaces), {}
+            for name, dim in dims.items():
+                how = {"space": spaces[name], "dim": dim, "whiten": fields.whiten}
+                try:
+                    projections[name] = fit(points[name], **how)
+                except UserError as error:
+                    raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
+            self._fitted[:] = params, projections
+        return self._fitted[1]
+
+    def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
+        """Mean scores of each part of the model, the same in all processes.
+
+        They are {"head": {"recall@1": ...}, "encoder": {...}}; those of a judged task have names
+        such as "easy/map".
+        """
+        means = {
+            part: {name: mean_score(values) for name, values in of_part.items()}
+            for part, of_part in self.query_scores(params, task).items()
+        }
+        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+
+    def query_scores(
+        self, params: PyTree, task: Task
+    ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
+        """Scores of each query, whose means are `scores`."""
+        points = self._points(params, task.queries)
+        items = self._points(params, task.gallery) if task.gallery else {}
+        fields = self.config.eval
+        metrics = metric_names(fields.metrics, fields.ks)
+        if task.judgements is not None:  # By mAP if recall alone is asked for.
+            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        reranking = Reranking() if fields.rerank else None
+        refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
+        how = {"metrics": metrics, "refinement": refinement}
+        return {
+            part: task_scores(task, points[part], items.get(part), space=space, **how)
+            for part, space in self.spaces(params).items()
+        }
+
+    def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Scores on the test images and all benchmarks; judged ones as in "roxford5k/easy/map"."""
+        found: dict[str, dict[str, float]] = {}
+        for dataset, task in self.splits.tasks.items():
+            prefix = f"{dataset}/" if task.judgements is not None else ""
+            for part, scores in self.scores(params, task).items():
+                named = {f"{prefix}{name}": value for name, value in scores.items()}
+                found.setdefault(part, {}).update(named)
+        return found
+
+    def matches(self, params: PyTree) -> dict[str, Match]:
+        """The distance of matches by the embeddings' fingerprint, where enough images have one."""
+        if (chosen := choose(self.splits)) is None:
+            return {}
+        split, images = chosen
+        points, trained, matches = self._points(params, images), self.trained(params), {}
+        for part in PARTS:
+            distance = match_distance(points[part], images.labels, self.spaces(params)[part])
+            if distance is not None:
+                projection = self.projections(params).get(part)
+                matches[trained.fingerprint(part, projection)] = Match(distance, split)
+        return matches
+
+    def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
+        """Embeds a dataset, and projects what is projected."""
+        points = self.images.points(params, dataset, self.spaces(params))
+        projections = self.projections(params).items()
+        return points | {name: each.apply(points[name]) for name, each in projections}
+
+
+def check_depth(config: ConfigDict, splits: Splits) -> None:
+    """Refuses more neighbours than there are images to find, in precision or query expansion."""
+    items = [task.items for task in splits.tasks.values()]
+    items += [len(splits.validation) - 1] if splits.validation else []
+    if config.eval.expansion > min(items):
+        raise UserError(
+            f"config.eval.expansion is {config.eval.expansion}, but there are only {min(items)} "
+            "images to find"
+        )
+    if "precision" in config.eval.metrics and max(config.eval.ks) > min(items):
+        raise UserError(
+            f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
+            f"{min(items)} images to find"
+        )

@@ -14,8 +14,8 @@ from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.model_folder import describe, replacing_model, write_model
-from hypjax.inference.trained import restore_best
+from hypjax.inference.save import describe, replacing_model, write_model
+from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder

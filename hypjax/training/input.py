@@ -15,8 +15,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.features import DatasetEmbedder
+from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor

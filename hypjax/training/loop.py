@@ -110,7 +110,7 @@ class Loop:
         setup = self.setup
         with self.monitor.timing("evaluation"):
             params = evaluated_model(setup.learner, state)
-            scores = setup.evaluator.scores(params, Task(setup.splits.validation))
+            scores = setup.scores(params, Task(setup.splits.validation))
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
         return measured._replace(validation=scores)

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from hypjax.data.parts import Task
 from hypjax.geometry.learned import named_values
-from hypjax.inference.matches import write_matches
+from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
@@ -34,12 +34,12 @@ def collect_results(
 
     The best model is chosen on the validation classes alone; without them there is none.
     """
-    evaluator, splits = setup.evaluator, setup.splits
+    splits = setup.splits
 
     def test_scores(params: PyTree) -> Recalls:
-        projections, trained = evaluator.projections(params), setup.trained(params)
+        projections, trained = setup.projections(params), setup.trained(params)
         processes.from_first(lambda: trained.save_projections(folder, projections))
-        return evaluator.test_scores(params)
+        return setup.test_scores(params)
 
     model = evaluated_model(setup.learner, state)
     final = test_scores(model)
@@ -56,7 +56,7 @@ def collect_results(
         elif (best := checkpoints.restore_best(model=model)) is not None:
             model = best.trees[0]
             results["best"] = test_scores(model)
-            held_out["best"] = evaluator.scores(model, Task(splits.validation))
+            held_out["best"] = setup.scores(model, Task(splits.validation))
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
             if learned:
@@ -64,7 +64,7 @@ def collect_results(
         results["validation"] = held_out
     if learned:
         results["learned"] = learned
-    matches = evaluator.matches(model)
+    matches = setup.matches(model)
     processes.from_first(lambda: write_matches(folder, matches))
     return results
 

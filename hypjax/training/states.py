@@ -85,12 +85,11 @@ def initialized(
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
     console.say("evaluating before training")
-    evaluator, splits = setup.evaluator, setup.splits
     params = evaluated_model(setup.learner, state)
     with stopwatch.part("evaluation"):
-        scores = {"test": evaluator.test_scores(params)}
-        if splits.validation:
-            scores["validation"] = evaluator.scores(params, Task(splits.validation))
+        scores = {"test": setup.test_scores(params)}
+        if setup.splits.validation:
+            scores["validation"] = setup.scores(params, Task(setup.splits.validation))
         if "space" in params:
             scores |= named_values(params["space"])
     return Measured(untrained=scores, validation=scores.get("validation"))

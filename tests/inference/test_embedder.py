@@ -18,7 +18,7 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
-from hypjax.inference.trained import restore_best, restore_models
+from hypjax.inference.weights import restore_best, restore_models
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.projection import fit
@@ -186,13 +186,13 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 def test_scores_are_those_of_refined_searches(run, photos_folder):
     config = small_runs.load(photos_folder, *RUN, "eval.expansion=2", "eval.rerank=True")
     params, opened = restore_models(run, config)["best"].params, Run.open(config, parts=["encoder"])
-    splits, evaluator, spaces = opened.splits, opened.evaluator, {"encoder": Sphere()}
-    projection = evaluator.projections(params)["encoder"]
+    splits, spaces = opened.splits, {"encoder": Sphere()}
+    projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.images.points(params, splits.test, spaces)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())
     options = {"metrics": ["recall@1", "recall@2"], "space": Sphere(), "refinement": refinement}
     expected = query_scores(x, splits.test.labels, **options)
-    got = evaluator.scores(params, splits.task)
+    got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.inference.matches import read_matches
+from hypjax.inference.hits import read_matches
 from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.images import open_splits

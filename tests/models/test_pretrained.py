@@ -15,9 +15,12 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
-from hypjax.inference.features import pretrained_features
-from hypjax.inference.trained import restore_best
-from hypjax.inference.weights import pretrained_encoder, warn_of_known_classes
+from hypjax.inference.weights import (
+    pretrained_encoder,
+    pretrained_features,
+    restore_best,
+    warn_of_known_classes,
+)
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,

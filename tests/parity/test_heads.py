@@ -11,7 +11,7 @@ import pytest
 
 from hypjax import train
 from hypjax.config import load_config
-from hypjax.inference.trained import restore_best
+from hypjax.inference.weights import restore_best
 from hypjax.training.head_init import pca_head
 from hypjax.training.setup import build
 from tests.helpers import small_runs

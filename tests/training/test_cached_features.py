@@ -15,7 +15,7 @@ from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.inference.trained import restore_best
+from hypjax.inference.weights import restore_best
 from hypjax.system import machine
 from hypjax.training.dry_run import dry_run
 from hypjax.training.input import open_input

@@ -11,7 +11,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.trained import restore_best
+from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.training.input import training_features
@@ -118,7 +118,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     assert (splits[built.splits.test.positions] == "test").all()
     assert len(built.splits.train) + len(built.splits.validation) == 32
     assert list(built.splits.test.group_names) == ["0", "1"]
-    scores = built.evaluator.test_scores(random_state(built.learner, built.spec).params["model"])
+    scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"
 
     points = np.asarray(Sphere().embed(given["features"][test]))

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 import hypjax
 from hypjax import evaluate, train
 from hypjax.errors import UserError
-from hypjax.inference.trained import restore_best
+from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Spec

@@ -16,7 +16,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import first_parameters, values
-from hypjax.inference.trained import restore_models
+from hypjax.inference.weights import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
@@ -134,7 +134,7 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
     for i, c in enumerate((0.1, 0.01, 5.0)):
         stopwatch = Stopwatch()
         model = {**model, "space": first_parameters({"c": c})}
-        found.append(built.evaluator.scores(model, Task(built.splits.test)))
+        found.append(built.scores(model, Task(built.splits.test)))
         assert bool(sum(stopwatch.programs.values())) == (i == 0)
     assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
     assert found[0]["encoder"] == found[2]["encoder"]
