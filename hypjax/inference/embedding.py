@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -88,13 +88,13 @@ def encode(
     scales: Sequence[float],
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
-) -> list[Float[Array, "batch encoder_dim"]]:
-    """The encoder's embeddings of pixels at each scale; given features are returned as they are.
+) -> Float[Array, "batch scales encoder_dim"]:
+    """The encoder's embeddings of pixels at each scale, or features that are given instead.
 
     Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
     """
     if not model.encoder.takes_pixels:
-        return [images]
+        return images[:, None]
     images, embeddings = normalize(images, *pixel_scaling), []
     for scale in scales:
         scaled, scaled_params, resized = model, params, images
@@ -113,27 +113,26 @@ def encode(
                 f"config.eval.scales asks ({reason(error)}); set --config.eval.scales=1"
             ) from error
         embeddings.append(pooled.astype(jnp.float32))
-    return embeddings
+    return jnp.stack(embeddings, axis=1)
 
 
 def place(
     model: Embedder,
     params: PyTree,
     spaces: Mapping[str, Space],
-    pooled: Sequence[Float[Array, "batch encoder_dim"]],
+    pooled: Float[Array, "batch scales encoder_dim"],
 ) -> dict[str, Float[Array, "batch d"]]:
     """Maps the encoder's embeddings to points of each space; of several scales, to their mean.
 
     It needs no parameters of the encoder.
     """
-    outputs = [model.apply({"params": params}, each, method="project") for each in pooled]
-    points = {
-        name: [space.embed(_features(each, name)) for each in outputs]
-        for name, space in spaces.items()
-    }
-    if len(outputs) == 1:
-        return {name: of_scales[0] for name, of_scales in points.items()}
-    return {name: spaces[name].mean(jnp.stack(each, axis=-2)) for name, each in points.items()}
+    scales, points = [pooled[:, i] for i in range(pooled.shape[1])], {}
+    outputs = [model.apply({"params": params}, each, method="project") for each in scales]
+    for name, space in spaces.items():
+        of_scales = [space.embed(_features(each, name)) for each in outputs]
+        mean = len(scales) > 1
+        points[name] = space.mean(jnp.stack(of_scales, axis=-2)) if mean else of_scales[0]
+    return points
 
 
 def embed_function(
@@ -157,7 +156,7 @@ def fingerprint(facts: object, params: PyTree = None) -> str:
 
 
 _FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
-Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
+Features = Float[np.ndarray, "images scales dim"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,57 +188,51 @@ class DatasetEmbedder:
 
         Scales are those of `eval.scales` if they are None.
         """
+        params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
-        head = {name: own for name, own in params.items() if name != "encoder"}
-        head = parallel.place(head, parallel.replicated(self.mesh))
-        map_to_points = functools.partial(self._place, (head, dict(spaces)))
+        place_batch = functools.partial(self._place, (params, dict(spaces)))
         if (kept := self._kept_features(params, dataset, scales)) is not None:
-            batches = self._batches_of(kept)
-            return _concatenated(self._mapped(map_to_points, batches, len(dataset)))
-        embed = self._encoder(params, scales)
-        return self.mapped(lambda images: map_to_points(embed(images)), dataset)
+            return self.mapped(place_batch, kept)
+        return self.mapped(lambda x: place_batch(self._encode(scales, params, x)), dataset)
 
     def features(
         self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
     ) -> Features:
         """The encoder's embeddings of all images of a dataset, at each scale."""
+        params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
         kept = self._kept_features(params, dataset, scales)
-        return self.mapped(self._encoder(params, scales), dataset) if kept is None else kept
+        encode_batch = functools.partial(self._encode, scales, params)
+        return self.mapped(encode_batch, dataset) if kept is None else kept
 
-    def mapped(self, function: Callable[[PyTree], PyTree], dataset: Dataset) -> PyTree:
-        """Applies a function to all images of a dataset under the test view; a row for each.
+    def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
+        """Applies a function to all images under the test view, or to features; a row for each.
 
         It gets batches of one size, sharded, and returns replicated arrays.
         """
-        return _concatenated(self._mapped(function, self._images_of(dataset), len(dataset)))
-
-    def _images_of(self, dataset: Dataset) -> Generator[np.ndarray, None, None]:
-        """Yields this process's rows of each batch."""
-        view, workers = View.of(self.config.data), self.config.run.workers
-        rows = parallel.local_rows(self.mesh, self._batch_size)
-        return evaluation_batches(dataset, view, self._batch_size, workers, rows)
-
-    def _batches_of(self, features: Features) -> Generator[Features, None, None]:
-        """Yields the same rows of features that are kept."""
-        size = self._batch_size
-        local = list(parallel.local_rows(self.mesh, size))
-        for start in range(0, len(features[0]), size):
-            rows = [each[start : start + size] for each in features]
-            yield [np.resize(each, (size, each.shape[1]))[local] for each in rows]
+        return _concatenated(self._mapped(function, images))
 
     def _mapped(
-        self, function: Callable[[PyTree], PyTree], batches: Generator, total: int
+        self, function: Callable[[Array], PyTree], images: Dataset | Features
     ) -> Iterator[PyTree]:
         """Yields what a function returns for each batch, on the host."""
+        config, mesh, total = self.config, self.mesh, len(images)
+        size = parallel.slices(config.run.eval_batch_size, mesh).rows
+        rows, starts = parallel.local_rows(mesh, size), range(0, total, size)
+        if isinstance(images, Dataset):
+            view, workers = View.of(config.data), config.run.workers
+            batches = evaluation_batches(images, view, size, workers, rows)
+        else:
+            padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
+            batches = (batch[rows.start : rows.stop] for batch in padded)
 
         def on_host(first: int, result: PyTree) -> PyTree:
             return jax.tree.map(lambda x: np.asarray(x)[: total - first], result)
 
         pending = None  # Copied once the device computes the next one.
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            for first, rows in zip(range(0, total, self._batch_size), batches, strict=True):
-                result = parallel.gather(function(parallel.shard(self.mesh, rows)))
+            for first, batch in zip(starts, batches, strict=True):
+                result = parallel.gather(function(parallel.shard(mesh, batch)))
                 if pending is not None:
                     yield on_host(*pending)
                 pending = first, result
@@ -259,7 +252,7 @@ class DatasetEmbedder:
         if key not in self._features:
             self._features[key] = self._computed_once(params, images)
         rows = np.searchsorted(images.positions, dataset.positions)
-        return [self._features[key][known.index(scale)][rows] for scale in scales]
+        return self._features[key][rows][:, list(map(known.index, scales))]
 
     @functools.cached_property
     def _unions(self) -> dict[int, Dataset]:
@@ -278,43 +271,31 @@ class DatasetEmbedder:
             rest = images.take(np.arange(done, len(images)))
             if len(rest):
                 console.say(f"embedding {len(rest)} images with the frozen encoder, once")
-            return self._mapped(self._encoder(params, scales), self._images_of(rest), len(rest))
+            return self._mapped(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.source is None or jax.process_count() > 1:
             return _concatenated(compute(0))
-        view, scaling = View.of(data), (tuple(data.mean), tuple(data.std))
-        platform = self.mesh.devices.flat[0].platform
         versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
         what = images.source, images.positions.tolist(), images.upright, images.fast
-        how = DECODER, view, scaling, scales, self.model.encoder, platform
-        folder = self.folder / fingerprint((*versions, *what, *how), params["encoder"])
-        return cached_features(folder, len(images), len(scales), compute)
-
-    @property
-    def _batch_size(self) -> int:
-        return parallel.slices(self.config.run.eval_batch_size, self.mesh).rows
-
-    def _encoder(
-        self, params: PyTree, scales: tuple[float, ...]
-    ) -> Callable[[PyTree], list[Array]]:
-        params = {"encoder": params.get("encoder", {})}  # It may have none.
-        params = parallel.place(params, parallel.replicated(self.mesh))
-        return functools.partial(self._encode, scales, params)
+        how = DECODER, View.of(data), tuple(data.mean), tuple(data.std), scales, self.model.encoder
+        platform = self.mesh.devices.flat[0].platform
+        name = fingerprint((*versions, *what, *how, platform), params["encoder"])
+        return cached_features(self.folder / name, len(images), len(scales), compute)
 
     @functools.cached_property
-    def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], list[Array]]:
+    def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], Array]:
         scaling = self.config.data.mean, self.config.data.std
 
-        def encode_images(scales: tuple[float, ...], params: PyTree, images: Array) -> list[Array]:
+        def encode_batch(scales: tuple[float, ...], params: PyTree, images: Array) -> Array:
             function = functools.partial(encode, self.model, scaling, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
-        return jax.jit(encode_images, static_argnums=0)
+        return jax.jit(encode_batch, static_argnums=0)
 
     @functools.cached_property
-    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
-        def place_rows(head: tuple[PyTree, Mapping[str, Space]], pooled: PyTree) -> PyTree:
-            return place(self.model, *head, pooled)
+    def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
+        def place_rows(how: tuple[PyTree, Mapping[str, Space]], pooled: Array) -> dict[str, Array]:
+            return place(self.model, *how, pooled)
 
         return jax.jit(parallel.map_images(place_rows, self.mesh))
 
@@ -339,9 +320,9 @@ def cached_features(
             if not cache.is_complete():
                 with cache.filling(claimed(folder, "embedding images")) as done:
                     for batch in compute(done):
-                        cache.append(np.stack(batch, axis=1))
+                        cache.append(batch)
             table = cache.table(np.float32)
-        return list(table[0].reshape(count, scales, -1).swapaxes(0, 1).copy())
+        return table[0].reshape(count, scales, -1)
     except OSError as error:
         console.warn(f"features cannot be kept in {folder} ({error.strerror})")
         return _concatenated(compute(0))

@@ -26,16 +26,10 @@ BATCH_SIZE = 64
 
 
 class ExternalEncoder(Protocol):
-    """An encoder of another library.
+    """An encoder of another library."""
 
-    Attributes:
-        output: What its features are, in words.
-        facts: What they depend on, in values that JSON can hold: its output, its preparation of
-            images, and the hash of its weights.
-    """
-
-    output: str
-    facts: Any
+    output: str  # What its features are, in words.
+    facts: Any  # What they depend on: the output, how images are prepared, the weights' hash.
 
     def prepare(self, image: Image.Image) -> Any:
         """Prepares an RGB image, in any thread."""
@@ -45,10 +39,7 @@ class ExternalEncoder(Protocol):
 
 
 class ExternalEmbedder(ImageEmbedder):
-    """An encoder of another library that embeds images.
-
-    Its rows are features, which are mapped into the space.
-    """
+    """An encoder of another library that embeds images: rows are features, columns points, too."""
 
     def __init__(
         self,
@@ -57,16 +48,13 @@ class ExternalEmbedder(ImageEmbedder):
         space: Space | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """Checks the encoder on one image.
+        """Checks on one image that the encoder returns one vector, always the same.
 
         Args:
             spec: Name of the encoder, for messages.
             encoder: The encoder.
             space: Space to map features into; `Sphere()` if it is None.
             batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
-
-        Raises:
-            UserError: The encoder does not return one vector for each image, always the same.
         """
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
         self._spec, self._encoder = spec, encoder
@@ -93,7 +81,6 @@ class ExternalEmbedder(ImageEmbedder):
             raise UserError(
                 f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
             )
-        starts = range(0, len(dataset), self.batch_size)
         with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
 
             def submit(first: int) -> list[concurrent.futures.Future]:
@@ -102,9 +89,15 @@ class ExternalEmbedder(ImageEmbedder):
 
             try:
                 ahead = submit(0)
-                for first in starts:
+                for first in range(0, len(dataset), self.batch_size):
                     batch, ahead = ahead, submit(first + self.batch_size)
-                    yield self._embedded([image.result() for image in batch])
+                    prepared = [image.result() for image in batch]
+                    broken = {i: why for i, why in enumerate(prepared) if isinstance(why, str)}
+                    readable = [i for i in range(len(batch)) if i not in broken]
+                    rows = np.zeros((len(batch), self._dim), np.float32)
+                    if readable:
+                        rows[readable] = self._encoder.features([prepared[i] for i in readable])
+                    yield rows, broken
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -116,14 +109,6 @@ class ExternalEmbedder(ImageEmbedder):
             return pixels.reason(error.__cause__ or error)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return pixels.reason(error)
-
-    def _embedded(self, batch: Sequence[Any | str]) -> Embedded:
-        broken = {i: found for i, found in enumerate(batch) if isinstance(found, str)}
-        readable = [i for i in range(len(batch)) if i not in broken]
-        rows = np.zeros((len(batch), self._dim), np.float32)
-        if readable:
-            rows[readable] = self._encoder.features([batch[i] for i in readable])
-        return rows, broken
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The features, and their points."""
@@ -144,10 +129,6 @@ def open_encoder(
         space: Space to map features into; `Sphere()` if it is None.
         batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
         pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
-
-    Raises:
-        UserError: The library is not installed, the encoder cannot be loaded, or how it is to be
-            used is not known.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

@@ -1,10 +1,10 @@
-"""What embeds images, whichever model computes: in memory, or into a file that can be resumed."""
+"""Embedding images with any model: in memory, or into a file that can be resumed."""
 
 import abc
 import glob
 import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import tqdm
@@ -20,7 +20,7 @@ from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import remove
 from hypjax.system.locks import claimed_or_refused
 
-# Embeddings, and why some of the images could not be read, by their index.
+# Embeddings of a batch, and why some of its images could not be read, by their index.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
 
 
@@ -44,9 +44,9 @@ class ImageEmbedder(abc.ABC):
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the rows of a dataset's images in order, one batch at a time.
 
-        Rows are what is saved of unfinished work: by default points of the space. With each batch
-        come the images that could not be read, as {index in the batch: reason}; their rows are
-        meaningless. If `few`, a batch that is not full may take less time, and round differently.
+        Rows, by default points of the space, are what is saved of unfinished work. Those of images
+        that could not be read are meaningless. If `few`, a batch that is not full may take less
+        time, and round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
@@ -55,21 +55,25 @@ class ImageEmbedder(abc.ABC):
 
     def embed_few(self, images: Dataset) -> Embeddings:
         """Embeds a few images, for example a search's queries; see `batches`."""
-        return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
+        return self.embed_images(images, few=True)
 
-    def embed_images(self, images: Dataset) -> Embeddings:
-        """Embeds images in memory, with a progress bar."""
-        return self._embeddings(images, *_concatenated(self._checked(images)))
+    def embed_images(self, images: Dataset, *, few: bool = False) -> Embeddings:
+        """Embeds images in memory, with a progress bar unless they are few."""
+        rows, broken, done = [], {}, 0
+        for batch, reasons in self._checked(images, few=few):
+            rows.append(batch)
+            broken |= {done + index: reason for index, reason in reasons.items()}
+            done += len(batch)
+        return self._embeddings(images, np.concatenate(rows), broken)
 
     def _checked(self, images: Dataset, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
-        """Yields the `batches` of the images that are not done, whose rows must be finite."""
-        names = images.name
+        """Yields the `batches` of the images that are not done; their rows must be finite."""
         with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
             for rows, broken in self.batches(images[done:], few=few):
                 wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
                     raise UserError(
-                        f"the embedding of {names(done + i)} is not finite: the weights are "
+                        f"the embedding of {images.name(done + i)} is not finite: the weights are "
                         "damaged, or training diverged; train again, with a lower "
                         "optim.learning_rate if it diverged"
                     )
@@ -136,13 +140,3 @@ class ImageEmbedder(abc.ABC):
             splits=None if splits is None else splits[kept].astype(str),
             superlabels=None if groups is None else groups[kept].astype(str),
         )
-
-
-def _concatenated(batches: Iterable[Embedded]) -> Embedded:
-    """Joins batches of embeddings, and numbers their unreadable images over all of them."""
-    points, broken, count = [], {}, 0
-    for batch, reasons in batches:
-        points.append(batch)
-        broken |= {count + index: reason for index, reason in reasons.items()}
-        count += len(batch)
-    return np.concatenate(points), broken

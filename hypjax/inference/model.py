@@ -40,17 +40,15 @@ AnyImages = Given | Sequence[Given]
 class Model(ImageEmbedder):
     """A trained model, which embeds images and searches among them.
 
-    It is the best on the validation classes of its run, if there are any, or else the last. Each
-    device of this process embeds whole batches.
+    It is the best on the validation classes of its run, if there are any, or else the last.
 
     Attributes:
         source: Where it was loaded from.
         part: Which embedding is computed: "head", "encoder", or another name of `scored_spaces`,
             such as "head@16".
         config: The configuration of its run.
-        model: The encoder and the head.
-        params: Their parameters.
-        projection: What follows it, if `eval.pca` is set.
+        model: The encoder and the head, with the parameters `params`.
+        projection: What follows them, if `eval.pca` is set.
     """
 
     def __init__(
@@ -67,36 +65,28 @@ class Model(ImageEmbedder):
         with reading(source) as folder:
             if encoder is not None:
                 _register(folder, encoder)
-            self._read(folder)
+            trained = restore_best(folder)
+            if part not in trained.spaces:
+                raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
+            self.projection = trained.projection(folder, part)
+            self.fingerprint = trained.fingerprint(part, self.projection)
+            self.match = read_matches(folder).get(self.fingerprint)
             if not is_published(folder) and not (folder / RESULTS).exists():
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
+        self.config, self.model, self.params, _ = trained
+        self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size
         scaling, scales = (self.config.data.mean, self.config.data.std), self.config.eval.scales
         self._function = embed_function(self.model, scaling, {part: self.space}, scales)
         # By the numbers of devices and of images of each.
         self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
 
-    def _read(self, folder: pathlib.Path) -> None:
-        trained = restore_best(folder)
-        self.config, self.model, self.params, _ = trained
-        spaces = trained.spaces
-        if self.part not in spaces:
-            raise UserError(f"part is {self.part!r}; it must be {' or '.join(spaces)}")
-        self.space = spaces[self.part]
-        self.projection = trained.projection(folder, self.part)
-        self.fingerprint = trained.fingerprint(self.part, self.projection)
-        self.match = read_matches(folder).get(self.fingerprint)
-
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
-        """Embeds images.
+        """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
         Args:
             images: A path, an image of Pillow's, an array of pixels, or a sequence of these; see
                 `hypjax.data.photos.given_images`. A folder or a pattern stands for its images.
-
-        Returns:
-            Points of the model's space, float32, one row for each image. One that cannot be read is
-            a `UserError`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -118,16 +108,15 @@ class Model(ImageEmbedder):
         k: int = 10,
         refinement: Refinement | None = None,
     ) -> list[Hits]:
-        """Finds the nearest images of a gallery.
+        """Finds the k nearest images of a gallery, nearest first, to each query.
+
+        `print(hits[0])` shows those of the first query.
 
         Args:
             gallery: What `gallery` returned, what `hypjax.search` accepts as --gallery, or images.
             query: As for `embed`. A file is not found as its own neighbour.
             k: Number of neighbours.
             refinement: Query expansion or re-ranking.
-
-        Returns:
-            The hits of each query, nearest first. `print(hits[0])` shows those of the first.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
@@ -139,20 +128,14 @@ class Model(ImageEmbedder):
         return find_hits(self.embed_few(images), images, gallery, k, refinement, self.match)
 
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
-        """Writes the model, from pixels to points, into an ONNX file.
+        """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
 
-        The manual's page "Take it with you" has a program that searches with such a file.
-
-        Args:
-            path: The file, 'NAME.onnx'.
-            precision: 'float32'; or 'float16' or 'int8' for smaller files, whose neighbours are
-                compared with those in float32.
+        The manual's page "Take it with you" has a program that searches with such a file. The
+        precision is 'float32', or 'float16' or 'int8' for smaller files.
 
         Returns:
-            How far the points and their neighbours agree with hypjax's, in words.
-
-        Raises:
-            UserError: They do not, or the encoder is none of timm's.
+            How far the points and their neighbours agree with hypjax's, in words. That they do not
+            is a `UserError`.
         """
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
@@ -160,13 +143,18 @@ class Model(ImageEmbedder):
         return str(write(self, pathlib.Path(path).expanduser(), precision))
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields the points of a dataset's images in order, one batch at a time.
+        """Yields the points of a dataset's images in order, see `ImageEmbedder.batches`.
 
-        Each device of this process embeds whole batches. Fewer images than a batch has are padded
-        to a whole one or, if `few`, to a power of two: that takes less time, and rounds
-        differently.
+        The last batch is padded to a whole one or, if `few`, to a power of two.
         """
-        self._check_kind(dataset)
+        encoder, given = self.model.encoder, dataset.vectors
+        if encoder.takes_pixels and given is not None:
+            raise UserError("this run embeds images, but was given features; pixels are uint8")
+        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
+            raise UserError(
+                "this run was trained on features of another model, so it cannot embed "
+                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
+            )
         size, total = self.batch_size, len(dataset)
         size = min(size, 1 << (total - 1).bit_length()) if few else size
         devices = jax.local_devices()[: -(-total // size)]
@@ -193,19 +181,7 @@ class Model(ImageEmbedder):
         """Whether it embeds images, and not features of another model."""
         return self.model.encoder.takes_pixels
 
-    def _check_kind(self, dataset: Dataset) -> None:
-        """Raises a `UserError` for features instead of images, or the other way round."""
-        encoder, given = self.model.encoder, dataset.vectors
-        if encoder.takes_pixels and given is not None:
-            raise UserError("this run embeds images, but was given features; pixels are uint8")
-        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
-            raise UserError(
-                "this run was trained on features of another model, so it cannot embed "
-                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
-            )
-
     def _embed_on(self, devices: Sequence[jax.Device], size: int) -> Callable[[PyTree], PyTree]:
-        """The embedding of a batch on each device, whose roundings are those of one device."""
         # Each device has a whole batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where it was resumed.
         if (len(devices), size) not in self._compiled:

@@ -14,7 +14,17 @@ from hypjax import parallel
 from hypjax.config import validate
 from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
-from hypjax.geometry import SPACES, Space, learned
+from hypjax.geometry import SPACES, Space
+from hypjax.geometry.learned import (
+    LearnedParameters,
+    bounds,
+    first_parameters,
+    has_curvature,
+    learned_numbers,
+    learned_values,
+    projected,
+    values,
+)
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import (
     ONE_SCALE,
@@ -57,19 +67,12 @@ Projections = Mapping[str, Projection]
 
 
 class TrainedModel(NamedTuple):
-    """A run's model as it is evaluated.
-
-    Attributes:
-        config: The run's configuration.
-        model: The encoder and the head.
-        params: Their parameters, in full in this process.
-        objective: The run's objective; its numbers are those before training.
-    """
+    """A run's model as it is evaluated."""
 
     config: ConfigDict
     model: Embedder
     params: PyTree
-    objective: Objective
+    objective: Objective  # Its numbers are those before training.
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -79,7 +82,7 @@ class TrainedModel(NamedTuple):
     @property
     def score_space(self) -> Space:
         """Space in which the objective scores the head."""
-        scalars = learned.learned_values(self.config.objective, self.params)
+        scalars = learned_values(self.config.objective, self.params)
         return self.objective.with_scalars(scalars).score_space
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
@@ -132,14 +135,12 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
     Fields of the configuration that shape neither the images nor the model may differ from the
     run's.
     """
-    published = files.is_published(workdir)
-    if not published:
+    read = _read_published
+    if not files.is_published(workdir):
         require_identity(workdir, config, ("data.", "model.", "objective."))
+        read = _read_checkpoints
     model = create_embedder(config, evaluating=True)
-    states = (
-        _read_published(workdir, model, config) if published else _restore(workdir, model, config)
-    )
-    objective = saved_objective(workdir, config)
+    states, objective = read(workdir, config, model), saved_objective(workdir, config)
     return {name: TrainedModel(config, model, params, objective) for name, params in states.items()}
 
 
@@ -148,38 +149,33 @@ def restore_best(workdir: pathlib.Path) -> TrainedModel:
     return [*restore_models(workdir, saved_config(workdir)).values()][-1]
 
 
-def _restore(workdir: pathlib.Path, model: Embedder, config: ConfigDict) -> dict[str, PyTree]:
-    """Reads the parameters in a run's checkpoints."""
+def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     shapes, latest = model_shapes(model, View.of(config.data)), None
-    if has_checkpoint(workdir):
-        with contextlib.closing(
-            Checkpoints(workdir / files.CHECKPOINTS, read_only=True)
-        ) as checkpoints:
+    if has_checkpoint(run):
+        checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
+        with contextlib.closing(checkpoints):
             latest = checkpoints.restore_latest(model=shapes)
             best = checkpoints.restore_best(model=shapes)
     if latest is None:
         raise UserError(
-            f"{workdir} holds no checkpoint; train first, or name a run's folder with --workdir"
+            f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
-    finished = (workdir / files.RESULTS).exists()
-    finished &= latest.step == saved_config(workdir).train.total_steps
+    finished = (run / files.RESULTS).exists()
+    finished &= latest.step == saved_config(run).train.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return states if best is None else states | {"best": best.trees[0]}
 
 
-def _read_published(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> dict[str, PyTree]:
-    """Reads the parameters of a published model."""
+def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     files.require_published(folder)
     try:
-        params = load_model(
-            read_state_dict(str(folder / files.WEIGHTS)), model, config.data.channels
-        )
+        weights = read_state_dict(str(folder / files.WEIGHTS))
+        params = load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = check_head(read_state_dict(str(folder / files.HEAD)), model)
         if model.learned:
-            params["space"] = files.published_numbers(
-                folder, learned.first_parameters(dict(model.learned))
-            )
+            first = first_parameters(dict(model.learned))
+            params["space"] = files.published_numbers(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
@@ -227,29 +223,19 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return parts | _learned_by_run(config, run.params.get("space", {}))
 
 
-def _learned_by_run(
-    config: ConfigDict, found: learned.LearnedParameters
-) -> dict[str, learned.LearnedParameters]:
-    """Where learned numbers start: where the run in `model.weights` left them, if it learned them.
+def _learned_by_run(config: ConfigDict, found: LearnedParameters) -> dict[str, LearnedParameters]:
+    """The "space": learned numbers where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
-    fields, first = (
-        config.objective,
-        learned.first_parameters(learned.learned_numbers(config.objective)),
-    )
-    c = learned.values(found).get("c")
-    if (
-        not fields.learn_c
-        and learned.has_curvature(SPACES[fields.space])
-        and c not in (None, fields.c)
-    ):
+    fields, weights = config.objective, config.model.weights
+    first, c = first_parameters(learned_numbers(fields)), values(found).get("c", fields.c)
+    if not fields.learn_c and has_curvature(SPACES[fields.space]) and c != fields.c:
         console.warn(
-            f"the run in {config.model.weights} has learned c = {c:g}, but config.objective.c is "
-            f"{fields.c:g}"
+            f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
     known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"space": learned.projected({**first, **known}, learned.bounds(fields))} if first else {}
+    return {"space": projected({**first, **known}, bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -323,4 +309,4 @@ def pretrained_features(
         return train.given_vectors(), splits.notes
     params = {"encoder": pretrained_encoder(config, model.encoder)}
     images = DatasetEmbedder(model, config, parallel.create_mesh(config.run.mesh))
-    return images.features(params, train)[0], splits.notes
+    return images.features(params, train)[:, 0], splits.notes

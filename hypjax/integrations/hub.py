@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.inference.weights import restore_best
@@ -115,10 +115,8 @@ def push(
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_model(folder) as staged:
-            _stage(workdir, staged, name)
+    with replacing_model(folder) as staged:
+        _stage(workdir, staged, name)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     paths = [path.relative_to(folder).as_posix() for path in paths]
     owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
@@ -134,18 +132,17 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
         trained = restore_best(run)
-        config, model, params, _ = trained
-        began = _base_model(config)
-        config = without_paths(config)
+        began = _base_model(trained.config)
+        config = without_paths(trained.config)
         results = files.read_results(run / files.RESULTS)
         provenance = {"images": saved_fingerprint(run)}
         trained.copy_projections(run, folder)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
-    space = trained.score_space
-    write_text(folder / _README, _model_card(name, config, model, space, results, began))
-    write_model(folder, config, model, params, space, provenance)
+    card = _model_card(name, config, trained.model, trained.score_space, results, began)
+    write_text(folder / _README, card)
+    write_model(folder, trained, provenance)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:

@@ -104,7 +104,7 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     if not images.kept or learner.model.encoder != images.model.encoder:
         images = DatasetEmbedder(learner.model, setup.config, learner.mesh)
         console.say(f"embedding {len(train)} training images with the encoder")
-    return images.features(params, train, ONE_SCALE)[0]
+    return images.features(params, train, ONE_SCALE)[:, 0]
 
 
 def activations_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:

@@ -19,7 +19,7 @@ def placed(config):
     params = model.init(jax.random.key(1), pooled, method="project").get("params", {})
     spaces = scored_spaces(config, create_objective(config), params)
     outputs = model.apply({"params": params}, pooled, method="project")
-    return place(model, params, spaces, [pooled]), np.asarray(outputs.projected)
+    return place(model, params, spaces, pooled[:, None]), np.asarray(outputs.projected)
 
 
 def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
