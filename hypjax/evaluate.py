@@ -4,8 +4,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
@@ -14,7 +12,7 @@ from hypjax.config import validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.run import Run, check_depth
+from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel, pretrained_encoder, restore_best, restore_models
 from hypjax.models import model_shapes
 from hypjax.objectives import Objective, SavedObjective, create_objective
@@ -32,12 +30,9 @@ from hypjax.types import Recalls, View
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
 
-    Fields that shape neither the images nor the model, such as `eval.ks`, may differ from the
-    run's. Only the last model of a finished run is called final.
-
-    Args:
-        config: The run's configuration.
-        workdir: The run's folder, or its URL in cloud storage.
+    The folder may be a URL in cloud storage. Fields that shape neither the images nor the model,
+    such as `eval.ks`, may differ from the run's. Only the last model of a finished run is called
+    final.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
@@ -59,7 +54,6 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     config.optim.frozen = tuple(processes.from_first(lambda: trained.optim.frozen))
     run = Run.open(config, _objective(config, models))
     splits = run.splits
-    check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if folder is not None:
         require_provenance(folder, {"images": splits.fingerprint})
@@ -79,10 +73,8 @@ def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Object
     """The objective that scores a run, whose models only the first process has."""
     if config.objective.name in BUILT_IN:
         return create_objective(config)
-    objectives = [model.objective for model in models.values()]
-    return SavedObjective(
-        space_of(processes.from_first(lambda: describe_space(objectives[0].space)))
-    )
+    spaces = [model.objective.space for model in models.values()]
+    return SavedObjective(space_of(processes.from_first(lambda: describe_space(spaces[0]))))
 
 
 def score_queries(
@@ -108,15 +100,12 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     config = fit_to_features(config)
     validate(config)
     run = Run.open(config, parts=["encoder"])
-    check_depth(config, run.splits)
     model = run.images.model
-    shapes = model_shapes(model, View.of(config.data))
-    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    if "space" in params:
-        params["space"] = first_parameters(learned_numbers(config.objective))
+    params = {"space": first_parameters(learned_numbers(config.objective))}
     if model.encoder.takes_pixels:
+        shapes = model_shapes(model, View.of(config.data))["encoder"]
         params["encoder"] = processes.arrays_from_first(
-            lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
+            lambda: pretrained_encoder(config, model.encoder), shapes
         )
     results = {"pretrained": _scores(run, params)}
     return _report(config.model.weights, results, run.splits.notes, config)

@@ -36,7 +36,7 @@ from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.caches import cache_folder
 from hypjax.system.locks import claimed
-from hypjax.types import Outputs, View
+from hypjax.types import View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
 ONE_SCALE = (1.0,)
@@ -68,18 +68,20 @@ def part_of(name: str) -> str:
     return name.partition(":")[0].partition("@")[0]
 
 
-def _features(outputs: Outputs, name: str) -> Float[Array, "batch d"]:
+def _features(
+    model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
+) -> Float[Array, "batch d"]:
     """The features behind a name of `scored_spaces`, which its space embeds."""
-    dim = name.partition(":")[0].partition("@")[2]
-    full = outputs.projected if part_of(name) == "head" else outputs.pooled
-    if not dim:
-        return full
-    if int(dim) >= full.shape[-1]:  # The configuration does not know the dimension of an encoder.
+    if part_of(name) == "encoder":
+        return pooled
+    features = model.apply({"params": params}, pooled, method="project").projected
+    dim = int(name.partition(":")[0].partition("@")[2] or 0)
+    if dim >= features.shape[-1]:  # The configuration does not know the dimension of an encoder.
         raise UserError(
             f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
-            f"{full.shape[-1]}; lower config.eval.prefixes"
+            f"{features.shape[-1]}; lower config.eval.prefixes"
         )
-    return full[:, : int(dim)]
+    return features[:, : dim or None]
 
 
 def encode(
@@ -126,12 +128,12 @@ def place(
 
     It needs no parameters of the encoder.
     """
-    scales, points = [pooled[:, i] for i in range(pooled.shape[1])], {}
-    outputs = [model.apply({"params": params}, each, method="project") for each in scales]
+    points = {}
     for name, space in spaces.items():
-        of_scales = [space.embed(_features(each, name)) for each in outputs]
-        mean = len(scales) > 1
-        points[name] = space.mean(jnp.stack(of_scales, axis=-2)) if mean else of_scales[0]
+        scales = [_features(model, params, pooled[:, i], name) for i in range(pooled.shape[1])]
+        embedded = [space.embed(features) for features in scales]
+        several = len(embedded) > 1
+        points[name] = space.mean(jnp.stack(embedded, axis=-2)) if several else embedded[0]
     return points
 
 

@@ -51,8 +51,9 @@ class Run:
 
         The objective is the configuration's, or else `saved_objective` of the run's folder.
         """
-        objective = objective or create_objective(config)
-        return cls(config=config, objective=objective, splits=open_splits(config), **fields)
+        objective, splits = objective or create_objective(config), open_splits(config)
+        check_depth(config, splits)
+        return cls(config=config, objective=objective, splits=splits, **fields)
 
     @functools.cached_property
     def mesh(self) -> Mesh:

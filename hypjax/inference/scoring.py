@@ -122,12 +122,6 @@ def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.n
     )
 
 
-def score(task: Task[Embeddings], metrics: Sequence[str]) -> QueryScores:
-    """Scores each query, exactly; see `task_scores`."""
-    items = task.gallery.vectors if task.gallery else None
-    return task_scores(task, task.queries.vectors, items, metrics=metrics, space=task.queries.space)
-
-
 def task_scores(
     task: Task,
     queries: Float[np.ndarray, "n d"],
@@ -154,8 +148,12 @@ def task_scores(
     return found
 
 
-def summary(scores: QueryScores) -> dict[str, dict[str, float | tuple[float, float]]]:
+def score(
+    task: Task[Embeddings], metrics: Sequence[str]
+) -> dict[str, dict[str, float | tuple[float, float]]]:
     """The mean of each score, and its 95% bootstrap interval over queries."""
+    items, queries = task.gallery.vectors if task.gallery else None, task.queries
+    scores = task_scores(task, queries.vectors, items, metrics=metrics, space=queries.space)
     return {
         name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
         for name, values in scores.items()
