@@ -80,8 +80,8 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
+    from hypjax.inference.image_embedder import Shard, merge
     from hypjax.inference.model import Model
-    from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None

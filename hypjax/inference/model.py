@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float
 
 from hypjax import parallel
 from hypjax.config.choices import OWN
@@ -78,8 +78,7 @@ class Model(ImageEmbedder):
         self.batch_size = batch_size or self.config.run.eval_batch_size
         scaling, scales = (self.config.data.mean, self.config.data.std), self.config.eval.scales
         self._function = embed_function(self.model, scaling, {part: self.space}, scales)
-        # By the numbers of devices and of images of each.
-        self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
+        self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
 
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
@@ -157,11 +156,8 @@ class Model(ImageEmbedder):
             )
         size, total = self.batch_size, len(dataset)
         size = min(size, 1 << (total - 1).bit_length()) if few else size
-        devices = jax.local_devices()[: -(-total // size)]
-        rows = size * len(devices)
-        with machine.memory_explained("run.eval_batch_size"):
-            embed = self._embed_on(devices, size)
-        view = View.of(self.config.data)
+        devices = min(jax.local_device_count(), -(-total // size))
+        embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
         batches = readable_batches(dataset, view, rows, self.config.run.workers)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):
@@ -171,36 +167,24 @@ class Model(ImageEmbedder):
                     part = points[start : start + size]
                     if self.projection is not None:
                         part = self.projection.apply(part)
-                    yield (
-                        part,
-                        {i - start: why for i, why in broken.items() if 0 <= i - start < size},
-                    )
+                    reasons = {i - start: why for i, why in broken.items()}
+                    yield part, {i: why for i, why in reasons.items() if 0 <= i < size}
 
     @property
     def takes_pixels(self) -> bool:
         """Whether it embeds images, and not features of another model."""
         return self.model.encoder.takes_pixels
 
-    def _embed_on(self, devices: Sequence[jax.Device], size: int) -> Callable[[PyTree], PyTree]:
+    def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
+        """The embedding of a batch on each of some devices."""
         # Each device has a whole batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where it was resumed.
-        if (len(devices), size) not in self._compiled:
-            mesh = parallel.create_mesh(devices=devices)
+        if count not in self._programs:
+            mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            encoder = self.model.encoder
-            shape = encoder.example(View.of(self.config.data)).shape[1:]
-            images = jax.ShapeDtypeStruct(
-                (size * len(devices), *shape),
-                np.uint8 if encoder.takes_pixels else np.float32,
-                sharding=parallel.sharded(mesh),
-            )
-            function = jax.jit(parallel.map_local_images(self._function, mesh))
-            program = function.lower(params, images).compile()
-            machine.require_memory(program, mesh, "the batch size (run.eval_batch_size)")
-            self._compiled[len(devices), size] = lambda images: program(
-                params, parallel.shard(mesh, images)
-            )
-        return self._compiled[len(devices), size]
+            program = jax.jit(parallel.map_local_images(self._function, mesh))
+            self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
+        return self._programs[count]
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"

@@ -211,7 +211,7 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(tmp_path)))
-    monkeypatch.setattr(embedder, "_compiled", {})
+    monkeypatch.setattr(embedder, "_programs", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)
