@@ -1,5 +1,7 @@
 """Evaluation of a run's models, or of a pretrained encoder, on the test classes."""
 
+import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +11,10 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
-from hypjax.errors import redacted
+from hypjax.errors import UserError, redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.geometry.registry import describe_space, space_of
+from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel, pretrained_encoder, restore_best, restore_models
 from hypjax.models import model_shapes
@@ -100,15 +103,44 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     config = fit_to_features(config)
     validate(config)
     run = Run.open(config, parts=["encoder"])
-    model = run.images.model
+    results = {"pretrained": _scores(run, _pretrained(run))}
+    return _report(config.model.weights, results, run.splits.notes, config)
+
+
+def pretrained_features(
+    config: ConfigDict,
+) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
+    """Embeds the training images with the encoder that `model.weights` names.
+
+    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
+    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
+    from these images must carry. Several scales are refused: unlike points of a space, these
+    features have no mean.
+    """
+    config = fit_to_features(config).copy_and_resolve_references()
+    validate(config)
+    if tuple(config.eval.scales) != ONE_SCALE:
+        raise UserError(
+            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
+            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
+        )
+    config.data.resize = config.data.image_size
+    run = Run.open(config, parts=["encoder"])
+    train, images = run.splits.training_images(), dataclasses.replace(run.images, kept=())
+    if train.vectors is not None:
+        return train.given_vectors(), run.splits.notes
+    return images.features(_pretrained(run), train)[:, 0], run.splits.notes
+
+
+def _pretrained(run: Run) -> PyTree:
+    """The parameters with which the encoder alone is scored."""
+    config, model = run.config, run.images.model
     params = {"space": first_parameters(learned_numbers(config.objective))}
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
-        params["encoder"] = processes.arrays_from_first(
-            lambda: pretrained_encoder(config, model.encoder), shapes
-        )
-    results = {"pretrained": _scores(run, params)}
-    return _report(config.model.weights, results, run.splits.notes, config)
+        read = functools.partial(pretrained_encoder, config, model.encoder)
+        params["encoder"] = processes.arrays_from_first(read, shapes)
+    return params
 
 
 def _scores(run: Run, params: PyTree) -> Recalls:

@@ -17,9 +17,7 @@ from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
 from hypjax import __version__, parallel
-from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset, union
-from hypjax.data.parts import Splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, reason
@@ -28,13 +26,11 @@ from hypjax.geometry.learned import learned_values
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
-from hypjax.models.own import OwnEncoder
 from hypjax.objectives import Objective
 from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.caches import cache_folder
 from hypjax.system.locks import claimed
 from hypjax.types import View
 
@@ -328,23 +324,3 @@ def cached_features(
     except OSError as error:
         console.warn(f"features cannot be kept in {folder} ({error.strerror})")
         return _concatenated(compute(0))
-
-
-def keeping(
-    config: ConfigDict, model: Embedder, splits: Splits
-) -> tuple[list[Dataset], pathlib.Path | None]:
-    """The datasets whose embeddings by a frozen encoder a run keeps, and the folder for them.
-
-    There are none if the encoder is trained, or its embeddings are given.
-    """
-    if not freezes_encoder(config.optim.frozen) or not model.encoder.takes_pixels:
-        return [], None
-    train, embeds = config.train, any(config.eval.pca.values())
-    embeds |= train.cached_features or train.sampling == "tuples"
-    embeds |= config.model.head_init == "pca"
-    parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
-    folder, kind = None, type(model.encoder)
-    # The code of a user's encoder may change under the same name.
-    if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
-        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-    return list(filter(None, parts)), folder

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -11,17 +12,18 @@ from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config.choices import PARTS
+from hypjax.config.choices import PARTS, freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
-from hypjax.inference.embedding import DatasetEmbedder, keeping, part_of, scored_spaces
+from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel
 from hypjax.models import create_embedder
+from hypjax.models.own import OwnEncoder
 from hypjax.objectives import Objective, create_objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
@@ -30,6 +32,7 @@ from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import open_splits
+from hypjax.system.caches import cache_folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,10 +65,19 @@ class Run:
 
     @functools.cached_property
     def images(self) -> DatasetEmbedder:
-        """Embeds the run's images with its model as it is evaluated."""
-        model = create_embedder(self.config, evaluating=True)
-        kept = keeping(self.config, model, self.splits)
-        return DatasetEmbedder(model, self.config, self.mesh, *kept)
+        """Embeds the run's images with its model as it is evaluated; each once if it is frozen."""
+        config, splits, kept, folder = self.config, self.splits, [], None
+        model = create_embedder(config, evaluating=True)
+        if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
+            kept = [splits.test, splits.gallery, splits.validation]
+            needs_train = config.train.cached_features or config.train.sampling == "tuples"
+            if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
+                kept.append(splits.train)
+        kind = type(model.encoder)
+        # The code of a user's encoder may change under the same name.
+        if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
+            folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+        return DatasetEmbedder(model, config, self.mesh, list(filter(None, kept)), folder)
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""

@@ -7,50 +7,28 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
-from hypjax.config import validate
 from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
-from hypjax.geometry import SPACES, Space
-from hypjax.geometry.learned import (
-    LearnedParameters,
-    bounds,
-    first_parameters,
-    has_curvature,
-    learned_numbers,
-    learned_values,
-    projected,
-    values,
-)
+from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import (
-    ONE_SCALE,
-    DatasetEmbedder,
     fingerprint,
     part_of,
     scored_spaces,
 )
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.own import ENCODERS
-from hypjax.models.pretrained import (
-    check_head,
-    convert_timm,
-    load_model,
-    load_timm,
-    timm_state_dict,
-)
 from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import (
     has_checkpoint,
     require_identity,
@@ -82,7 +60,7 @@ class TrainedModel(NamedTuple):
     @property
     def score_space(self) -> Space:
         """Space in which the objective scores the head."""
-        scalars = learned_values(self.config.objective, self.params)
+        scalars = learned.learned_values(self.config.objective, self.params)
         return self.objective.with_scalars(scalars).score_space
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
@@ -170,11 +148,11 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
     files.require_published(folder)
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))
-        params = load_model(weights, model, config.data.channels)
+        params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
-            params["head"] = check_head(read_state_dict(str(folder / files.HEAD)), model)
+            params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
         if model.learned:
-            first = first_parameters(dict(model.learned))
+            first = learned.first_parameters(dict(model.learned))
             params["space"] = files.published_numbers(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
@@ -195,7 +173,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
                 f"in pretraining of {weights}, pixels were scaled otherwise; set "
                 f"--config.data.mean={mean} --config.data.std={std}"
             )
-        return load_timm(weights, encoder, config.data.channels)
+        return pretrained.load_timm(weights, encoder, config.data.channels)
     return _restored(config, encoder).params["encoder"]
 
 
@@ -223,19 +201,20 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return parts | _learned_by_run(config, run.params.get("space", {}))
 
 
-def _learned_by_run(config: ConfigDict, found: LearnedParameters) -> dict[str, LearnedParameters]:
+def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dict[str, PyTree]:
     """The "space": learned numbers where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
     fields, weights = config.objective, config.model.weights
-    first, c = first_parameters(learned_numbers(fields)), values(found).get("c", fields.c)
-    if not fields.learn_c and has_curvature(SPACES[fields.space]) and c != fields.c:
+    c, has_curvature = learned.values(found).get("c"), learned.has_curvature(SPACES[fields.space])
+    if not fields.learn_c and has_curvature and c not in (None, fields.c):
         console.warn(
             f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
+    first = learned.first_parameters(learned.learned_numbers(fields))
     known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"space": projected({**first, **known}, bounds(fields))} if first else {}
+    return {"space": learned.projected(first | known, learned.bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -277,36 +256,8 @@ def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
     if not encoder.takes_pixels:
         return run
     try:
-        state = timm_state_dict(run.params["encoder"], run.model.encoder)
-        converted = convert_timm(state, encoder, config.data.channels)
+        state = pretrained.timm_state_dict(run.params["encoder"], run.model.encoder)
+        converted = pretrained.convert_timm(state, encoder, config.data.channels)
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
     return run._replace(params={**run.params, "encoder": converted})
-
-
-def pretrained_features(
-    config: ConfigDict,
-) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
-    """Embeds the training images with the encoder that `model.weights` names.
-
-    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
-    from these images must carry. Several scales are refused: unlike points of a space, these
-    features have no mean.
-    """
-    config = fit_to_features(config).copy_and_resolve_references()
-    validate(config)
-    if tuple(config.eval.scales) != ONE_SCALE:
-        raise UserError(
-            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
-            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
-        )
-    config.data.resize = config.data.image_size
-    model = create_embedder(config, evaluating=True)
-    splits = open_splits(config)
-    train = splits.training_images()
-    if train.vectors is not None:
-        return train.given_vectors(), splits.notes
-    params = {"encoder": pretrained_encoder(config, model.encoder)}
-    images = DatasetEmbedder(model, config, parallel.create_mesh(config.run.mesh))
-    return images.features(params, train)[:, 0], splits.notes

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.evaluate import pretrained_features
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.weights import pretrained_features
 from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.embedder import resize_images, scaled_side
 from hypjax.models.pretrained import convert_timm, timm_state_dict
