@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import choose_objective, default_config
+from hypjax.config.defaults import choose_objective, default_config, fields_of
 from hypjax.config.identity import flatten
-from hypjax.config.rules import field_types, refuse, refuse_objective, validate
+from hypjax.config.rules import refuse, refuse_objective, validate
 from hypjax.errors import UserError, nearest
 from hypjax.objectives import OBJECTIVES
 
@@ -99,9 +99,8 @@ def _set(config: ConfigDict, override: str) -> None:
     value = _parse(text, known[field])
     if field == "optim.groups" and value and not isinstance(value[0], tuple):
         value = (value,)  # One group, without the outer brackets.
-    rule = field_types(config.objective.name)[field]
-    if not rule.holds(value):
-        refuse(field, text, rule.words)
+    if words := fields_of(config.objective.name)[field].requirement(value):
+        refuse(field, text, words)
     if isinstance(known[field], float) and value is not None:
         value = float(value)
     if field == "objective.name":

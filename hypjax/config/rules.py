@@ -1,28 +1,18 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
-import functools
 import itertools
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict, FieldReference
+from ml_collections import ConfigDict
 
 from hypjax.config import choices
 from hypjax.config.choices import OWN
-from hypjax.config.defaults import (
-    HYP_VIT,
-    STEPS,
-    declared_fields,
-    objective_defaults,
-    shared_defaults,
-)
+from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import ABOVE_0, Field, Rule, at_least, each, or_none, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
@@ -30,104 +20,14 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import (
-    BUILT_IN,
-    create_objective,
-    is_known,
-)
+from hypjax.objectives.create import BUILT_IN, create_objective, is_known
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
 _FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
 FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
-# Types of the items of lists that are empty by default; others hold strings.
-_ITEMS = {"eval.prefixes": int, "objective.curvatures": float}
-_SCALARS = {
-    int: Rule(lambda value: type(value) is int, "a whole number"),
-    float: Rule(
-        lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
-        "a finite number",
-    ),
-    str: Rule(lambda value: isinstance(value, str), "a string"),
-    bool: Rule(lambda value: type(value) is bool, "True or False"),
-}
-
-
-def _is_group(value: Any) -> bool:
-    if not (isinstance(value, tuple) and len(value) == 4):
-        return False
-    (name, rate, decay, start), number = value, _SCALARS[float]
-    return (
-        choices.names_parameters(name)
-        and (number.holds(rate) and rate >= 0)
-        and (decay is None or (number.holds(decay) and decay >= 0))
-        and (type(start) is int and 0 <= start <= STEPS)
-    )
-
-
-def field_types(objective: str) -> Mapping[str, Rule]:
-    """The rule, for each field of an objective's runs, that a value has the type of the default."""
-    return {**_shared_types(), **_types("objective.", objective_defaults(objective))}
-
-
-@functools.cache
-def _shared_types() -> Mapping[str, Rule]:
-    """The types of the fields of all runs: an objective's own fields are not among them."""
-    return _types("", shared_defaults())
-
-
-def _types(prefix: str, defaults: ConfigDict) -> dict[str, Rule]:
-    rules, groups = {}, [(prefix, defaults)]
-    for prefix, group in groups:
-        for name, default in group.items(preserve_field_references=True):
-            if isinstance(default, ConfigDict):
-                groups.append((f"{prefix}{name}.", default))
-            else:
-                rules[prefix + name] = _type(prefix + name, default)
-    return rules
-
-
-def _type(field: str, default: Any) -> Rule:
-    if field == "optim.groups":
-        return Rule(
-            lambda value: isinstance(value, tuple) and all(map(_is_group, value)),
-            "a list of (parameters, factor of the rate, decay or None, first step)",
-        )
-    if isinstance(default, FieldReference):
-        return or_none(_SCALARS[default.get_type()])
-    if isinstance(default, tuple):
-        scalar = _SCALARS[type(default[0]) if default else _ITEMS.get(field, str)]
-        return Rule(
-            lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
-            f"a list whose items are each {scalar.words}",
-        )
-    return _SCALARS[type(default)]
-
-
-_CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
-
 _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
-_DECLARED = flatten_dict(
-    {name: group.to_dict() for name, group in declared_fields().items()}, sep="."
-)
-_RULES = {name: own.rule for name, own in _DECLARED.items() if isinstance(own, Field)} | {
-    "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
-    "objective.space": Rule(
-        lambda value: value in SPACES,
-        f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
-    ),
-    "objective.c": at_least(0),
-    "objective.clip_radius": or_none(ABOVE_0),
-    "objective.feature_scale": ABOVE_0,
-    "objective.c_bounds": range_within(*_CURVATURES),
-    "objective.c_rate": at_least(0),
-    "objective.curvatures": each(
-        within(0, _CURVATURES[1]).holds,
-        f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}",
-        most=100,
-    ),
-}
 
 
 def validate(config: ConfigDict) -> None:
@@ -135,18 +35,14 @@ def validate(config: ConfigDict) -> None:
     fields = flatten(config)
     if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
         refuse_objective(name)
-    known = field_types(name)
+    known = fields_of(name)
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     for field in sorted(known.keys() - fields.keys()):
         raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
     for field, value in fields.items():
-        if not known[field].holds(value):
-            refuse(field, value, known[field].words)
-    own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
-    for field, rule in (_RULES | own).items():
-        if not rule.holds(fields[field]):
-            refuse(field, fields[field], rule.words)
+        if words := known[field].requirement(value):
+            refuse(field, value, words)
     validate_relations(config)
 
 

@@ -16,6 +16,7 @@ from hypjax.config import (
     identity,
     validate,
 )
+from hypjax.config.defaults import fields_of
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import Objective, SavedObjective, create_objective
@@ -30,11 +31,6 @@ from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 SPACE = "score_space"  # In config.json: that of the head.
-# Fields that all objectives have.
-_COMMON = (
-    *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn"),
-    *("clip_radius", "feature_scale"),
-)
 _STARTS = "run.json"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
@@ -71,8 +67,9 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
     objective = fields["objective.name"]
     if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
-        own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
-        stand_in(objective, {field: v for field, v in own.items() if field not in _COMMON})
+        stand_in(objective, {})
+        own = {name: fields[name] for name in fields.keys() - fields_of(objective).keys()}
+        stand_in(objective, {name.removeprefix("objective."): x for name, x in own.items()})
     config = default_config(objective)
     with config.ignore_type():
         config.update_from_flattened_dict(fields)
