@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
-from hypjax.system.files import sync
 
 # Of each array: the first byte after it; its CRC-32, which starts from the last field; and whether
 # there is no array, but a text that says why.
@@ -55,8 +54,8 @@ class ArrayCache:
             self.done = self._resume()
             with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
                 yield self.done
-            sync(self._arrays)
-            sync(self._index)
+                for file in (self._file, self._entries):  # The body may have removed the folder.
+                    os.fsync(file.fileno())
 
     def _resume(self) -> int:
         """Returns the number of undamaged arrays, and drops what follows them."""
