@@ -26,12 +26,10 @@ from hypjax.system.locks import claimed, claimed_or_refused
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
-_PUBLISHED = (
-    files.CONFIG,
-    files.PUBLISHED,
-    *files.HASHED,
-    f"{files.PROJECTIONS}*",
-)  # Files of a published model.
+# Files of a published model.
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED, f"{files.PROJECTIONS}*")
+# Those of a run beside its checkpoints that whoever reads its models may need.
+_NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
@@ -210,10 +208,4 @@ def _download(url: str, folder: pathlib.Path, training: bool) -> None:
 def _is_needed(name: str, training: bool) -> bool:
     if step := _STEP.match(name):
         return training or not name.startswith("training/", step.end())
-    return name in (
-        files.CONFIG,
-        files.RESULTS,
-        files.MATCHES,
-        files.METRICS,
-        files.TIMES,
-    ) or name.startswith(files.PROJECTIONS)
+    return name in _NEEDED or name.startswith(files.PROJECTIONS)
