@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.config.rules import refuse
 from hypjax.inference.run import Run
-from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -32,13 +30,7 @@ from hypjax.training.input import Feed, open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
-from hypjax.training.states import (
-    Measured,
-    begin,
-    check_paths,
-    score_untrained,
-    starting_parameters,
-)
+from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
 
 
@@ -95,9 +87,7 @@ def train_and_evaluate(
     launched: float | None = None,
     report: Callable[[pathlib.Path, str, Run], bool] | None = None,
 ) -> dict[str, Any]:
-    """Trains a model, from pretrained weights if the configuration names them, and evaluates it.
-
-    A finished run only prints its results. An interrupted one resumes from its last checkpoint.
+    """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
     Args:
         config: The run's configuration.
@@ -108,9 +98,8 @@ def train_and_evaluate(
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, of the test classes before and after training. If classes are held out for
-        validation, also "best", the scores of the checkpoint that did best on them, its step as
-        "best_step", and under "validation" the scores on those classes.
+        "final": {...}}, of the test classes before and after training. With validation classes also
+        "best", scores of the checkpoint that did best on them, "best_step", and "validation".
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
@@ -127,42 +116,29 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        return _shown_again(folder, config, results)
+        folder.require(given_provenance(config))
+        print(f"{folder.location} holds this run's results already:")
+        print_results(results, config)
+        return results
     require_wandb(config)
     run = build(folder.filled())
-    config, total = run.config, run.config.train.total_steps
+    total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
-    pretrained = None if folder.has_checkpoint else _pretrained(run)
-    with folder.claimed(facts, config) as checkpoints:
+    pretrained = None if folder.has_checkpoint else starting_parameters(run)
+    with folder.claimed(facts, run.config) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
         del pretrained
         steps = range(int(state.step), total)
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
-        _finish(folder, config, checkpoints, steps, results, warnings, stopwatch)
+        _finish(folder, run.config, checkpoints, steps, results, warnings, stopwatch)
         reported = report is not None and report(folder.path, str(folder.location), run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
         print(f"the report is {folder.location}/{REPORT}")
     return results
-
-
-def _shown_again(folder: Workdir, config: ConfigDict, results: dict[str, Any]) -> dict[str, Any]:
-    folder.require(given_provenance(config))
-    print(f"{folder.location} holds this run's results already:")
-    print_results(results, config)
-    return results
-
-
-def _pretrained(run: Setup) -> dict[str, PyTree] | None:
-    """Checks the paths of parameters, and reads the parameters from which training starts."""
-    check_paths(run)
-    pretrained = starting_parameters(run.config, run.learner)
-    if pretrained and processes.is_first():
-        warn_of_known_classes(run.config, run.splits.fingerprint)
-    return pretrained
 
 
 def _trained(
@@ -176,12 +152,12 @@ def _trained(
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """Runs the remaining steps, saves the last state, and evaluates the models."""
-    config, learner, splits = run.config, run.learner, run.splits
+    config, splits = run.config, run.splits
     measured = measured or score_untrained(run, state, stopwatch)
     source = open_input(run, steps, config.run.workers, state.params["model"])
     watch = FiniteWatch(checkpoints, splits.train.name, config.train)
     monitor = Monitor(config, steps, folder, watch, trace, stopwatch)
-    loop = Loop(run, *jit_train_steps(learner, state, source.store), checkpoints, monitor)
+    loop = Loop(run, *jit_train_steps(run.learner, state, source.store), checkpoints, monitor)
     with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)
@@ -219,12 +195,6 @@ def _finish(
         folder.write_results(results, warnings)
 
 
-class _Callable(types.ModuleType):
-    """This module, which can be called: `hypjax.train` names both it and its function."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Calls `train`."""
-        return train(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+# `hypjax.train` names this module, and is called as its function.
+_callable = type("module", (types.ModuleType,), {"__call__": staticmethod(train)})
+sys.modules[__name__].__class__ = _callable

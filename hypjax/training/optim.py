@@ -112,9 +112,8 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
-    Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
-    the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
-    groups.
+    Weight decay acts on all trained parameters, biases and LayerNorms included. A group's factor
+    also multiplies its decay, as in PyTorch's parameter groups.
 
     Args:
         learning_rate: The learning rate, or a function from the step to it.
@@ -123,7 +122,7 @@ def create_optimizer(
         b1: Adam's β₁.
         b2: Adam's β₂.
         eps: Adam's ε.
-        momentum: Decay rate of the gradients that SGD and Muon accumulate.
+        momentum: Of the gradients that SGD and Muon accumulate.
         clip_norm: Largest global norm of the gradient; None for no such limit.
         clip_value: Largest absolute value in the gradient, clipped before the norm.
         groups: Parameters that are trained in a way of their own, by their paths.
@@ -132,9 +131,7 @@ def create_optimizer(
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
-    scale = optimizer.scale(**moments, momentum=momentum)
-    if probe_steps:
-        scale = _encoder_from(probe_steps, scale)
+    scale = _encoder_from(probe_steps, optimizer.scale(**moments, momentum=momentum))
 
     def decay_of(path: _Path) -> float:
         own = _group_of(groups, path).weight_decay
@@ -242,6 +239,8 @@ def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.Grad
     Counted from the first of all steps, Adam's correction of the moments' bias would make the
     encoder's first updates (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
     """
+    if not start:
+        return scale
     later = optax.conditionally_transform(scale, lambda step, **_: step >= start)
     return optax.partition({True: later, False: scale}, functools.partial(_by_path, in_encoder))
 
