@@ -20,13 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax import __version__
-from hypjax.analysis.disk import COLOURS, ImageSet, PlotData, draw_disks, place_in_disk, read_rgb
+from hypjax.analysis.disk import COLOURS, draw_disks, drawing_of_images, place_in_disk, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import groupings
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -274,9 +273,8 @@ def _disk(found: RunSearches) -> dict[str, str]:
     chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
     points, shown = found.points[chosen], images.take(chosen)
     title = f"{run.name}: {len(chosen):,} test images"
-    grouped = groupings(run.config.data.name, shown)
-    data = PlotData([ImageSet(title, points, grouped, [], read_rgb(shown))], found.space)
-    drawing, ranks = place_in_disk(data, "mds", None, 0)
+    drawing = drawing_of_images(run.config.data.name, {title: (points, shown)})
+    drawing, ranks = place_in_disk(drawing, found.space)
     draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     delta = curvature = ""
