@@ -15,7 +15,7 @@ from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
 
-_COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
+FRAMES = {"right": "tab:green", "wrong": "tab:red", "": "none"}  # Colours.
 _INCHES = 1.4  # Side of one image.
 _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
@@ -70,7 +70,7 @@ def draw(
         columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
         for i, (path, label, distance) in enumerate(columns):
             title = f"{distance:.3f} {on_one_line(label)}"
-            rows[-1].append(Picture(path, title, _COLOURS[hits.mark(i)]))
+            rows[-1].append(Picture(path, title, FRAMES[hits.mark(i)]))
     return draw_rows(rows, output, read)
 
 
