@@ -37,18 +37,19 @@ class Candidate(NamedTuple):
         """The settings, as a table shows them."""
         return " ".join(self.settings) or "as in the file"
 
-    def _fields(self, seed: str) -> list[str]:
+    def all_overrides(self, seed: str) -> list[str]:
+        """The fields that differ from the file."""
         return [*self.overrides, *self.settings, f"seed={seed}"]
 
     def arguments(self, seed: str) -> str:
         """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (f"--config.{field}" for field in self._fields(seed))
+        fields = (f"--config.{field}" for field in self.all_overrides(seed))
         return shlex.join([f"--config={self.file}:{self.variant}", *fields])
 
     def run(self, seed: str) -> Workdir:
         """The run's default folder; a folder of a run with another configuration is refused."""
         spec = f"{self.file}:{self.variant}"
-        config = load_config(spec, self._fields(seed))
+        config = load_config(spec, self.all_overrides(seed))
         return Workdir(pathlib.Path(default_workdir(config, read_config(spec))), config)
 
 
