@@ -44,14 +44,12 @@ def train(
 ) -> dict[str, Any]:
     """Trains and evaluates as `train_and_evaluate`, with data, an encoder or a loss of one's own.
 
-    What is given takes the place of what the configuration names; all other fields apply. Called
-    again with the same, it resumes. The folder is a run like any other: its model embeds and
-    searches without the loss and the dataset, and, if the encoder is one of hypjax's, without any
-    code; for another one see `hypjax.load`.
+    What is given replaces what the configuration names. Called again with the same, it resumes. The
+    folder is a run like any other: its model embeds and searches without the loss and the dataset;
+    for an encoder that is not one of hypjax's see `hypjax.load`.
 
     Args:
-        config: A configuration, as from `hypjax.config.read_config`, or the name of one, such as
-            "configs/folder.py:hyp-scratch".
+        config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
         workdir: Folder of the run, or its URL.
         dataset: (images, labels), arrays or images of Pillow's; pairs of a path or an image and
             its label; a `datasets.Dataset` of Hugging Face; or {"train": ..., "test": ...} of
@@ -66,9 +64,8 @@ def train(
             `train_and_evaluate`.
         Interrupted: An interrupt arrived, and the state is saved.
     """
-    config = (
-        read_config(config) if isinstance(config, str) else config.copy_and_resolve_references()
-    )
+    config = read_config(config) if isinstance(config, str) else config
+    config = config.copy_and_resolve_references()
     if dataset is not None:
         with config.ignore_type():
             config.data.update(give(dataset))
@@ -97,9 +94,8 @@ def train_and_evaluate(
         report: Writes a page on the finished run, as `hypjax.analysis.report.write_own_report`.
 
     Returns:
-        What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, of the test classes before and after training. With validation classes also
-        "best", scores of the checkpoint that did best on them, "best_step", and "validation".
+        What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
+        the test classes. With validation classes, also "best", "best_step" and "validation".
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
@@ -110,16 +106,14 @@ def train_and_evaluate(
     config = config.copy_and_resolve_references()
     validate(config)
     if config.train.total_steps == 0:
-        words = "at least 1; add --mode=evaluate to evaluate without training"
-        refuse("train.total_steps", 0, words)
+        refuse(
+            "train.total_steps", 0, "at least 1; add --mode=evaluate to evaluate without training"
+        )
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        folder.require(given_provenance(config))
-        print(f"{folder.location} holds this run's results already:")
-        print_results(results, config)
-        return results
+        return _shown_again(folder, config, results)
     require_wandb(config)
     run = build(folder.filled())
     total = run.config.train.total_steps
@@ -133,11 +127,24 @@ def train_and_evaluate(
         del pretrained
         steps = range(int(state.step), total)
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
-        _finish(folder, run.config, checkpoints, steps, results, warnings, stopwatch)
+        try:
+            print_results(results, run.config)
+        finally:  # What reads the table may be gone.
+            with stopwatch.part("saving"):
+                folder.require_last_state(checkpoints, total)
+            write_times(folder.path, stopwatch, steps=len(steps))
+            folder.write_results(results, warnings)
         reported = report is not None and report(folder.path, str(folder.location), run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
         print(f"the report is {folder.location}/{REPORT}")
+    return results
+
+
+def _shown_again(folder: Workdir, config: ConfigDict, results: dict[str, Any]) -> dict[str, Any]:
+    folder.require(given_provenance(config))
+    print(f"{folder.location} holds this run's results already:")
+    print_results(results, config)
     return results
 
 
@@ -176,25 +183,5 @@ def _trained(
     return results
 
 
-def _finish(
-    folder: Workdir,
-    config: ConfigDict,
-    checkpoints: Checkpoints,
-    steps: range,
-    results: dict[str, Any],
-    warnings: list[str],
-    stopwatch: Stopwatch,
-) -> None:
-    """Prints the results, and writes results.json and times.json once the last state is saved."""
-    try:
-        print_results(results, config)
-    finally:  # What reads the table may be gone.
-        with stopwatch.part("saving"):
-            folder.require_last_state(checkpoints, steps.stop)
-        write_times(folder.path, stopwatch, steps=len(steps))
-        folder.write_results(results, warnings)
-
-
 # `hypjax.train` names this module, and is called as its function.
-_callable = type("module", (types.ModuleType,), {"__call__": staticmethod(train)})
-sys.modules[__name__].__class__ = _callable
+sys.modules[__name__].__class__ = type("", (types.ModuleType,), {"__call__": staticmethod(train)})

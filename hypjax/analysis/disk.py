@@ -102,10 +102,7 @@ class Drawing(NamedTuple):
 
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
-    """Draws points in Poincaré disks, on a grid of geodesics, and proxies with their tree.
-
-    Thumbnails stand in place of points, as many as do not overlap.
-    """
+    """Draws points, or as many thumbnails as do not overlap, and the tree of any proxies."""
     panels, chosen = drawing.panels, _colours_of(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -158,47 +155,37 @@ def grid_lines() -> Complex[np.ndarray, "lines points"]:
 
 
 def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
-    """Draws lines through points."""
+    """Draws lines through points, complex numbers."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
 def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
-    """Draws points in the colours of their groups."""
     places, labels = panel.places, panel.labels
-    size = float(np.clip(12000 / max(len(places), 1), 4, 24))
+    style = {"s": float(np.clip(12000 / max(len(places), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
-        own = places[labels == group]
-        style = {"color": chosen.of[group], "s": size, "linewidths": 0, "zorder": 2}
-        axes.scatter(own.real, own.imag, label=names[group], marker=_MARKERS[marker], **style)
+        own, colour = places[labels == group], chosen.of[group]
+        kind = {"label": names[group], "marker": _MARKERS[marker], "zorder": 2}
+        axes.scatter(own.real, own.imag, color=colour, **kind, **style)
     if len(names) > len(chosen.shown):
         rest = ~np.isin(labels, chosen.shown)
-        style = {"s": size, "linewidths": 0, "zorder": 1.5}
-        axes.scatter(places[rest].real, places[rest].imag, c=chosen.of[labels[rest]], **style)
+        own, hues = places[rest], chosen.of[labels[rest]]
+        axes.scatter(own.real, own.imag, c=hues, zorder=1.5, **style)
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
 def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
-    """Draws the legend of a disk's groups below the disks."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
+    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
+    style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
+    where = {"loc": "outside lower center", "ncols": ncols, "title": title}
     with matplotlib.rc_context({"text.parse_math": False}):
-        legend = figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=3 if max(map(len, labels), default=0) < _SHORT else 2,
-            fontsize=9,
-            columnspacing=1,
-            handletextpad=0.3,
-            frameon=False,
-            title=title,
-        )
+        legend = figure.legend(handles, labels, **where, **style)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
 
 
 def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
-    """Draws proxies as circles, and the edges of their tree as geodesics."""
     places, child = proxies.places, np.flatnonzero(proxies.parents >= 0)
     edges = geodesics(places[child], places[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
@@ -265,7 +252,7 @@ def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[
 def drawing_of_gallery(
     path: pathlib.Path, most: int, seed: int, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones."""
+    """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
     title, chosen = _choose(path.name, len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
@@ -280,10 +267,9 @@ def drawing_of_gallery(
 def drawing_of_run(
     workdir: str, parts: Sequence[str], most: int, seed: int, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds images of a run's dataset with its best model, or else its last.
+    """Embeds images of a run's dataset by `scored_head`; proxies of HIER come with their tree.
 
-    Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
-    images of a part, train or test, random ones are chosen.
+    Of more than `most` images of a part, train or test, random ones are chosen.
     """
     (run,) = open_runs([workdir])
     name, shown = run.config.data.name, {}
@@ -306,11 +292,9 @@ def drawing_of_run(
 
 
 def drawing_of_images(
-    name: str,
-    shown: Mapping[str, tuple[Float[np.ndarray, "n d"], Dataset]],
-    colour: str | None = None,
+    name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
 ) -> Drawing:
-    """Points and images of a dataset of this name, a panel for each title."""
+    """Points [n, d] and images of a dataset of this name, a panel for each title."""
     panels = []
     for title, (points, images) in shown.items():
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
@@ -339,7 +323,7 @@ def place_in_disk(
     """Lays out all images and proxies together, points of a space, by 'mds' or 'umap'.
 
     Also returns the rank correlations of distances in the space with those in the layout and of two
-    principal components, None for fewer than three points.
+    principal components; None for fewer than three points.
     """
     proxies = drawing.proxies
     points = [panel.places for panel in drawing.panels]
@@ -426,19 +410,20 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     renderers = []
     for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
         own = np.flatnonzero(np.isin(panel.labels, groups))
-        if len(own):
-            places = panel.places[own]
-            columns = {
-                "x": places.real,
-                "y": places.imag,
-                "radius": 2 * np.arctanh(np.abs(places)),
-                "caption": [panel.captions[i] for i in own.tolist()],
-                "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
-                "colour": chosen.of[panel.labels[own]],
-            }
-            style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
-            style["legend_label"] = shortened(label, _NAME)
-            renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
+        if not len(own):
+            continue
+        places = panel.places[own]
+        columns = {
+            "x": places.real,
+            "y": places.imag,
+            "radius": 2 * np.arctanh(np.abs(places)),
+            "caption": [panel.captions[i] for i in own.tolist()],
+            "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
+            "colour": chosen.of[panel.labels[own]],
+        }
+        style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
+        style["legend_label"] = shortened(label, _NAME)
+        renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if drawing.proxies:
         places = drawing.proxies.places
         style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
@@ -453,8 +438,8 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
 def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, "nodes 2"]:
     """First and last angle of each node's subtree, in radians from 0 to 2π.
 
-    A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
-    siblings are disjoint. Children whose leaves have similar mean features are neighbours.
+    Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
+    children whose leaves have similar mean features are neighbours.
     """
     starts = tree.starts(_places(tree, features))
     return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)

@@ -11,21 +11,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from hypjax.analysis import disk, known_hierarchy
+from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.known_hierarchy import Radii, Side, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import (
-    Tree,
-    ancestor_tree,
-    ancestors,
-    average_linkage,
-    chance_purity,
-    farther_in,
-    label_tree,
-    purity,
-    separation,
-)
+from hypjax.analysis.trees import Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
@@ -70,7 +60,7 @@ def find_hierarchy(
 ) -> Hierarchy:
     """Scores the tree of average linkage and, before it, the tree of any hierarchical proxies."""
     distances = _distances(space, points, points)
-    clusters, heights = average_linkage(distances)
+    clusters, heights = trees.average_linkage(distances)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
     # Half the difference of heights, so that the path of two images is their ancestor's height.
     lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
@@ -102,8 +92,8 @@ def _with_proxies(
     n, everything = len(points), np.concatenate([points, proxies])
     measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
-    above = ancestors(distances, radii, radii[n:])
-    tree, used = ancestor_tree(above[:n], above[n:])
+    above = trees.ancestors(distances, radii, radii[n:])
+    tree, used = trees.ancestor_tree(above[:n], above[n:])
     kept = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
     inner = [(f"proxy {proxy}", {"kind": "proxy"}) for proxy in used]
@@ -148,12 +138,12 @@ def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
 def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
     labels = {name: grouping.labels for name, grouping in images.groupings.items()}
     purities = {
-        name: {"purity": purity(tree, each), "chance": chance_purity(tree, each)}
+        name: {"purity": trees.purity(tree, each), "chance": trees.chance_purity(tree, each)}
         for name, each in labels.items()
     }
     classes, separations = labels.pop(CLASS), {}
     for name, each in labels.items():
-        nearer, correlation = separation(tree, classes, each)
+        nearer, correlation = trees.separation(tree, classes, each)
         separations[name] = {"nearer": nearer, "correlation": correlation}
     return {
         "tree": kind,
@@ -169,7 +159,9 @@ def _scores_of_radii(
 ) -> dict[str, float | int]:
     nearest = np.argmin(distances, axis=1)
     held = np.unique(nearest)
-    inside = farther_in(proxy_radii[held], [np.median(radii[nearest == proxy]) for proxy in held])
+    inside = trees.farther_in(
+        proxy_radii[held], [np.median(radii[nearest == proxy]) for proxy in held]
+    )
     return {
         "median_of_images": float(np.median(radii)),
         "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
@@ -271,7 +263,7 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
     folder = parent / found.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = tree, affinity, trees, places, leaves = [folder / name for name in names]
+    files = tree, affinity, tangled, places, leaves = [folder / name for name in names]
     with writing(folder):
         folder.mkdir(exist_ok=True)
         write_json(tree, found.nodes)
@@ -282,7 +274,7 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
         groups = widest.labels[_first_of_classes(images)]
-        draw_tanglegram(found.classes, levels, groups, trees)
+        draw_tanglegram(found.classes, levels, groups, tangled)
     if found.places is not None:
         _draw_disk(found, images, places)
     if found.leaves:
@@ -296,7 +288,7 @@ def _first_of_classes(images: ChosenImages) -> Int[np.ndarray, " classes"]:
 
 def _of_classes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: ChosenImages) -> Side:
     """The tree of classes: each hangs on the deepest node with more than half of its images."""
-    found, kept = label_tree(tree, images.groupings[CLASS].labels)
+    found, kept = trees.label_tree(tree, images.groupings[CLASS].labels)
     inner = heights[kept[-1]] - heights[kept]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
     depths = np.append(np.ones(found.leaves), inner)

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 _TOLERANCE = 1e-5
 
 Labels = Int[ArrayLike, " leaves"]
+Radii = Float[ArrayLike, "*#b"]  # Distances from the origin.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,13 +85,10 @@ class Tree:
 
 
 def purity(tree: Tree, labels: Labels) -> float:
-    """Dendrogram purity (Heller and Ghahramani, 2005).
+    """Dendrogram purity (Heller and Ghahramani, 2005), exact for any number of children.
 
     The mean, over all pairs of leaves of one label, of the share of leaves with that label among
-    those of the pair's lowest common ancestor. It is exact, for nodes with any number of children.
-
-    Returns:
-        A number up to 1, which is reached if each label is a subtree; NaN if all labels differ.
+    those of the pair's lowest common ancestor: 1 if each label is a subtree, NaN if all differ.
     """
     pairs = shares = 0.0
     for counts in tree.counts(labels):
@@ -103,9 +101,9 @@ def purity(tree: Tree, labels: Labels) -> float:
 def chance_purity(tree: Tree, labels: Labels) -> float:
     """Mean purity of the tree over all permutations of its leaves' labels.
 
-    Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
-    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label. The mean is
-    exact; NaN if all labels differ.
+    A pair of one label, of n_c leaves, is then any pair of the n leaves; of the other s − 2 leaves
+    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label. NaN if all
+    labels differ.
     """
     n, sizes = tree.leaves, tree.sizes
     _, numbers = np.unique(labels, return_counts=True)
@@ -151,17 +149,13 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
     return float(nearer), float(correlation)
 
 
-def farther_in(
-    radii: Float[ArrayLike, "*#b"], others: Float[ArrayLike, "*#b"]
-) -> Bool[np.ndarray, "*b"]:
+def farther_in(radii: Radii, others: Radii) -> Bool[np.ndarray, "*b"]:
     """Whether radii are smaller than others, by more than a relative 1e-5; elementwise."""
     return np.asarray(radii) < (1 - _TOLERANCE) * np.asarray(others)
 
 
 def ancestors(
-    distances: Float[ArrayLike, "n p"],
-    radii: Float[ArrayLike, " n"],
-    proxy_radii: Float[ArrayLike, " p"],
+    distances: Float[ArrayLike, "n p"], radii: Radii, proxy_radii: Radii
 ) -> Int[np.ndarray, " n"]:
     """Index of each point's nearest proxy among those `farther_in`; −1 without any.
 
@@ -172,9 +166,7 @@ def ancestors(
     return np.where(closer.any(axis=1), nearest, -1)
 
 
-def _with_ancestors(
-    parents: Int[np.ndarray, " all"], nodes: Int[np.ndarray, " some"]
-) -> Bool[np.ndarray, " all"]:
+def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> Bool[np.ndarray, " all"]:
     """Marks the nodes, and all above them."""
     marked = np.zeros(len(parents), bool)
     while not marked[nodes := np.unique(nodes[nodes >= 0])].all():

@@ -1,8 +1,4 @@
-"""Variants of a configuration, each with the settings that suit it best: choosing and comparing.
-
-Settings are chosen by the score on validation classes, and the chosen ones are compared on the test
-classes, with bootstrap intervals over runs and classes.
-"""
+"""Variants of a configuration, each with the settings that suit it best on validation classes."""
 
 import itertools
 import pathlib
@@ -67,7 +63,7 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
 
 
 def validation_score(candidate: Candidate, results: Mapping[str, Any]) -> tuple[str, float]:
-    """The score by which settings are chosen: the head's first recall on validation classes."""
+    """Name and value of the head's first recall on validation classes, which chooses settings."""
     if not (held_out := results.get("validation")):
         raise UserError(
             f"{candidate.variant} with {candidate} has no validation classes to choose by; set "
