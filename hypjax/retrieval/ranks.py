@@ -17,23 +17,20 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Fused, Space
-from hypjax.retrieval import inputs, tiles
+from hypjax.retrieval import inputs, subtraction, tiles
+from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.relevance import Lists
 from hypjax.retrieval.scores import (
     Factors,
     Precision,
     Score,
-    certify,
     highest,
     largest_slack,
     lowest,
-    separation_matrix,
-    separations,
-    unique_rows,
     widened,
 )
-from hypjax.retrieval.selection import sample
+from hypjax.retrieval.selection import StreamedGallery, sample
 from hypjax.system.machine import usable_cores
 
 NO_MATCH = np.iinfo(np.int32).max
@@ -89,16 +86,15 @@ def first_ranks(
     """
     found = np.empty(len(asked.labels), np.int32)
 
-    def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
+    def by_products(rows: Rows, score: Score) -> Rows:
         bounds = _bound_ranks(asked, rows, searched, score)
         found[rows] = bounds[:, 0]
         if ks is not None:  # It is enough to know below which K a rank is.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
-    def by_subtraction(rows: Int[np.ndarray, " r"]) -> None:
-        for part in inputs.split(rows, inputs.PART_BYTES // (4 * asked.points.shape[1])):
-            found[part] = _ranks_by_subtraction(space, asked.part(part), searched)
+    def by_subtraction(rows: Rows) -> None:
+        found[rows] = _ranks_by_subtraction(space, asked.part(rows), searched)
 
     score = Score.around(space, sample(searched.points))
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
@@ -114,12 +110,11 @@ def _ranks_by_subtraction(
     found = np.empty(len(queries.labels), np.int32)
     own_ids = np.full(len(found), -1) if queries.ids is None else queries.ids
     of_class = inputs.items_of_classes(gallery.labels)
-    unique, inverse = unique_rows(inputs.host_rows(queries.points, np.s_[:]))
-    copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))
-    for rows, own in zip(copies, separations(space, unique, gallery.points), strict=False):
+    points = inputs.host_rows(queries.points, np.s_[:])
+    for rows, separations in subtraction.of_gallery(space, points, gallery.points):
         for row in rows:
             items = of_class[queries.labels[row]]
-            found[row] = _rank(own, items[items != own_ids[row]], own_ids[row])
+            found[row] = _rank(separations, items[items != own_ids[row]], own_ids[row])
     return found
 
 
@@ -376,37 +371,36 @@ def positive_ranks(
     """Yields the ranks of each query's positives, in ascending order, from their lists.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
-    the separations; where the bounds leave the order open, subtraction in float64 decides it.
+    nearer, and those equally far with a smaller index, without ignored items. Positives are
+    measured by subtraction. Scores then show on which side of each positive most items are; the
+    others are measured as well.
     Raises UserError if a point is not finite or not in the space.
     """
-    score = Score.around(space, sample(gallery))
+    streamed, lists = StreamedGallery(gallery), iter(lists)
+    score = Score.around(space, streamed.sample)
     inputs.check_in(space, gallery)
-    size, lists = min(_BLOCK_SIZE, len(queries)), iter(lists)
+    size = min(_BLOCK_SIZE, len(queries))
     with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(queries), size):
             block = inputs.host_rows(queries, np.s_[first : first + size])
             space.check(block, first=first)
             factors = score.factors(inputs.pad_rows(block, size))
-            positives = [_Positives(*pair) for pair in itertools.islice(lists, len(block))]
-            # Pass the positives, then the whole gallery.
-            wanted = np.unique(np.concatenate([each.ids for each in positives]))
-            for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
-                list(pool.map(functools.partial(_Positives.bound, items=items), positives, bounds))
-            for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
-                list(pool.map(functools.partial(_Positives.count, items=items), positives, bounds))
-            ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
-            yield from pool.map(ranks, positives, block)
+            new = functools.partial(_Positives, space, streamed)
+            positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
+            for items, bounds in _bounds_of_items(score, factors, gallery):
+                count = functools.partial(_Positives.count, items=items)
+                list(pool.map(count, positives, bounds))
+            yield from pool.map(_Positives.ranks, positives)
 
 
 def _bounds_of_items(
-    score: Score, queries: Factors, gallery: inputs.Points, ids: Rows
+    score: Score, queries: Factors, gallery: inputs.Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
-    """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
+    """Yields parts of a gallery, and lower and upper bounds on −separation of queries and items."""
     block = len(queries.slack[0])
-    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(ids))
+    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
     size = max(size, 1)
-    for items in inputs.split(ids, size):
+    for items in inputs.split(np.arange(len(gallery)), size):
         points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
         found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
         yield items, found[..., : len(items)]
@@ -421,55 +415,57 @@ def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array
 class _Positives:
     """The positives of one query, and what is known of the items before each of them.
 
-    The −separation of a positive is in an interval, and so is that of an item. If the item's is
-    above that of a positive, it surely comes before it; if they overlap, they are compared later.
+    An item's −separation is in an interval. If the interval is above a positive's −separation, the
+    item surely comes before it; if it is below, after it. Other items are undecided, among them the
+    positives themselves and their duplicates: only their separations show the order.
     """
 
-    def __init__(self, ids: Int[np.ndarray, " p"], ignored: Int[np.ndarray, " i"]) -> None:
-        self.ids, self._ignored = np.sort(ids), ignored
-        self._least, self._most = np.empty((2, len(ids)), np.float32)
-        self._before = np.zeros(len(ids) + 1, int)
+    def __init__(
+        self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
+    ) -> None:
+        """Measures the positives."""
+        self._space, self._gallery, self._query = space, gallery, query
+        self._ids, self._ignored = np.sort(lists[0]), lists[1]
+        self._nearness = -self._measured(self._ids) if len(self._ids) else np.empty(0)
+        # How many items come before exactly the i farthest positives, for each i.
+        self._before = np.zeros(len(self._ids) + 1, int)
         self._undecided: list[Rows] = []
-
-    def bound(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Takes the bounds of positives among some items, which are sorted."""
-        first, last = np.searchsorted(self.ids, (items[0], items[-1] + 1))
-        places = np.searchsorted(items, self.ids[first:last])
-        self._least[first:last], self._most[first:last] = bounds[:, places]
 
     def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
         """Counts those of the next items that surely come before each of the positives."""
-        if not len(self.ids) or self._crowded():
+        if not len(self._ids) or self._crowded():
             return
-        starts, ends = np.sort(self._least), np.sort(self._most)
-        reached = np.flatnonzero(bounds[1] >= starts[0])  # Others come after all positives.
+        nearness = np.sort(self._nearness)
+        reached = np.flatnonzero(bounds[1] >= nearness[0])  # Others come after all positives.
         reached = reached[~np.isin(items[reached], self._ignored)]
         least, most = bounds[:, reached]
-        # How many positives end below an item, and how many more begin below its end.
-        passed = np.searchsorted(ends, least, side="left")
-        undecided = np.searchsorted(starts, most, side="right") > passed
+        passed = np.searchsorted(nearness, least, side="left")  # Positives surely after an item.
+        undecided = np.searchsorted(nearness, most, side="right") > passed
         self._before += np.bincount(passed[~undecided], minlength=len(self._before))
         self._undecided.append(items[reached[undecided]])
 
-    def ranks(
-        self, query: Float[np.ndarray, " d"], space: Space, gallery: inputs.Points
-    ) -> Int[np.ndarray, " p"]:
+    def ranks(self) -> Int[np.ndarray, " p"]:
         """Ranks of the positives, ascending."""
-        if not len(self.ids):
-            return self.ids
+        if not len(self._ids):
+            return self._ids
         if self._crowded():
-            items = np.setdiff1d(np.arange(len(gallery)), self._ignored)
-            found = next(separations(space, query[None], gallery))[items]
-            return np.sort(_places(items, found, self.ids))
+            ((_, found),) = subtraction.of_gallery(
+                self._space, self._query[None], self._gallery.array
+            )
+            items = np.setdiff1d(np.arange(len(found)), self._ignored)
+            return np.sort(_places(items, found[items], self._ids))
         items = np.concatenate(self._undecided)
-        # Padded to a power of two, so that few programs are compiled.
+        # An item before the i farthest positives counts for each of them.
+        before = np.cumsum(self._before[::-1])[::-1][1:]
+        before = before[np.argsort(np.argsort(self._nearness))]
+        return np.sort(before + _places(items, self._measured(items), self._ids))
+
+    def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
+        # Padded by repetition to a power of two, so that few programs are compiled.
         size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        with jax.enable_x64(True):
-            found = np.asarray(separation_matrix(space, query[None], points))[0, : len(items)]
-        before = np.cumsum(self._before[::-1])[::-1][1:]  # Of the positives in order of their ends.
-        before = before[np.argsort(np.argsort(self._most))]
-        return np.sort(before + _places(items, found, self.ids))
+        padded = np.resize(items, (1, size))
+        found = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
+        return found[0, : len(items)]
 
     def _crowded(self) -> bool:
         """Whether so many items are undecided that they are not listed."""

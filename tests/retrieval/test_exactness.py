@@ -163,7 +163,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
     labels = rng.integers(0, 300, 3000)
     features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
     x = np.array(PoincareBall().embed(features.astype(np.float32)))
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=PoincareBall())
         recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
     messages = [record.getMessage() for record in caplog.records]
@@ -175,7 +175,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
 
 def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
     x = crowds(Sphere(), 1e-3)
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=Sphere())
         nearest_neighbors(x[:20], x, k=10, space=Sphere())
     first, second = (record.getMessage() for record in caplog.records)
