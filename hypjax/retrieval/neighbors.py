@@ -41,15 +41,11 @@ def nearest_neighbors(
     """Finds the k nearest gallery items of each query, by exact search.
 
     The result is that of sorting all items by their distances, computed by subtraction in float64
-    from the points in float32, and ties by their index: no rounding error of a product changes it.
+    from the points in float32, and ties by their index: no rounding error of a product changes it,
+    see `hypjax.retrieval`. How many queries needed more than products in float32 is logged.
     This holds for all points of the space with normal float32 coordinates, provided that each sum
     of a matrix product is rounded to nearest, in whatever order; items whose distances differ by no
     more than roundings in float64 may come in either order, but duplicates are in their order.
-
-    Products only exclude items: candidates are taken by scores that bound their distances (see
-    `hypjax.retrieval.scores`), and sorted by distances. Queries with candidates that may be
-    incomplete are searched again with products in float64, and at last by subtraction alone. Their
-    numbers are logged.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
@@ -173,7 +169,7 @@ def _nearest_candidates(
 
 
 class _Block(NamedTuple):
-    """Some queries, padded to the block size: their rows, points, and query vectors."""
+    """Some queries, padded to the block size."""
 
     rows: Rows
     points: Float[Array, "b d"]
@@ -272,10 +268,7 @@ def nearest_by_subtraction(
     """Distances and ids of the k nearest items, from all separations of each query."""
     ids, found = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
     for rows, separations in subtraction.of_gallery(space, queries, gallery):
-        kth = np.partition(separations, k - 1)[k - 1]
-        nearer = np.flatnonzero(separations < kth)
-        tied = np.flatnonzero(separations == kth)[: k - len(nearer)]
-        order = np.argsort(separations[nearer], kind="stable")
-        nearest = np.concatenate([nearer[order], tied])
+        nearest = np.flatnonzero(separations <= np.partition(separations, k - 1)[k - 1])
+        nearest = nearest[np.argsort(separations[nearest], kind="stable")][:k]
         ids[rows], found[rows] = nearest, separations[nearest]
     return subtraction.distances(space, found), ids

@@ -1,10 +1,8 @@
-"""Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
+"""Exact ranks of each query's nearest match."""
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +18,6 @@ from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs, subtraction, tiles
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, Rows
-from hypjax.retrieval.relevance import Lists
 from hypjax.retrieval.scores import (
     Factors,
     Precision,
@@ -30,14 +27,9 @@ from hypjax.retrieval.scores import (
     lowest,
     widened,
 )
-from hypjax.retrieval.selection import StreamedGallery, sample
-from hypjax.system.machine import usable_cores
+from hypjax.retrieval.selection import sample
 
 NO_MATCH = np.iinfo(np.int32).max
-_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
-_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
-_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
-_CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 _Scores = Float[Array, "h w"]  # Of a tile.
 
 
@@ -94,27 +86,18 @@ def first_ranks(
         return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Rows) -> None:
-        found[rows] = _ranks_by_subtraction(space, asked.part(rows), searched)
+        of_class = inputs.items_of_classes(searched.labels)
+        points = inputs.host_rows(asked.points, rows)
+        for copies, separations in subtraction.of_gallery(space, points, searched.points):
+            for row in rows[copies]:
+                matches = of_class[asked.labels[row]]
+                own = -1 if asked.ids is None else asked.ids[row]
+                found[row] = _rank(separations, matches[matches != own], own)
 
     score = Score.around(space, sample(searched.points))
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
         inputs.check_in(space, points)
     certify("ranks", asked.points, score, by_products, by_subtraction)
-    return found
-
-
-def _ranks_by_subtraction(
-    space: Space, queries: Labelled, gallery: Labelled
-) -> Int[np.ndarray, " n"]:
-    """Rank of each query's nearest match, which exists, from its distances to the whole gallery."""
-    found = np.empty(len(queries.labels), np.int32)
-    own_ids = np.full(len(found), -1) if queries.ids is None else queries.ids
-    of_class = inputs.items_of_classes(gallery.labels)
-    points = inputs.host_rows(queries.points, np.s_[:])
-    for rows, separations in subtraction.of_gallery(space, points, gallery.points):
-        for row in rows:
-            items = of_class[queries.labels[row]]
-            found[row] = _rank(separations, items[items != own_ids[row]], own_ids[row])
     return found
 
 
@@ -245,7 +228,8 @@ def _bound_matches(
 ) -> Float[Array, "2 p"]:
     """The highest lower bound and the highest upper bound on −separation of any match of a query.
 
-    Between them is −separation of the nearest match.
+    Between them is −separation of the nearest match: it is at least that of each match, thus at
+    least each lower bound, and at most its own upper bound. Which match is nearest stays open.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
 
@@ -318,7 +302,12 @@ def _count_before(
 def _thresholds(
     space: Space, matches: Float[Array, "2 p"], queries: Factors, items: Factors
 ) -> _Thresholds:
-    """Thresholds for the scores of some items, from bounds on −separation of nearest matches."""
+    """Thresholds for the scores of some items, from bounds on −separation of nearest matches.
+
+    An item whose score is below `least` is farther than the match. One whose lower bound, its score
+    less twice the slack, is above `most` is nearer. Items at the match's separation are between
+    both thresholds, so that no tie is decided here.
+    """
     least, most = matches
     most = widened(most, 1)
     if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
@@ -345,7 +334,8 @@ def _least(space: Space, scores: _Scores, queries: Factors, items: Factors) -> _
 
 def _count_in_rows(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
     """Numbers of items that surely, and may, come before each row's nearest match."""
-    # One sum counts both: it is below 2²⁴, up to which float32 is exact.
+    # One sum counts both: with at most 2¹¹ items in a tile, it is below 2²⁴, up to which float32 is
+    # exact. An item that surely comes before also may: it adds 1 to each count.
     both = jnp.where(scores >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
     both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
@@ -357,125 +347,7 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
     both = jnp.where(scores >= bounds.may, jnp.int16(1), jnp.int16(0))
     both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
     # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
+    # Sums of int16 handle twice as many numbers at once as those of float32.
     groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
-
-
-def positive_ranks(
-    queries: inputs.Points,
-    gallery: inputs.Points,
-    lists: Iterable[Lists],
-    space: Space,
-) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, in ascending order, from their lists.
-
-    A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. Positives are
-    measured by subtraction. Scores then show on which side of each positive most items are; the
-    others are measured as well.
-    Raises UserError if a point is not finite or not in the space.
-    """
-    streamed, lists = StreamedGallery(gallery), iter(lists)
-    score = Score.around(space, streamed.sample)
-    inputs.check_in(space, gallery)
-    size = min(_BLOCK_SIZE, len(queries))
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for first in range(0, len(queries), size):
-            block = inputs.host_rows(queries, np.s_[first : first + size])
-            space.check(block, first=first)
-            factors = score.factors(inputs.pad_rows(block, size))
-            new = functools.partial(_Positives, space, streamed)
-            positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
-            for items, bounds in _bounds_of_items(score, factors, gallery):
-                count = functools.partial(_Positives.count, items=items)
-                list(pool.map(count, positives, bounds))
-            yield from pool.map(_Positives.ranks, positives)
-
-
-def _bounds_of_items(
-    score: Score, queries: Factors, gallery: inputs.Points
-) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
-    """Yields parts of a gallery, and lower and upper bounds on −separation of queries and items."""
-    block = len(queries.slack[0])
-    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
-    size = max(size, 1)
-    for items in inputs.split(np.arange(len(gallery)), size):
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
-        yield items, found[..., : len(items)]
-
-
-@jax.jit
-def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
-    least = widened(lowest(space, queries, items), -1)
-    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
-
-
-class _Positives:
-    """The positives of one query, and what is known of the items before each of them.
-
-    An item's −separation is in an interval. If the interval is above a positive's −separation, the
-    item surely comes before it; if it is below, after it. Other items are undecided, among them the
-    positives themselves and their duplicates: only their separations show the order.
-    """
-
-    def __init__(
-        self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
-    ) -> None:
-        """Measures the positives."""
-        self._space, self._gallery, self._query = space, gallery, query
-        self._ids, self._ignored = np.sort(lists[0]), lists[1]
-        self._nearness = -self._measured(self._ids) if len(self._ids) else np.empty(0)
-        # How many items come before exactly the i farthest positives, for each i.
-        self._before = np.zeros(len(self._ids) + 1, int)
-        self._undecided: list[Rows] = []
-
-    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Counts those of the next items that surely come before each of the positives."""
-        if not len(self._ids) or self._crowded():
-            return
-        nearness = np.sort(self._nearness)
-        reached = np.flatnonzero(bounds[1] >= nearness[0])  # Others come after all positives.
-        reached = reached[~np.isin(items[reached], self._ignored)]
-        least, most = bounds[:, reached]
-        passed = np.searchsorted(nearness, least, side="left")  # Positives surely after an item.
-        undecided = np.searchsorted(nearness, most, side="right") > passed
-        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
-        self._undecided.append(items[reached[undecided]])
-
-    def ranks(self) -> Int[np.ndarray, " p"]:
-        """Ranks of the positives, ascending."""
-        if not len(self._ids):
-            return self._ids
-        if self._crowded():
-            ((_, found),) = subtraction.of_gallery(
-                self._space, self._query[None], self._gallery.array
-            )
-            items = np.setdiff1d(np.arange(len(found)), self._ignored)
-            return np.sort(_places(items, found[items], self._ids))
-        items = np.concatenate(self._undecided)
-        # An item before the i farthest positives counts for each of them.
-        before = np.cumsum(self._before[::-1])[::-1][1:]
-        before = before[np.argsort(np.argsort(self._nearness))]
-        return np.sort(before + _places(items, self._measured(items), self._ids))
-
-    def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
-        # Padded by repetition to a power of two, so that few programs are compiled.
-        size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
-        padded = np.resize(items, (1, size))
-        found = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
-        return found[0, : len(items)]
-
-    def _crowded(self) -> bool:
-        """Whether so many items are undecided that they are not listed."""
-        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
-
-
-def _places(
-    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
-) -> Int[np.ndarray, " p"]:
-    """Places of wanted items among some items, which are sorted, by separation and by index."""
-    places = np.empty(len(items), int)
-    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
-    return places[np.searchsorted(items, wanted)]

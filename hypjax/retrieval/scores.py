@@ -1,10 +1,6 @@
-"""How points are compared: by matrix products with a bound on their errors, or by subtraction.
+"""Certified scores: matrix products that bound the separations of all pairs of points.
 
-`certify` is the exact search in short: it answers each query by the cheapest arithmetic that leaves
-no doubt.
-
-Products make scores. For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score from
-which
+For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score for which
 
     score − 2·slack  ≤  −separation  ≤  score,      slack = a_i·b_j + b_i·a_j,
 
@@ -125,6 +121,8 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
+    # A distance increases with the separation. So the distance at a bound is a bound, sums of
+    # bounds bound the sum of distances, and the sum is the separation in the fused space.
     if not isinstance(space, Fused):
         return bounds[0]
     distance = sum(
@@ -146,6 +144,7 @@ def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     """A threshold moved up (1) or down (−1) by more than its own rounding errors."""
+    # It is a sum of few products, each of which is off by less than half of eps.
     moved = threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
@@ -209,7 +208,9 @@ def _slack(
 
     Relative to the sum of its absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
     product, ρ for the terms and the separations in float64. This is at most e_i·e_j with
-    e = √ε·(1 + ρ/ε).
+    e = √ε·(1 + ρ/ε). The sum itself is at most 2·f_i·f_j·(o_i + o_j), so that with b = √2·e·f and
+    a = b·o the error is at most a_i·b_j + b_i·a_j: a product, which one more pair of coordinates
+    adds to each score.
     """
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)

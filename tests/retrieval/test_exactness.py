@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
-from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
+from hypjax.retrieval import (
+    match_ranks,
+    nearest_neighbors,
+    positives,
+    ranks,
+    recall_at_k,
+    selection,
+    tiles,
+)
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
@@ -199,7 +207,7 @@ def test_no_product_of_the_search_is_rounded(space):
         match.trace(space, points, points, some),
         count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
-        ranks._chunk_bounds.trace(space, points.factors, points.factors),
+        positives._chunk_bounds.trace(space, points.factors, points.factors),
     ]
     for program in programs:
         found = float32_products(program.lower(lowering_platforms=("tpu",)))
