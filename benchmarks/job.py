@@ -23,7 +23,8 @@ from PIL import Image
 from benchmarks import measure
 from hypjax.config import load_config
 from hypjax.errors import Interrupted, UserError
-from hypjax.monitoring.stopwatch import PARTS, TIMES
+from hypjax.monitoring.stopwatch import PARTS
+from hypjax.runs.files import TIMES
 from hypjax.system import console, exits, machine
 
 RUNS = ("cold", "warm")

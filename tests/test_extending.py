@@ -155,8 +155,8 @@ def test_a_run_has_its_teacher_its_state_and_its_group(module, photos_folder, tm
     followed = jax.tree.map(lambda t, p: decay * t + (1 - decay) * p, old["teacher"], after)
     for name, value in leaves(followed).items():
         np.testing.assert_allclose(leaves(new["teacher"])[name], value, rtol=1e-5, atol=1e-7)
-    kept = 0.9 * old[2]["centre"]  # Logits are negative, so their mean falls.
-    assert np.all(new[2]["centre"] < kept) and np.all(kept < 0)
+    kept = 0.9 * old["objective_state"]["centre"]  # Logits are negative, so their mean falls.
+    assert np.all(new["objective_state"]["centre"] < kept) and np.all(kept < 0)
 
     def moved(old, new):
         return max(
@@ -164,5 +164,5 @@ def test_a_run_has_its_teacher_its_state_and_its_group(module, photos_folder, tm
             for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True)
         )
 
-    assert 30 * rate < moved(old[0], new[0]) < 300 * rate
+    assert 30 * rate < moved(old["objective"], new["objective"]) < 300 * rate
     assert moved(before, after) < 3 * rate

@@ -34,7 +34,7 @@ def test_a_run_has_the_groups_of_its_training_classes_or_is_refused(tmp_path):
     coarse = np.array(built.spec.coarse_classes)
     assert len(coarse) == built.spec.classes == images.num_classes
     np.testing.assert_array_equal(np.unique(named)[coarse[images.labels]], named)
-    with pytest.raises(UserError, match="and the data set features has none; list superlabels"):
+    with pytest.raises(UserError, match="the data set has none; list superlabels"):
         build(load(tmp_path))
 
 
