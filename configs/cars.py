@@ -18,14 +18,15 @@ The suffix `,frozen` trains a head alone, on features that the encoder computes 
 CPU for `configs/cars.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
 encoder's last blocks, too.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/cars.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variants
+from hypjax.config import hier, recipes, variants
+
+_HIER = hier.Schedule(44, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 10))
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -45,5 +46,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 100
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER)
     return config

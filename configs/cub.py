@@ -21,14 +21,16 @@ encoder's last blocks, too.
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
 and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/cub.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/cub.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variants
+from hypjax.config import hier, irt, recipes, variants
+
+_HIER = hier.Schedule(32, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))
+_IRT = irt.Schedule(2_000, "shuffled")
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -43,5 +45,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.train.total_steps = 50 if chosen.suffix == "released" else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     config.run.checkpoint_every = 50
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     return config

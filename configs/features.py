@@ -6,9 +6,8 @@ An .npz file has the arrays `features` [n, d] and `labels` [n], and perhaps `spl
 and `ids`; docs/features.md describes the other formats. Without splits, a quarter of the classes is
 held out for the test, and a tenth of the others to choose the model.
 
-Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, `pa`, `nca`, `softmax`,
-`softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`, `cosface` or `circle`,
-see `hypjax.config.variants`.
+Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, or one of
+`hypjax.config.variants.LOSSES`.
 """
 
 from ml_collections import ConfigDict

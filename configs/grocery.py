@@ -11,9 +11,8 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
   train the last blocks, too, on what the blocks below compute once;
 * `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino`, fine-tune a
   pretrained ViT-S by the recipe of Hyp-ViT, which requires an accelerator. `mix` in their place is
-  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `nca`,
-  `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`, `cosface` or
-  `circle` another loss;
+  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `ms`
+  and the other names in `hypjax.config.variants.LOSSES` another loss;
 * `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of today, for all of these
   losses and those of IRT, `irt-l` and `irt-r`, as in `irt-r-lite`;
 * `hier`, `hyp+hier`, `hyp` and `pa` with `-resnet50`, and `irt-o`, `irt-l` and `irt-r`, also
@@ -25,8 +24,10 @@ No paper reports these tasks.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, recipes, variants
+from hypjax.config import hier, irt, recipes, variants
 
+_HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
+_IRT = irt.Schedule(2_000, "shuffled")
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
@@ -42,7 +43,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.train.batch_size = 288
     config.train.samples_per_class = 9
     config.train.total_steps = 200
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
     if chosen.suffix:

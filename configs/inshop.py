@@ -28,14 +28,16 @@ encoder's last blocks, too.
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
 and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/inshop.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/inshop.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variants
+from hypjax.config import hier, irt, recipes, variants
+
+_HIER = hier.Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20))
+_IRT = irt.Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999)
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -54,5 +56,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # As for SOP; not published.
     config.run.checkpoint_every = 200
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     return config

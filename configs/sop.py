@@ -21,14 +21,16 @@ encoder's last blocks, too.
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
 and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
 
-`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`,
-`cosface` or `circle` trains another loss on the sphere, otherwise by the recipe of Hyp-ViT, as in
-`configs/sop.py:ms-dino`. No paper reports these combinations.
+The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
+the recipe of Hyp-ViT, as in `configs/sop.py:ms-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variants
+from hypjax.config import hier, irt, recipes, variants
+
+_HIER = hier.Schedule(330, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 25))
+_IRT = irt.Schedule(35_000, "drawn_classes")
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -47,5 +49,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 500
-    recipes.specialise(config, chosen)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     return config

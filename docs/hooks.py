@@ -1,4 +1,4 @@
-"""Adds what lies outside docs/ to the site: the changelog and the notebooks."""
+"""Adds what lies outside docs/ to the site: changelog, notebooks, and the table of losses."""
 
 import json
 import pathlib
@@ -6,6 +6,11 @@ import re
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from hypjax.config.variants import LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -19,6 +24,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in the losses where a page asks for them."""
+    del page, config, files
+    return markdown.replace("<!-- losses of pairs and of proxies -->", loss_rows())
+
+
+def loss_rows() -> str:
+    """Rows of the table of losses: papers, name, fields with their defaults, and variant."""
+    rows = []
+    for name, loss in (PAIR_LOSSES | PROXY_LOSSES).items():
+        # A row of the page has the fields that losses of pairs share.
+        own = loss.settings if "memory" in loss.fields else loss.fields
+        fields = ", ".join(f"`{field}={_literal(own[field].default)}`" for field in own)
+        variant = next((f"`{v}`" for v, named in LOSSES.items() if named == name), "")
+        title = loss.function.__doc__.partition("\n")[0].rstrip(".")
+        rows.append(f"| {title} | `{name}` | {fields} | {variant} |")
+    return "\n".join(rows)
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def notebook_page(path: pathlib.Path, repository: str | None) -> str:

@@ -64,6 +64,9 @@ def main() -> None:
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
     exports = {name: find_export(name) for name in names}
+    programs = [name.partition(":")[0] for name in names if "://" not in name]
+    if len(programs) > len(set(programs)):
+        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
     output, embeddings = _embed(output)
     warn_if_collapsed(
         embeddings.vectors,
@@ -85,7 +88,7 @@ def main() -> None:
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.image_set import open_images
-    from hypjax.inference.model import load
+    from hypjax.inference.model import Model
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
@@ -95,7 +98,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
         return output, merge(output, images)
     keep_compiled_programs()
     if _WORKDIR.value:
-        embedder = load(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+        embedder = Model(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
     else:
         embedder = _ENCODER.open(batch_size=_BATCH_SIZE.value)
     if shard:

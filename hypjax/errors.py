@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
@@ -129,12 +128,22 @@ def reported() -> Iterator[None]:
     except Interrupted as interrupt:
         print(f"interrupted; {interrupt}", file=sys.stderr)
         sys.exit(interrupt.status)
-    except (AssertionError, RuntimeError) as error:
-        # JAX finds its devices in this module.
-        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+    except (AssertionError, RuntimeError):
+        if not _lacks_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
         sys.exit(1)
+
+
+def _lacks_devices() -> bool:
+    """Whether JAX finds no device of those that JAX_PLATFORMS names."""
+    if "jax" not in sys.modules or "JAX_PLATFORMS" not in os.environ:
+        return False
+    try:
+        sys.modules["jax"].default_backend()
+    except (AssertionError, RuntimeError):
+        return True
+    return False
 
 
 def nearest(name: str, valid: Collection[str]) -> str:

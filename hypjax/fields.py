@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
@@ -16,7 +16,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field that an objective adds to `config.objective`; values have the default's type."""
+    """A field of a configuration; values have the default's type."""
 
     default: Any
     rule: Rule
@@ -43,6 +43,24 @@ def range_within(low: float, high: float) -> Rule:
     return Rule(
         lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
         f"two ascending numbers above {low} and up to {high}",
+    )
+
+
+def or_none(rule: Rule) -> Rule:
+    """A rule that None meets, too."""
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.words}, or None")
+
+
+def each(holds: Callable[[Any], bool], words: str, *, least: int = 0, most: int = 10**9) -> Rule:
+    """A list, perhaps of a bounded length, each of whose items meets a condition."""
+    return Rule(lambda value: least <= len(value) <= most and all(map(holds, value)), words)
+
+
+def some_of(choices: Collection[str]) -> Rule:
+    """A list of strings, each once."""
+    return Rule(
+        lambda value: len(set(value)) == len(value) and set(value) <= set(choices),
+        "any of " + ", ".join(choices) + ", each once",
     )
 
 

@@ -69,7 +69,7 @@ def main() -> None:
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
-    from hypjax.inference.model import load
+    from hypjax.inference.model import Model
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.refinement import Refinement
@@ -89,7 +89,7 @@ def main() -> None:
     else:
         command.require_one(_WORKDIR, _ENCODER.encoder)
         if _WORKDIR.value:
-            embedder = load(_WORKDIR.value, _EMBEDDING.value)
+            embedder = Model(_WORKDIR.value, _EMBEDDING.value)
         else:
             embedder = _ENCODER.open(gallery.space)
         queries, match = embedder.embed_photos(photos), embedder.match

@@ -6,13 +6,15 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import hypjax
 from hypjax import cli, train
 from hypjax.analysis.run_embeddings import TrainedRun, scored_head
-from hypjax.config import default_config
+from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
 from hypjax.data import views
 from hypjax.data.splits import open_splits
@@ -22,6 +24,7 @@ from hypjax.objectives import Objective, objective_at, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.training.optim import create_optimizer
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees
 from hypjax.types import View
@@ -43,6 +46,20 @@ def test_it_is_short_and_its_own_test_passes(module):
     names = {}
     exec(test, names)
     names["test_equals_a_plain_loop"]()
+
+
+def test_the_optimiser_takes_the_steps_of_optax(monkeypatch):
+    (line,) = shown_objective.blocks("An optimiser")
+    ((name, row),) = eval("{" + line + "}", vars(optimizers)).items()
+    monkeypatch.setitem(optimizers.OPTIMIZERS, name, row)
+    params = {"model": {"head": {"kernel": jnp.float32([[1, -2], [3, 4]])}}}
+    gradient = jax.tree.map(lambda x: x - 0.5, params)
+    ours = create_optimizer(1e-2, name=name, weight_decay=0.1, clip_norm=None)
+    theirs = optax.lion(1e-2, b1=0.9, b2=0.999, weight_decay=0.1)
+    found, expected = (
+        each.update(gradient, each.init(params), params)[0] for each in (ours, theirs)
+    )
+    jax.tree.map(np.testing.assert_allclose, found, expected)
 
 
 def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys):

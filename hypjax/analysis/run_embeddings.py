@@ -138,14 +138,18 @@ class ScoredHead(NamedTuple):
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     model, params = restore_trained(run)
-    space, proxies = scored_space(run.config, params), None
+    proxies = None
     if run.config.objective.name.startswith("hier+"):
-        proxies = np.asarray(jax.jit(space.embed)(_restore_proxies(run)))
+        params, proxies = _restore_proxies(run)
+    space = scored_space(run.config, params)
+    if proxies is not None:
+        proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
     return ScoredHead(head_points(run, model, params, space), space, proxies)
 
 
-def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
+def _restore_proxies(run: TrainedRun) -> tuple[PyTree, Float[Array, "p dim"]]:
+    """The model's parameters, and the proxies of the same checkpoint."""
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     built = setup.build(run.config)
@@ -157,7 +161,10 @@ def _restore_proxies(run: TrainedRun) -> Float[Array, "p dim"]:
         contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
     ):
         found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    return found.trees[1]["objective"]["hierarchy"]
+    if found is None:
+        raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
+    params, training = found.trees
+    return params, training["objective"]["hierarchy"]
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:

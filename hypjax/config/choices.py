@@ -1,27 +1,28 @@
 """Names that configuration fields accept; the packages above implement them.
 
-A new dataset or view adds its name here and its code there. A test checks that they agree.
-Objectives, spaces and metrics have registries of their own: `hypjax.objectives.OBJECTIVES`,
-`hypjax.geometry.SPACES`, and `AT_K` and `WITHOUT_K` in `hypjax.retrieval.metrics`.
+A new view adds its name here and its code there. A test checks that they agree.
+Objectives, spaces, metrics and datasets have registries of their own:
+`hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`, `AT_K` and `WITHOUT_K` in
+`hypjax.retrieval.metrics`, and `hypjax.catalogue.PREPARED`.
 """
 
 import fnmatch
 from collections.abc import Collection
 
+from hypjax.catalogue import PREPARED
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
-BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
+BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
 GIVEN = "own"  # The images that were passed to `hypjax.train`.
 # The user's own data: images, features of any model, and what was passed.
 USERS = ("folder", "features", GIVEN)
-DATASETS = (  # hypjax/data/
-    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k"),
-    *("grocery", "grocery_icons", *USERS),
-    *BENCHMARKS,
+DATASETS = (
+    *(name for name, facts in PREPARED.items() if facts.role == "training"),
+    *(*USERS, *BENCHMARKS),
 )
 OWN = "own:"  # Begins the names of the encoders and objectives that were.
-DISTRACTORS = "revisitop1m"  # Without queries.
+(DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py
@@ -57,3 +58,9 @@ def freezes_encoder(frozen: Collection[str]) -> bool:
 def names_parameters(value: object) -> bool:
     """Whether a value is such a name; whether a model has such parameters is known later."""
     return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")
+
+
+def in_encoder(name: object) -> bool:
+    """Whether a name is that of parameters of the encoder."""
+    path = GROUPS["encoder"]
+    return names_parameters(name) and parameter_path(name)[: len(path)] == path

@@ -5,16 +5,54 @@ the values of each field. Comments name the dataset whose value is the default, 
 differs between datasets.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from hypjax.config.choices import PARTS
+from hypjax.config import choices
+from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.errors import UserError
+from hypjax.fields import (
+    ABOVE_0,
+    Field,
+    Rule,
+    at_least,
+    each,
+    is_ascending,
+    one_of,
+    or_none,
+    range_within,
+    some_of,
+    within,
+)
+from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.create import SAVED_SPACE
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
-_optional = FieldReference  # A default in whose place None is valid, too.
+# Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
+# refused, or its model fails, before it takes the machine's memory or days.
+STEPS = 2**31 - 1
+IMAGES = 10**9
+BATCH = 10**6
+SIDE = 2**12
+DIM = 2**14
+_BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
+_FACTOR = Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")
+_CLASSES = Rule(
+    lambda value: value >= 0 and (value < 1 or value == int(value)),
+    "a number of classes, or a fraction of them below 1",
+)
+_SCORE_SPACES = Rule(
+    lambda value: value and some_of(("objective", *SPACES)).holds(value),
+    "one or more of objective, " + ", ".join(SPACES) + ", each once",
+)
+
+
+def _optional(default: Any, rule: Rule, *, kind: type | None = None) -> Field:
+    """A field for which None is valid beside values of a type, the default's if none is given."""
+    return Field(FieldReference(default, field_type=kind), or_none(rule))
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
@@ -26,77 +64,87 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
     # The space in which a run with a loss of the user's scores its head, as it was saved with it;
     # None: that of `create_objective`. No file or command line sets it, see `flatten`.
     config[SAVED_SPACE] = placeholder(object)
-    config.data = _data()
-    config.model = _model()
+    for group, fields in declared_fields().items():
+        config[group] = _defaults(fields)
     config.objective = _objective(objective)
-    config.optim = _optim()
-    config.train = _train()
-    config.eval = _eval()
-    config.run = _run()
     return config.lock()
+
+
+def declared_fields() -> dict[str, ConfigDict]:
+    """Fields by group, with a rule or as a plain default; losses declare their own."""
+    groups = {"data": _data(), "model": _model(), "optim": _optim()}
+    return groups | {"train": _train(), "eval": _eval(), "run": _run()}
+
+
+def _defaults(fields: ConfigDict) -> ConfigDict:
+    """The defaults of declared fields."""
+    defaults = ConfigDict()
+    for name, field in fields.items(preserve_field_references=True):
+        if isinstance(field, ConfigDict):
+            defaults[name] = _defaults(field)
+        else:
+            defaults[name] = field.default if isinstance(field, Field) else field
+    return defaults
 
 
 def _data() -> ConfigDict:
     """Images, how they are decoded and cropped, and how their classes are split."""
     data = ConfigDict()
-    # A name from `choices.DATASETS`; 'folder' stands for your own images, and 'features' for the
-    # embeddings of another model.
-    data.name = "glyphs"
+    # 'folder' stands for your own images, 'features' for embeddings of another model.
+    data.name = Field("glyphs", one_of(*choices.DATASETS))
     data.path = placeholder(str)  # Folder or table of your own images, or a file of features.
     data.labels = placeholder(str)  # File with the classes of features, if theirs has none.
-    data.decoder = "exact"  # Or 'fast': decodes large JPEGs at a reduced size.
-    data.stored_side = placeholder(int)  # Largest shorter side in the device cache, in pixels.
-    data.channels = 3  # 1 for greyscale, 3 for RGB.
-    data.image_size = 224  # Side of the square images that the model receives, in pixels.
+    data.decoder = Field("exact", one_of("exact", "fast"))  # 'fast': large JPEGs at reduced size.
+    # Largest shorter side in the device cache, in pixels.
+    data.stored_side = _optional(None, within(1, SIDE), kind=int)
+    data.channels = Field(3, Rule(lambda value: value in (1, 3), "1 or 3"))
+    data.image_size = Field(224, within(1, SIDE))  # Side of the model's square input, in pixels.
     # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
-    data.train_view = "area_crop"
+    data.train_view = Field("area_crop", one_of(*choices.TRAIN_VIEWS))
     # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
-    data.test_view = "centre_crop"
-    data.resize = 224  # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
-    # Mean and standard deviation of each channel, for pixels scaled to [0, 1]. ViT; DeiT and DINO
-    # use those of ImageNet.
+    data.test_view = Field("centre_crop", one_of(*choices.TEST_VIEWS))
+    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
+    data.resize = Field(224, within(1, SIDE))
+    # Of each channel, for pixels in [0, 1]. ViT; DeiT and DINO use those of ImageNet.
     data.mean = (0.5, 0.5, 0.5)
-    data.std = (0.5, 0.5, 0.5)
+    data.std = Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel"))
     # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
-    data.crop_area = (0.2, 1.0)
-    data.crop_ratio = (3 / 4, 4 / 3)
-    data.flip = 0.5  # Training view: probability of a horizontal flip.
-    # What is held out of your own images without splits: 'classes', so that the test shows others
-    # than training did, or 'images', a quarter of those of each class. Few classes need the latter.
-    data.split = "classes"
-    # Training classes held out to choose the best checkpoint, and test classes, where the data has
-    # no test split: their number, or, below 1, their share.
-    data.validation_classes = 0.0
-    data.test_classes = 0.0
-    data.split_seed = 0  # Selects the held-out classes; independent of config.seed.
+    data.crop_area = Field((0.2, 1.0), range_within(0, 1))
+    data.crop_ratio = Field((3 / 4, 4 / 3), range_within(0, float("inf")))
+    data.flip = Field(0.5, within(0, 1))  # Training view: probability of a horizontal flip.
+    # Held out of your own images without splits; 'images': a quarter of each, for few classes.
+    data.split = Field("classes", one_of(*choices.SPLITS_BY))
+    # Held-out classes, of training and of data without a test split: number, or share below 1.
+    data.validation_classes = Field(0.0, _CLASSES)
+    data.test_classes = Field(0.0, _CLASSES)
+    data.split_seed = Field(0, at_least(0))  # Of held-out classes; independent of config.seed.
     return data
 
 
 def _model() -> ConfigDict:
     """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
     model = ConfigDict()
-    # timm's name, see docs/encoders.md; 'features' for given ones, of dimension `width` (None: as
-    # they are); or 'vit' for a Vision Transformer of these sizes:
+    # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
     model.architecture = "vit_small_patch16_224"
-    model.patch_size = 0  # Side of a patch, in pixels. 0 unless the architecture is 'vit'.
-    # Dimension of a token, or of features. 0 unless the architecture is 'vit' or 'features'.
-    model.width = _optional(0)
-    model.depth = 0  # Number of blocks. 0 unless the architecture is 'vit'.
-    model.num_heads = 0  # Attention heads per block. 0 unless the architecture is 'vit'.
+    model.patch_size = Field(0, within(0, SIDE))  # Side, in pixels. 0 unless 'vit'.
+    model.width = _optional(0, within(0, DIM))  # Of a token. 0 unless 'vit' or 'features'.
+    model.depth = Field(0, within(0, 64))  # Number of blocks. 0 unless 'vit'.
+    model.num_heads = Field(0, within(0, DIM))  # Per block. 0 unless 'vit'.
     # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
-    model.weights = placeholder(str)
+    named = Rule(lambda value: value != "", "a name, a file or a folder")
+    model.weights = _optional(None, named, kind=str)
     model.load_head = False  # Whether the head, too, starts from model.weights, then a run.
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     model.pooling = "cls"
     model.eval_pooling = "cls"
-    model.head = "dense"  # A name from `choices.HEADS`.
+    model.head = Field("dense", one_of(*choices.HEADS))
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
-    model.head_dim = _optional(128)
-    # Before the first step: a random semi-orthogonal map, or 'pca', the principal components of the
-    # training images' features, see `hypjax.training.head_init`.
-    model.head_init = "orthogonal"
-    model.drop_path = 0.0  # Rate of stochastic depth in a Transformer's last block.
-    model.precision = "auto"  # Of the encoder's matrix products: see `layers.compute_dtype`.
+    model.head_dim = _optional(128, within(1, DIM))
+    # A random semi-orthogonal map, or 'pca', the principal components of the features.
+    model.head_init = Field("orthogonal", one_of(*choices.HEAD_INITS))
+    model.drop_path = Field(0.0, _BELOW_1)  # Of stochastic depth in a Transformer's last block.
+    # Of the encoder's matrix products: see `layers.compute_dtype`.
+    model.precision = Field("auto", one_of("auto", "float32", "bfloat16"))
     return model
 
 
@@ -123,7 +171,7 @@ def _objective(name: str | None) -> ConfigDict:
     objective.curvatures = ()
     objective.learn = ()  # Further numbers that are learned, such as 'temperature'.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
-    objective.clip_radius = _optional(2.3)
+    objective.clip_radius = FieldReference(2.3)
     objective.feature_scale = 1.0  # On the hyperboloid: factor of features before they are clipped.
     for own, field in OBJECTIVES[name].fields.items() if name else ():
         if own in objective:
@@ -135,34 +183,32 @@ def _objective(name: str | None) -> ConfigDict:
 
 
 def _optim() -> ConfigDict:
-    """AdamW, its learning rate, and which parameters are frozen."""
+    """The optimiser, its learning rate, and which parameters are frozen."""
     optim = ConfigDict()
-    optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
-    optim.name = "adamw"  # 'adamw', or 'adam', which adds the weight decay to the gradient.
-    # After the warm-up; also 'cosine' (to 0), and by decay_factor in decay_every steps 'step' (at
-    # once) or 'exponential' (gradually).
-    optim.schedule = "constant"
-    optim.decay_every = 1000
-    optim.decay_factor = 0.5
-    optim.warmup_steps = _optional(0)  # Steps of linear warm-up from 0.
-    optim.weight_decay = 0.01  # Applies to all trained parameters, biases included.
-    optim.b1 = 0.9  # Decay rate of Adam's first moment.
-    optim.b2 = 0.999  # Decay rate of Adam's second moment.
-    optim.eps = 1e-8  # Adam's epsilon.
+    optim.learning_rate = Field(3e-5, at_least(0))  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
+    optim.name = Field("adamw", one_of(*OPTIMIZERS))  # See `hypjax.config.optimizers`.
+    # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
+    optim.schedule = Field("constant", one_of("constant", "cosine", "step", "exponential"))
+    optim.decay_every = Field(1000, within(1, STEPS))
+    optim.decay_factor = Field(0.5, _FACTOR)
+    optim.warmup_steps = _optional(0, within(0, STEPS))  # Steps of linear warm-up from 0.
+    optim.weight_decay = Field(0.01, at_least(0))  # Of all trained parameters, with biases.
+    optim.b1 = Field(0.9, _BELOW_1)  # Decay rate of Adam's first moment.
+    optim.b2 = Field(0.999, _BELOW_1)  # Decay rate of Adam's second moment.
+    optim.eps = Field(1e-8, ABOVE_0)  # Adam's epsilon.
+    optim.momentum = Field(0.95, _BELOW_1)  # Of SGD and Muon.
     # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
-    optim.clip_norm = _optional(3.0)
+    optim.clip_norm = _optional(3.0, ABOVE_0)
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
-    optim.clip_value = placeholder(float)
+    optim.clip_value = _optional(None, ABOVE_0, kind=float)
     # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
-    optim.frozen = ("patch_projection",)
-    # Parameters with settings of their own, as tuples of four: what `frozen` may name; the factor
-    # of their learning rate, and so of their decay; their weight decay, None for the general one;
-    # and the step from which they change, while their moments accumulate from the beginning (HIER).
-    # Of several paths to a parameter the longest counts, so 'encoder' leaves out
-    # 'patch_projection'; of equally long ones the last.
+    words = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
+    optim.frozen = Field(("patch_projection",), each(choices.names_parameters, words))
+    # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
+    # several paths to a parameter the longest counts, of equally long ones the last.
     optim.groups = ()
     # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
-    optim.layer_decay = 1.0
+    optim.layer_decay = Field(1.0, _FACTOR)
     return optim
 
 
@@ -170,88 +216,87 @@ def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
     # None for one of these three, and for optim.warmup_steps, fits the user's own data.
-    train.total_steps = _optional(200)  # Length of training, in batches. CUB.
-    train.batch_size = _optional(900)  # Images per step: a multiple of samples_per_class.
+    train.total_steps = _optional(200, within(0, STEPS))  # Length of training, in batches. CUB.
+    train.batch_size = _optional(900, within(1, BATCH))  # A multiple of samples_per_class.
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
-    train.samples_per_class = _optional(2)
-    # How batches are drawn: 'epoch_classes' (every class at most once per epoch), 'drawn_classes'
-    # (random classes for every batch; HIER, IRT), 'shuffled' (images regardless of class), or
-    # 'tuples' (anchor, positive and mined negatives, for datasets that list pairs; IRT).
-    train.sampling = "epoch_classes"
+    train.samples_per_class = _optional(2, within(2, BATCH))
+    # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
+    train.sampling = Field("epoch_classes", one_of(*choices.SAMPLINGS))
     train.tuples = ConfigDict()
-    train.tuples.pairs = 2_000  # Pairs of anchor and positive, drawn for each epoch.
-    train.tuples.negatives = 5  # Negatives of each, no two of one class.
-    train.tuples.pool = 22_000  # Images, drawn for each epoch, of which these are the nearest.
+    train.tuples.pairs = Field(2_000, within(1, IMAGES))  # Of anchor and positive, in each epoch.
+    train.tuples.negatives = Field(5, within(1, IMAGES))  # Negatives of each, no two of one class.
+    # Images, drawn for each epoch, of which these are the nearest.
+    train.tuples.pool = Field(22_000, within(1, IMAGES))
     train.repeat_images = False  # Whether a class's images are drawn with replacement (HIER).
-    # Whether the head is trained on the encoder's embeddings of the test views, computed once,
-    # instead of random crops; optim.frozen must name the encoder.
+    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
     train.cached_features = False
-    # LoRA: rank of the adapters of an encoder whose other parameters are frozen (0: none), the
-    # numerator of their factor, and the parameters whose kernels get one, named as in optim.frozen.
-    train.lora_rank = 0
-    train.lora_alpha = 16.0
-    train.lora_targets = ("model/encoder/*block*",)
-    train.probe_steps = 0  # First steps, in which the encoder does not change.
-    train.ema_decay = 0.0  # Of the moving average of the model that is evaluated; 0: none.
-    train.on_nonfinite = "stop"  # Or 'skip' an update whose loss or gradient is not finite.
+    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, and their kernels.
+    train.lora_rank = Field(0, within(0, DIM))
+    train.lora_alpha = Field(16.0, ABOVE_0)
+    words = "encoder, or paths such as model/encoder/block_*"
+    train.lora_targets = Field(("model/encoder/*block*",), each(choices.in_encoder, words, least=1))
+    train.probe_steps = Field(0, within(0, STEPS))  # First ones, without change of the encoder.
+    train.ema_decay = Field(0.0, _BELOW_1)  # Of the evaluated average of the model; 0: none.
+    train.on_nonfinite = Field("stop", one_of("stop", "skip"))  # Whether to skip such updates.
     # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
-    train.on_collapse = "warn"
-    train.max_nonfinite = 10  # With 'skip': most updates that may be skipped before the run stops.
+    train.on_collapse = Field("warn", one_of("warn", "stop"))
+    train.max_nonfinite = Field(10, within(1, STEPS))  # Skipped updates after which a run stops.
     return train
 
 
 def _eval() -> ConfigDict:
     """What is measured, and how often."""
     evaluation = ConfigDict()
-    evaluation.ks = (1, 2, 4, 8)  # The K of Recall@K and precision@K. CUB and Cars.
-    evaluation.metrics = ("recall",)  # Names from `choices.METRICS`.
-    # Spaces in which the parts of the model are compared; further ones than the first give scores
-    # of their own. 'objective' is the space in which the objective scores the head.
-    evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
-    # Dimensions of prefixes of the head's output that are scored besides the whole of it; those
-    # that the objective trains (matryoshka+...) are scored in any case.
-    evaluation.prefixes = ()
-    evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
-    evaluation.benchmarks = ()  # Judged datasets besides the run's own, of `choices.BENCHMARKS`.
+    words = f"one or more numbers, each at least 1 and up to {IMAGES}"
+    evaluation.ks = Field((1, 2, 4, 8), each(within(1, IMAGES).holds, words, least=1, most=100))
+    words = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
+    known = Rule(lambda value: "recall" in value and set(value) <= set(choices.METRICS), words)
+    evaluation.metrics = Field(("recall",), known)
+    # Further spaces than the first give scores of their own. 'objective': the objective's own.
+    evaluation.spaces = ConfigDict()
+    evaluation.spaces.head = Field(("objective",), _SCORE_SPACES)
+    evaluation.spaces.encoder = Field(("sphere",), _SCORE_SPACES)
+    # Of the head's output, scored beside the whole; trained ones are scored in any case.
+    evaluation.prefixes = Field((), Rule(is_ascending, "ascending numbers above 0"))
+    evaluation.every = Field(0, within(0, STEPS))  # Steps between validations; 0: at the end.
+    evaluation.benchmarks = Field((), some_of(choices.BENCHMARKS))  # Beside the run's own dataset.
     evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.
-    # Sides of test images that the model sees, relative to data.image_size; the embeddings at
-    # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
-    evaluation.scales = (1.0,)
-    # Dimensions to which the embeddings of each part are reduced, by PCA fitted on the training
-    # images with the model that is scored (IRT: 128); None does not reduce them.
+    # Relative to data.image_size; embeddings are averaged in their space. Common: 1, 0.7071, 0.5.
+    words = "one to ten numbers, each above 0 and up to 4"
+    evaluation.scales = Field((1.0,), each(lambda x: 0 < x <= 4, words, least=1, most=10))
+    # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     evaluation.pca = ConfigDict()
-    for part in PARTS:
-        evaluation.pca[part] = placeholder(int)
+    evaluation.pca.head = _optional(None, within(1, DIM), kind=int)
+    evaluation.pca.encoder = _optional(None, within(1, DIM), kind=int)
     evaluation.whiten = False  # Whether principal components get equal variances.
-    # Query expansion: number of nearest images whose mean with the query is searched for (0: none),
-    # and the exponent of their similarities as weights (0: average).
-    evaluation.expansion = 0
-    evaluation.expansion_alpha = 0.0
+    evaluation.expansion = Field(0, within(0, IMAGES))  # Images of a query expansion; 0: none.
+    evaluation.expansion_alpha = Field(0.0, at_least(0))  # Exponent of their weights; 0: average.
     evaluation.rerank = False  # Whether the first 100 results are re-ranked (k-reciprocal).
     return evaluation
+
+
+def _is_mesh(value: tuple[int, ...]) -> bool:
+    copies, shards = value if len(value) == 2 else (0, 0)
+    return (copies == -1 or 1 <= copies <= BATCH) and 1 <= shards <= BATCH
 
 
 def _run() -> ConfigDict:
     """Where and how the run is executed; these fields may change when it is resumed."""
     run = ConfigDict()
     run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
-    run.workers = 0  # Processes that decode images; 0 uses threads.
-    # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
-    # the memory of the devices, which crop them).
-    run.cache = "none"
-    # Folder of the host cache, and in it of frozen encoders' features; None: those in
-    # ~/.cache/hypjax.
-    run.cache_dir = placeholder(str)
-    # Copies of the parameters (-1: as many as the devices allow) and shards of each copy. Batches
-    # are split over all devices either way.
-    run.mesh = (-1, 1)
-    run.microbatch = 0  # Most images embedded at once: saves memory, for the same gradient.
+    run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
+    # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
+    run.cache = Field("none", one_of("none", "host", "device"))
+    run.cache_dir = placeholder(str)  # Of images and features. None: in ~/.cache/hypjax.
+    # Of the parameters. Batches are split over all devices either way.
+    run.mesh = Field((-1, 1), Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards"))
+    run.microbatch = Field(0, within(0, BATCH))  # Most images at once, for the same gradient.
     # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
-    run.attention = "auto"
+    run.attention = Field("auto", one_of("auto", "cudnn", "xla"))
     run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
-    run.eval_batch_size = 256  # Images per batch in evaluation.
-    run.log_every = 10  # Steps between lines of metrics.jsonl.
-    run.checkpoint_every = 100  # Steps between checkpoints.
+    run.eval_batch_size = Field(256, within(1, BATCH))  # Images per batch in evaluation.
+    run.log_every = Field(10, within(1, STEPS))  # Steps between lines of metrics.jsonl.
+    run.checkpoint_every = Field(100, within(1, STEPS))  # Steps between checkpoints.
     run.report = True  # Whether a finished run writes report.html, see `hypjax.report`.
     run.wandb_project = placeholder(str)  # Weights & Biases project. None does not use W&B.
     return run

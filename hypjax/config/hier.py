@@ -15,7 +15,7 @@ from hypjax.config.variants import HIER, Variant
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset."""
+    """What depends on the dataset; its file in `configs/` has the numbers."""
 
     epoch: int  # Steps in an epoch: training images // 180.
     epochs: int
@@ -26,13 +26,6 @@ class Schedule(NamedTuple):
     resnet_decay: tuple[float, int]  # its factor, and the epochs after each of which it applies.
 
 
-SCHEDULES = {
-    "cub200": Schedule(32, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5)),
-    "cars196": Schedule(44, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 10)),
-    "sop": Schedule(330, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 25)),
-    "inshop": Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20)),
-    "grocery": Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5)),  # Not published; as for CUB.
-}
 _RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 # Our choice, by the encoders that the paper trains.
 _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
@@ -44,9 +37,8 @@ def follows(variant: Variant) -> bool:
     return trained and variant.suffix not in ("frozen", "last")
 
 
-def use(config: ConfigDict, variant: Variant) -> None:
+def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes the recipe of Hyp-ViT, with the same loss, to that of HIER."""
-    schedule = SCHEDULES[config.data.name]
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.

@@ -19,7 +19,7 @@ ENCODERS = {"deit": "deit_small_patch16_224", "deit-distilled": "deit_small_dist
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset."""
+    """What depends on the dataset; its file in `configs/` has the numbers."""
 
     steps: int
     sampling: str
@@ -27,22 +27,14 @@ class Schedule(NamedTuple):
     memory_decay: float = 0.0  # Of the teacher that embeds the memory's images; 0 for none.
 
 
-SCHEDULES = {
-    "cub200": Schedule(2_000, "shuffled"),
-    "sop": Schedule(35_000, "drawn_classes"),
-    "inshop": Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999),
-    "grocery": Schedule(2_000, "shuffled"),  # Not published; as for CUB.
-}
-
-
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe, and not only with its loss."""
     return variant.loss.startswith("irt-") and variant.encoder in ENCODERS
 
 
-def use(config: ConfigDict, variant: Variant) -> None:
+def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes Hyp-ViT's recipe to IRT's; `irt-o`, the pretrained encoder, has no steps."""
-    schedule, encoder = SCHEDULES[config.data.name], ENCODERS[variant.encoder]
+    encoder = ENCODERS[variant.encoder]
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD
     data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256

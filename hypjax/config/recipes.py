@@ -61,12 +61,17 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     return config
 
 
-def specialise(config: ConfigDict, variant: Variant) -> None:
+def specialise(
+    config: ConfigDict,
+    variant: Variant,
+    of_hier: hier.Schedule,
+    of_irt: irt.Schedule | None = None,
+) -> None:
     """Changes a dataset's recipe to that of HIER or IRT, or freezes layers, as the variant says."""
     if hier.follows(variant):
-        hier.use(config, variant)
+        hier.use(config, variant, of_hier)
     if irt.follows(variant):
-        irt.use(config, variant)
+        irt.use(config, variant, of_irt)
     freeze(config, variant)
 
 

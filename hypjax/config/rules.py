@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, FieldReference
 
 from hypjax.config import choices
 from hypjax.config.choices import OWN
-from hypjax.config.defaults import HYP_VIT, default_config
+from hypjax.config.defaults import HYP_VIT, STEPS, declared_fields, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import ABOVE_0, Rule, at_least, is_ascending, one_of, range_within, within
+from hypjax.fields import ABOVE_0, Field, Rule, at_least, each, or_none, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import first_parameters, has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
@@ -57,7 +58,7 @@ def _is_group(value: Any) -> bool:
         choices.names_parameters(name)
         and (number.holds(rate) and rate >= 0)
         and (decay is None or (number.holds(decay) and decay >= 0))
-        and (type(start) is int and 0 <= start <= _STEPS)
+        and (type(start) is int and 0 <= start <= STEPS)
     )
 
 
@@ -80,7 +81,7 @@ def _type(field: str, default: Any) -> Rule:
             "a list of (parameters, factor of the rate, decay or None, first step)",
         )
     if isinstance(default, FieldReference):
-        return _or_none(_SCALARS[default.get_type()])
+        return or_none(_SCALARS[default.get_type()])
     if isinstance(default, tuple):
         scalar = _SCALARS[type(default[0]) if default else _ITEMS.get(field, str)]
         return Rule(
@@ -90,142 +91,28 @@ def _type(field: str, default: Any) -> Rule:
     return _SCALARS[type(default)]
 
 
-def _or_none(rule: Rule) -> Rule:
-    return Rule(lambda value: value is None or rule.holds(value), f"{rule.words}, or None")
-
-
-_CLASSES = Rule(
-    lambda value: value >= 0 and (value < 1 or value == int(value)),
-    "a number of classes, or a fraction of them below 1",
-)
-_SCORE_SPACES = Rule(
-    lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
-    "one or more of objective, " + ", ".join(SPACES) + ", each once",
-)
-# Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
-# refused, or its model fails, before it takes the machine's memory or days.
-_STEPS = 2**31 - 1
-_IMAGES = 10**9
-_BATCH = 10**6
-_SIDE = 2**12
-_DIM = 2**14
 _CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
-_BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
-
-_RULES = {
+_DECLARED = flatten_dict(
+    {name: group.to_dict() for name, group in declared_fields().items()}, sep="."
+)
+_RULES = {name: own.rule for name, own in _DECLARED.items() if isinstance(own, Field)} | {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
-    "data.name": one_of(*choices.DATASETS),
-    "data.split": one_of(*choices.SPLITS_BY),
-    "data.decoder": one_of("exact", "fast"),
-    "data.stored_side": _or_none(within(1, _SIDE)),
-    "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
-    "data.image_size": within(1, _SIDE),
-    "data.train_view": one_of(*choices.TRAIN_VIEWS),
-    "data.test_view": one_of(*choices.TEST_VIEWS),
-    "data.resize": within(1, _SIDE),
-    "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
-    "data.crop_area": range_within(0, 1),
-    "data.crop_ratio": range_within(0, float("inf")),
-    "data.flip": within(0, 1),
-    "data.validation_classes": _CLASSES,
-    "data.test_classes": _CLASSES,
-    "data.split_seed": at_least(0),
-    "model.patch_size": within(0, _SIDE),
-    "model.width": within(0, _DIM),
-    "model.depth": within(0, 64),
-    "model.num_heads": within(0, _DIM),
-    "model.head": one_of(*choices.HEADS),
-    "model.head_init": one_of(*choices.HEAD_INITS),
-    "model.head_dim": within(1, _DIM),
-    "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
-    "model.drop_path": _BELOW_1,
-    "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": Rule(
         lambda value: value in SPACES,
         f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
     ),
     "objective.c": at_least(0),
-    "objective.clip_radius": _or_none(ABOVE_0),
+    "objective.clip_radius": or_none(ABOVE_0),
     "objective.feature_scale": ABOVE_0,
     "objective.c_bounds": range_within(*_CURVATURES),
     "objective.c_rate": at_least(0),
-    "objective.curvatures": Rule(
-        lambda value: len(value) <= 100 and all(0 <= c <= _CURVATURES[1] for c in value),
+    "objective.curvatures": each(
+        within(0, _CURVATURES[1]).holds,
         f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}",
+        most=100,
     ),
-    "optim.learning_rate": at_least(0),
-    "optim.name": one_of("adamw", "adam"),
-    "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
-    "optim.decay_every": within(1, _STEPS),
-    "optim.decay_factor": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "optim.warmup_steps": within(0, _STEPS),
-    "optim.weight_decay": at_least(0),
-    "optim.b1": _BELOW_1,
-    "optim.b2": _BELOW_1,
-    "optim.eps": ABOVE_0,
-    "optim.clip_norm": _or_none(ABOVE_0),
-    "optim.clip_value": _or_none(ABOVE_0),
-    "optim.frozen": Rule(
-        lambda value: all(map(choices.names_parameters, value)),
-        f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
-    ),
-    "optim.layer_decay": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "train.lora_rank": within(0, _DIM),
-    "train.lora_alpha": ABOVE_0,
-    "train.lora_targets": Rule(
-        lambda value: value and all(map(_in_encoder, value)),
-        "encoder, or paths such as model/encoder/block_*",
-    ),
-    "train.probe_steps": within(0, _STEPS),
-    "train.ema_decay": _BELOW_1,
-    "train.total_steps": within(0, _STEPS),  # 0: only evaluated.
-    "train.batch_size": within(1, _BATCH),
-    "train.samples_per_class": within(2, _BATCH),
-    "train.sampling": one_of(*choices.SAMPLINGS),
-    **{f"train.tuples.{name}": within(1, _IMAGES) for name in ("pairs", "negatives", "pool")},
-    "train.on_nonfinite": one_of("stop", "skip"),
-    "train.max_nonfinite": within(1, _STEPS),
-    "train.on_collapse": one_of("warn", "stop"),
-    "eval.ks": Rule(
-        lambda value: 0 < len(value) <= 100 and min(value) >= 1 and max(value) <= _IMAGES,
-        f"one or more numbers, each at least 1 and up to {_IMAGES}",
-    ),
-    "eval.metrics": Rule(
-        lambda value: "recall" in value and set(value) <= set(choices.METRICS),
-        "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
-    ),
-    **{f"eval.spaces.{part}": _SCORE_SPACES for part in choices.PARTS},
-    "eval.prefixes": Rule(is_ascending, "ascending numbers above 0"),
-    "eval.benchmarks": Rule(
-        lambda value: len(set(value)) == len(value) and set(value) <= set(choices.BENCHMARKS),
-        "any of " + ", ".join(choices.BENCHMARKS) + ", each once",
-    ),
-    "eval.every": within(0, _STEPS),
-    "eval.scales": Rule(
-        lambda value: 0 < len(value) <= 10 and 0 < min(value) and max(value) <= 4,
-        "one to ten numbers, each above 0 and up to 4",
-    ),
-    **{f"eval.pca.{part}": _or_none(within(1, _DIM)) for part in choices.PARTS},
-    "eval.expansion": within(0, _IMAGES),
-    "eval.expansion_alpha": at_least(0),
-    "run.workers": within(0, 1000),
-    "run.cache": one_of("none", "host", "device"),
-    "run.attention": one_of("auto", "cudnn", "xla"),
-    "run.mesh": Rule(
-        lambda value: (
-            len(value) == 2
-            and (value[0] == -1 or value[0] >= 1)
-            and value[1] >= 1
-            and max(value) <= _BATCH
-        ),
-        "two numbers: copies of the parameters (−1: as many as possible) and shards of each copy",
-    ),
-    "run.microbatch": within(0, _BATCH),
-    "run.eval_batch_size": within(1, _BATCH),
-    "run.log_every": within(1, _STEPS),
-    "run.checkpoint_every": within(1, _STEPS),
 }
 
 
@@ -242,9 +129,9 @@ def validate(config: ConfigDict) -> None:
     for field, value in fields.items():
         if not known[field].holds(value):
             refuse(field, value, known[field].words)
-    custom = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
-    for field, rule in (_RULES | custom).items():
-        if not (field in FITTED and fields[field] is None) and not rule.holds(fields[field]):
+    own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
+    for field, rule in (_RULES | own).items():
+        if not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
     for broken, field, words in itertools.chain(*(relations(config) for relations in _RELATIONS)):
         if broken:
@@ -432,7 +319,7 @@ def _of_training(config: ConfigDict) -> Relations:
     yield head == "none" and frozen, "model.head", words
     blocks = [name for name in config.optim.frozen if name != "patch_projection"]
     words = "False unless optim.frozen names the encoder, or its lowest layers"
-    moving = train.cached_features and not any(map(_in_encoder, blocks))
+    moving = train.cached_features and not any(map(choices.in_encoder, blocks))
     yield moving, "train.cached_features", words
     for field in ("lora_rank", "probe_steps"):
         words = "0 if optim.frozen names the encoder"
@@ -447,11 +334,6 @@ _RELATIONS = (
     *(_of_batches, _of_model, _of_curvatures, _of_learned_scalars, _of_prefixes),
     *(_of_data, _of_evaluation, _of_training),
 )
-
-
-def _in_encoder(name: Any) -> bool:
-    path = choices.GROUPS["encoder"]
-    return choices.names_parameters(name) and choices.parameter_path(name)[: len(path)] == path
 
 
 def refuse_objective(name: Any) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from hypjax.errors import UserError
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.system import machine
 
 SPACES = {"hyp": "poincare", "sph": "sphere"}  # The loss of Hyp-ViT.
@@ -14,18 +16,9 @@ HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
 LOSSES = {
-    "pa": "proxy_anchor",
-    "nca": "proxy_nca",
-    "softmax": "normalized_softmax",
-    "softtriple": "soft_triple",
-    "ms": "multi_similarity",
-    "contrastive": "contrastive",
-    "triplet": "triplet",
-    "supcon": "supcon",
-    "snca": "scalable_nca",
-    "arcface": "arcface",
-    "cosface": "cosface",
-    "circle": "circle",
+    loss.variant or name: name
+    for name, loss in (PROXY_LOSSES | PAIR_LOSSES).items()
+    if not loss.by_tuple
 }
 _PUBLISHED = (*SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)

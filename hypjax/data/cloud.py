@@ -9,7 +9,7 @@ from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, url_hash
-from hypjax.system.files import replacing
+from hypjax.system.files import remove, replacing
 from hypjax.system.locks import claimed
 
 
@@ -34,6 +34,8 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
                 f"--dataset={name}), and copy its whole folder there"
             )
         console.say(f"copying {source} to {folder} (once)")
+        for unfinished in folder.parent.glob(f".{version}.*.unfinished"):
+            remove(unfinished)  # Of a process that was killed.
         with replacing(folder) as unfinished:
             prepared.get(files, unfinished)
     return root

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from hypjax.data.dataset import hash_facts
 from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.data.photo_dataset import as_dataset, split_photos
-from hypjax.data.photos import check_split, photos_of_features
+from hypjax.data.photos import check_split, consistent, photos_of_features
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
 
@@ -32,7 +32,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
             f"{path} has {len(unknown)} rows without a class, such as row {unknown[0]}; give them "
             "as the array labels (of a table: the column label), or set --config.data.labels"
         )
-    photos = photos_of_features(table)
+    photos = consistent(photos_of_features(table), path)
     for photo in photos:
         check_split(path, photo.split)
     facts = ((*photo[1:4], zlib.crc32(np.ascontiguousarray(photo.vector))) for photo in photos)

@@ -7,16 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from hypjax.catalogue import PREPARED, Prepared
 from hypjax.data.dataset import Dataset
 
 CLASS = "class"
-# What a dataset's groups are. Of several levels, the name of a group is a path: 'Fruit/Apple'.
-_LEVELS = {
-    "glyphs": ("script",),
-    "omniglot": ("alphabet",),
-    "grocery": ("department", "coarse class"),
-    "grocery_icons": ("department", "coarse class"),
-}
+_SUPER = Prepared("")  # Of datasets that hypjax does not prepare.
 
 
 class Grouping(NamedTuple):
@@ -39,7 +34,7 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
         groups, numbers = np.unique(images.superlabels, return_inverse=True)
         known = images.group_names
         named = [f"group {group}" if known is None else str(known[group]) for group in groups]
-        levels = _LEVELS.get(name, ("super-class",))
+        levels = PREPARED.get(name, _SUPER).levels
         for depth in range(len(levels), 0, -1):
             paths = ["/".join(each.split("/", len(levels) - 1)[:depth]) for each in named]
             paths, of_group = np.unique(paths, return_inverse=True)

@@ -158,10 +158,10 @@ def stored_photos(where: str) -> list[Photo]:
             group = superlabels[i] or None if superlabels else None
             split = splits[i] if splits else None
             photos.append(Photo(f"{place}/{i}", label, split, group, StoredImage(images, i)))
-    return _consistent(photos, where)
+    return consistent(photos, where)
 
 
-def _consistent(photos: list[Photo], where: object) -> list[Photo]:
+def consistent(photos: list[Photo], where: object) -> list[Photo]:
     """Rejects images of which only some have a split, or whose class is in two groups."""
     groups: dict[str, str | None] = {}
     for number, photo in enumerate(photos, start=1):
@@ -252,7 +252,7 @@ def read_table(table: pathlib.Path) -> list[Photo]:
         photos.append(photo)
     if not photos:
         raise UserError(f"{table} has no rows")
-    return _consistent(photos, table)
+    return consistent(photos, table)
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:

@@ -49,7 +49,9 @@ def decode(
     almost anything if the image cannot be decoded.
     """
     if isinstance(encoded, Image.Image):
-        return _pixels(ImageOps.exif_transpose(encoded), channels, upright=False)
+        with contextlib.suppress(Exception):  # Of damaged EXIF data, as below.
+            encoded = ImageOps.exif_transpose(encoded)
+        return _pixels(encoded, channels, upright=False)
     if not isinstance(encoded, bytes):
         return _pixels(from_pixels(np.asarray(encoded), "it"), channels, upright)
     image = Image.open(io.BytesIO(encoded))

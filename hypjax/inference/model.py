@@ -65,7 +65,6 @@ class Model(ImageEmbedder):
         encoder: nn.Module | None = None,
     ) -> None:
         """Restores a run's model, see `load`."""
-        source = _located(source)
         self.source, self.part = str(source), part
         keep_compiled_programs()
         with reading(source) as folder:
@@ -272,7 +271,7 @@ def load(
             power of two.
         encoder: The module that was trained, if it is not one of hypjax's.
     """
-    return Model(source, part, batch_size, encoder=encoder)
+    return Model(_located(source), part, batch_size, encoder=encoder)
 
 
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:

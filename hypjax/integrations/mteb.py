@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.model import load
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
 
 _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
-# Tasks whose images a run on a dataset was trained on: all have classes of its training.
-_TASKS = {
-    "cub200": "CUB200I2IRetrieval",
-    "cars196": "StanfordCarsI2IRetrieval",
-    "sop": "SOPI2IRetrieval",
-}
 
 
 class MtebEncoder:
@@ -54,7 +49,7 @@ class MtebEncoder:
         """What mteb records of the model: its name, and as revision its fingerprint."""
         from mteb.models.model_meta import ModelMeta
 
-        trained_on = _TASKS.get(self._model.config.data.name)
+        trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
         return ModelMeta.create_empty(
             {
                 "name": _name(self._model.source, self._model.part),

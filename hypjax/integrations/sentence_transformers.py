@@ -20,7 +20,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.model import Model, load
+from hypjax.inference.model import Model
 from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
@@ -126,7 +126,7 @@ def write_folder(
     Raises:
         UserError: sentence-transformers has no such model, or cosine would rank differently.
     """
-    embedder = load(workdir)
+    embedder = Model(workdir)
     config, model, space = embedder.config, embedder.model, embedder.space
     _require_counterpart(config, model)
     function = distance_function(space)

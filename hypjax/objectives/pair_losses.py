@@ -316,6 +316,7 @@ class PairLoss(NamedTuple):
     settings: Mapping[str, Field]
     by_class: bool = True  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs tuples; it then has no use for a memory.
+    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
     code = None  # See `hypjax.objectives.create.Entry`.
 
     @property
@@ -385,11 +386,14 @@ PAIR_LOSSES = {
             "mining": Field(True, TRUE_OR_FALSE),  # Whether easy pairs are left out.
             "epsilon": Field(0.1, at_least(0)),  # By how much pairs may be easy.
         },
+        variant="ms",
     ),
     "circle": PairLoss(
         circle, {"scale": Field(80.0, ABOVE_0), "margin": Field(0.4, within(-1, 1))}
     ),
-    "scalable_nca": PairLoss(scalable_nca, {"temperature": Field(0.05, ABOVE_0, learnable=True)}),
+    "scalable_nca": PairLoss(
+        scalable_nca, {"temperature": Field(0.05, ABOVE_0, learnable=True)}, variant="snca"
+    ),
     "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0, learnable=True)}),
     "triplet": PairLoss(
         triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}

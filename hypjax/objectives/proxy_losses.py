@@ -258,6 +258,7 @@ class ProxyLoss(NamedTuple):
     settings: Mapping[str, Field]
     centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
     angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
+    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
     by_class = by_tuple = False  # See `hypjax.objectives.create.Entry`.
     code = None
 
@@ -320,11 +321,17 @@ PROXY_LOSSES = {
         centres=Field(1, _CENTRES),
     ),
     "proxy_anchor": ProxyLoss(
-        proxy_anchor, {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)}
+        proxy_anchor,
+        {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)},
+        variant="pa",
     ),
-    "proxy_nca": ProxyLoss(proxy_nca, {"temperature": Field(1.0, ABOVE_0, learnable=True)}),
+    "proxy_nca": ProxyLoss(
+        proxy_nca, {"temperature": Field(1.0, ABOVE_0, learnable=True)}, variant="nca"
+    ),
     "normalized_softmax": ProxyLoss(
-        normalized_softmax, {"temperature": Field(0.05, ABOVE_0, learnable=True)}
+        normalized_softmax,
+        {"temperature": Field(0.05, ABOVE_0, learnable=True)},
+        variant="softmax",
     ),
     "soft_triple": ProxyLoss(
         soft_triple,
@@ -337,6 +344,7 @@ PROXY_LOSSES = {
             "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.
         },
         centres=Field(10, _CENTRES),
+        variant="softtriple",
     ),
 }
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
@@ -84,8 +83,8 @@ class Embeddings(ArrayGallery):
     def _of_table(cls, table: FeatureTable, space: Space | None, **origin: Any) -> "Embeddings":
         space = Sphere() if space is None else space
         inputs.check_space(space)
-        embed = jax.jit(lambda features: space.embed(features.astype(jnp.float32)))
-        vectors = inputs.by_blocks(embed, table.features)
+        embed = jax.jit(space.embed)
+        vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), table.features)
         columns = table._asdict()
         found = cls(vectors, space=space, given=columns.pop("features"), **columns, **origin)
         found.check()

@@ -88,11 +88,13 @@ class StreamedGallery:
         if not self.keeps(score):
             return self._stream(score, rows)
         key = rows, score.centre.tobytes(), str(score.space)
-        if self._kept[0] != key:
+        known, chunks = self._kept  # Read once: threads may share a gallery.
+        if known != key:
             turn = _turned(self.mesh)
             streamed = self._stream(score, rows)
-            self._kept = key, [each._replace(vectors=turn(each.vectors)) for each in streamed]
-        return iter(self._kept[1])
+            chunks = [chunk._replace(vectors=turn(chunk.vectors)) for chunk in streamed]
+            self._kept = key, chunks
+        return iter(chunks)
 
     def _stream(self, score: Score, rows: int) -> Iterator[Chunk]:
         ahead = self._chunk(score, 0, rows)

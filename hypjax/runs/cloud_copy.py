@@ -10,9 +10,10 @@ import os
 import pathlib
 import re
 import shutil
+import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from hypjax.errors import UserError, reason, redacted
@@ -33,6 +34,7 @@ from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
 from hypjax.system.locks import claimed, claimed_or_refused
 
 _INTERVAL = 30.0  # Seconds between uploads.
+_ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 _PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
 _STEP = re.compile(rf"{CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
@@ -68,6 +70,11 @@ def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[str]:
     return {_step(name) for name, size in names.items() if others.get(name) != size} - {None}
 
 
+def _newest(names: Iterable[str]) -> int:
+    """The step of the last checkpoint; 0 if there is none."""
+    return max((int(step) for step in map(_step, names) if step), default=0)
+
+
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
     """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
     here = _sizes(folder)
@@ -92,11 +99,14 @@ class CloudCopy:
         with claimed_or_refused(self.folder), self._errors_explained():
             self._cloud, mark = CloudFolder(url), self.folder / _WRITER
             self._id = mark.read_text() if mark.exists() else ""
-            if self._id and self._cloud.read(_WRITER) == self._id:
+            stored = self._cloud.sizes()
+            # The local folder may have been emptied, or restored from an older copy.
+            current = _newest(_sizes(self.folder)) >= _newest(stored)
+            if self._id and self._cloud.read(_WRITER) == self._id and current:
                 self._upload(everything=True)
                 return
             mark.unlink(missing_ok=True)
-            self._id, stored = uuid.uuid4().hex, self._cloud.sizes()
+            self._id = uuid.uuid4().hex
             names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
             if RESULTS in stored:  # A finished run is only printed.
                 names = [name for name in names if not _step(name)]
@@ -135,8 +145,6 @@ class CloudCopy:
         while not self._ending.wait(_INTERVAL):
             try:
                 self._upload()
-            except FileNotFoundError:  # A checkpoint was removed meanwhile.
-                continue
             except Exception as error:  # Storage may be away for hours.
                 if not warned:
                     console.warn(f"cannot write to {self.location} now ({reason(error)})")
@@ -161,9 +169,24 @@ class CloudCopy:
             if not _step(name) and (everything or size != stored.get(name))
         }
         self._cloud.put(others - {RESULTS}, self.folder)
-        self._cloud.put({name for name in here if _step(name) in steps}, self.folder)
+        for step in sorted(steps, key=int):
+            self._put_checkpoint(step, [name for name in here if _step(name) == step])
         self._cloud.remove(name for name in stored if _step(name) and name not in here)
         self._cloud.put(others & {RESULTS}, self.folder)
+
+    def _put_checkpoint(self, step: str, names: Iterable[str]) -> None:
+        """Uploads a checkpoint through hard links: it may be removed during a slow upload."""
+        source = self.folder / CHECKPOINTS / step
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
+            try:
+                shutil.copytree(
+                    source, pathlib.Path(links, CHECKPOINTS, step), copy_function=os.link
+                )
+            except OSError:
+                if source.exists():
+                    raise
+                return
+            self._cloud.put(names, pathlib.Path(links))
 
 
 @contextlib.contextmanager
@@ -187,10 +210,19 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     with claimed(folder, f"reading {workdir}"):
         with explained(f"cannot copy {workdir} to {folder}"):
             cloud = CloudFolder(workdir)
-            stored = {n: size for n, size in cloud.sizes().items() if _is_needed(n, training)}
-            if CONFIG not in stored:
-                raise UserError(f"{workdir} holds no run; name the folder of one with --workdir")
-            _replace(folder, cloud, stored)
+            for attempt in range(_ATTEMPTS):
+                names = cloud.sizes().items()
+                stored = {name: size for name, size in names if _is_needed(name, training)}
+                if CONFIG not in stored:
+                    raise UserError(
+                        f"{workdir} holds no run; name the folder of one with --workdir"
+                    )
+                try:
+                    _replace(folder, cloud, stored)
+                    break
+                except FileNotFoundError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
         yield folder
 
 

@@ -88,7 +88,10 @@ def published_numbers(
 ) -> dict[str, np.ndarray]:
     """The parameters of a published model's learned numbers, by the names of the expected ones."""
     saved = (read_object(folder / PUBLISHED) or {}).get(LEARNED, {})
-    logs = {name: np.array(saved.get(name), np.float32) for name in expected}  # Of None, NaN.
+    try:  # None becomes NaN.
+        logs = {name: np.array(saved.get(name), np.float32) for name in expected}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise damaged(folder / PUBLISHED, f"{LEARNED} holds no numbers") from error
     for name, log in logs.items():
         if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
             raise damaged(folder / PUBLISHED, f"{LEARNED} holds no valid {name}")

@@ -276,7 +276,7 @@ class Workdir:
 
         def write() -> None:
             with console.tolerating(_STARTS):
-                start = files.read_object(self.path / _STARTS)
+                start = files.read_object(self.path / _STARTS) or {}
                 start = {**start, "warnings": list(dict.fromkeys(warnings))}
                 write_json(self.path / _STARTS, start)
             try:

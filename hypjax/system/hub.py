@@ -53,8 +53,8 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
         raise UserError(
-            f"cannot read the repository {name} from the hub, nor from this machine's cache "
-            f"({error}); with HF_HUB_OFFLINE=1, only the cache is asked"
+            f"cannot read the repository {name} from the hub ({error}); with HF_HUB_OFFLINE=1, "
+            "only this machine's cache is asked"
         ) from error
 
 

@@ -63,7 +63,8 @@ class Loop:
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step and cannot help to save.
                     self.monitor.settle()
-                    save(self.checkpoints, learner, state, measured)
+                    if step > first + 1:
+                        save(self.checkpoints, learner, state, measured)
                     if interrupted():
                         self._stop(step - 1, interrupted.status)
                     raise

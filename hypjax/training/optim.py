@@ -1,6 +1,7 @@
 """The optimiser: parameter groups, learning rates, and what is frozen."""
 
 import fnmatch
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS, parameter_path
+from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.objectives import Group
 from hypjax.training.riemannian import riemannian_adam
 
@@ -102,13 +104,14 @@ def create_optimizer(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    momentum: float = 0.95,
     clip_norm: float | None = 3.0,
     clip_value: float | None = None,
     groups: Sequence[Group] = (),
     layer_rate: Callable[[_Path], float] | None = None,
     probe_steps: int = 0,
 ) -> optax.GradientTransformation:
-    """AdamW or Adam after clipping; the defaults are the published recipe of Hyp-ViT.
+    """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
     Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
     the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
@@ -116,47 +119,45 @@ def create_optimizer(
 
     Args:
         learning_rate: The learning rate, or a function from the step to it.
-        name: 'adamw', or 'adam', which adds the weight decay to the gradient.
+        name: A key of `hypjax.config.optimizers.OPTIMIZERS`.
         weight_decay: That of parameters whose group has none of its own.
-        b1: Decay rate of the first moment.
-        b2: Decay rate of the second moment.
+        b1: Decay rate of Adam's first moment.
+        b2: Decay rate of Adam's second moment.
         eps: Adam's ε.
+        momentum: Decay rate of the gradients that SGD and Muon accumulate.
         clip_norm: Largest global norm of the gradient; None for no such limit.
         clip_value: Largest absolute value in the gradient, clipped before the norm.
         groups: Parameters that are trained in a way of their own, by their paths.
         layer_rate: A further factor of the learning rate, by path, see `layer_rates`.
-        probe_steps: First steps, in which the encoder, model/encoder, does not change; see
-            `_encoder_from`.
+        probe_steps: First steps, in which the encoder, model/encoder, does not change.
     """
     groups = [Group(()), *groups]
-    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
+    scale = optimizer.scale(**moments, momentum=momentum)
     if probe_steps:
-        adam = _encoder_from(probe_steps, adam)
+        scale = _encoder_from(probe_steps, scale)
     decay = _add_decay(groups, weight_decay)
     clips = [
         *([optax.clip(clip_value)] if clip_value is not None else []),
         *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
     ]
     steps = [
-        # One element, as `optax.adamw` is: checkpoints hold the states of this structure.
         optax.chain(
-            *((adam, decay) if name == "adamw" else (decay, adam)),
+            *((scale, decay) if optimizer.decoupled else (decay, scale)),
             optax.scale_by_learning_rate(learning_rate),
         ),
     ]
-    # Without such groups there is no such step, so that older checkpoints fit.
     if layer_rate or any(group.rate != 1 for group in groups):
         steps.append(_scale(groups, layer_rate or (lambda path: 1.0)))
     steps = [*clips, *steps]
     if any(group.ball_c is not None for group in groups):
-        moments = {"b1": b1, "b2": b2, "eps": eps}
         steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
     if probe_steps or any(group.start for group in groups):
         steps.append(_hold(groups, probe_steps))
     return optax.chain(*steps)
 
 
-_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "clip_norm", "clip_value")
+_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "momentum", "clip_norm", "clip_value")
 
 
 def configured_optimizer(
@@ -237,28 +238,14 @@ def _with_points(
     return optax.partition({"": others, **movers}, lambda params: _by_path(name, params))
 
 
-def _encoder_from(start: int, adam: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Adam, whose moments of the encoder begin at a step, counted from 0.
+def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimiser that sees the encoder's gradients from a step on, counted from 0.
 
-    They are 0 before, and their bias is corrected by the number of steps since then, so that Adam
-    moves the encoder as if it began there. Corrected by the number of all steps instead, the first
-    updates would be (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
+    Counted from the first of all steps, Adam's correction of the moments' bias would make the
+    encoder's first updates (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
     """
-
-    def update(updates: PyTree, state: optax.ScaleByAdamState, params: PyTree) -> Any:
-        of_encoder = _by_path(in_encoder, updates)
-
-        def choose(here: PyTree, elsewhere: PyTree) -> PyTree:
-            return jax.tree.map(lambda e, x, y: x if e else y, of_encoder, here, elsewhere)
-
-        begun = jax.tree.map(lambda u: jnp.where(state.count >= start, u, 0), updates)
-        updates = choose(begun, updates)
-        since = state._replace(count=jnp.maximum(state.count - start, 0))
-        own, _ = adam.update(updates, since, params)
-        others, state = adam.update(updates, state, params)
-        return choose(own, others), state
-
-    return optax.GradientTransformation(adam.init, update)
+    later = optax.conditionally_transform(scale, lambda step, **_: step >= start)
+    return optax.partition({True: later, False: scale}, functools.partial(_by_path, in_encoder))
 
 
 def _scale(

@@ -196,6 +196,29 @@ def test_if_another_machine_continued_the_run_the_cloud_copy_counts(bucket, mach
     assert (run.folder / "checkpoints/2/model/data").read_text() == "weights 2"
 
 
+def test_checkpoints_that_only_the_cloud_has_are_downloaded_again(bucket, machine):
+    with begin() as run:
+        save(run, 1)
+        save(run, 2)
+    for step in (1, 2):
+        remove(run, step)
+    assert steps(CloudCopy(URL).folder) == {1, 2} == steps(bucket.root / "runs/a")
+
+
+def test_a_checkpoint_that_is_removed_during_its_upload_arrives(bucket, machine, monkeypatch):
+    monkeypatch.setattr(cloud_copy, "_INTERVAL", 60)
+    with begin() as run:
+        save(run, 1)
+
+        def fails(verb, name):
+            if verb == "put" and name.startswith("checkpoints/1") and 1 in steps(run.folder):
+                remove(run, 1)
+
+        bucket.fails = fails
+        run._upload()
+        assert "checkpoints/1/record" in in_cloud(bucket)
+
+
 def test_new_checkpoints_precede_removals_and_results_come_last(bucket, machine, monkeypatch):
     monkeypatch.setattr(cloud_copy, "_INTERVAL", 60)
     with begin() as run:

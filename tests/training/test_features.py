@@ -135,6 +135,7 @@ def test_what_cannot_be_trained_on_is_refused(file, tmp_path):
     for arrays, message in [
         ({"labels": None}, "row 0"),
         ({"splits": np.full(48, "dev")}, "the split 'dev'"),
+        ({"splits": np.repeat(["train", "test", ""], 16)}, "either all rows have a split"),
         ({"labels": np.zeros(48, int)}, "has 1 classes|but two must remain"),
     ]:
         given = {name: x for name, x in {**np.load(file), **arrays}.items() if x is not None}

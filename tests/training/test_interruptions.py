@@ -129,3 +129,14 @@ def test_a_stopped_run_survives_a_power_failure(whole, photos_folder, tmp_path, 
         assert f"continuing after step {step}\n" in capsys.readouterr().err
         assert_same_run(run, whole)
         assert small_runs.step_metrics(run) == small_runs.step_metrics(whole)
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_a_run_of_another_optimiser_resumes_to_the_same_result(photos_folder, tmp_path, name):
+    fields = [f"optim.name={name}", "train.total_steps=4", "train.probe_steps=1"]
+    config = small_runs.load(photos_folder, *fields, "run.checkpoint_every=1")
+    train.train_and_evaluate(config, tmp_path / "whole")
+    with small_runs.interrupted_after(2):
+        train.train_and_evaluate(config, tmp_path / "resumed")
+    train.train_and_evaluate(config, tmp_path / "resumed")
+    assert_same_run(tmp_path / "resumed", tmp_path / "whole", least=20)

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from hypjax.config import default_config
 from hypjax.config.choices import GROUPS
+from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group
 from hypjax.training import optim
@@ -138,6 +139,66 @@ def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
     np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
     np.testing.assert_array_equal(encoder[:5], 0)
     np.testing.assert_allclose(encoder[5:], updates(ordinary, gradients[5:])[0], rtol=1e-6)
+
+
+def _adamw(rate, decay):
+    return optax.adamw(rate, weight_decay=decay)
+
+
+def _muon(rate, decay):
+    return optax.contrib.muon(rate, weight_decay=decay, adam_weight_decay=decay, consistent_rms=0.2)
+
+
+REFERENCES = {
+    "adamw": _adamw,
+    "adam": lambda rate, decay: optax.chain(optax.add_decayed_weights(decay), optax.adam(rate)),
+    "sgd": lambda rate, decay: optax.chain(
+        optax.add_decayed_weights(decay), optax.sgd(rate, momentum=0.95)
+    ),
+    "muon": _muon,
+}
+
+
+def _trajectory(optimizer, params, gradients):
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("probe_steps", [0, 2])
+def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
+    load_glyphs, name, probe_steps
+):
+    own = "optim.groups=('head', 3, None, 0), ('objective', 5, 0, 0)"
+    config = load_glyphs(
+        own, f"optim.name={name}", "optim.weight_decay=0.1", "optim.clip_norm=None"
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"encoder": {"kernel": (4, 6), "bias": (6,), "tokens": (1, 2, 6)}}
+    shapes = {"model": {**shapes, "head": {"kernel": (6, 3)}}, "objective": {"proxies": (5, 3)}}
+
+    def draw():
+        is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+        return jax.tree.map(lambda s: jnp.float32(rng.normal(size=s)), shapes, is_leaf=is_shape)
+
+    params, gradients = draw(), [draw() for _ in range(5)]
+    optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-2, probe_steps=probe_steps)
+    found = flatten_dict(_trajectory(optimizer, params, gradients))
+    settings = {"encoder": (1, 0.1), "head": (3, 0.1), "proxies": (5, 0.0)}
+    for path, start in flatten_dict(params).items():
+        factor, decay = settings[path[1]]
+        # Muon moves the matrices of the model alone: proxies are no map.
+        is_map = start.ndim == 2 and path[0] == "model"
+        kind = "adamw" if name == "muon" and not is_map else name
+        reference = REFERENCES[kind](factor * 1e-2, decay)
+        alone = [{"x": flatten_dict(gradient)[path]} for gradient in gradients]
+        expected = _trajectory(
+            reference, {"x": start}, alone[probe_steps if path[1] == "encoder" else 0 :]
+        )
+        np.testing.assert_allclose(found[path], expected["x"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_defaults_are_the_recipes_and_groups_are_paths_of_any_tree():

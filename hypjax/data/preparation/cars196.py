@@ -37,10 +37,14 @@ def _by_class(
     tree: FileTree, photos: Any, titles: Any, field: str, *, boxes: bool = False
 ) -> Iterator[Entry]:
     """Lists annotated photos by class number; the field of an annotation holds its name."""
-    for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
-        name, number = str(photos[field][i]), int(photos["class"][i])
-        split = "train" if number <= _CLASSES // 2 else "test"
-        yield Entry(split, name, str(titles[number - 1]), box=_box(photos[i]) if boxes else None)
+    try:
+        for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
+            name, number = str(photos[field][i]), int(photos["class"][i])
+            split = "train" if number <= _CLASSES // 2 else "test"
+            box = _box(photos[i]) if boxes else None
+            yield Entry(split, name, str(titles[number - 1]), box=box)
+    except (ValueError, TypeError, IndexError) as error:
+        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:

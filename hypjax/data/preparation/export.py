@@ -38,8 +38,11 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / _valid(records.class_names[i]) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    file.write(image)
+                if path.exists():
+                    raise UserError(
+                        f"two images would be {path.relative_to(unfinished)}; export none"
+                    )
+                path.write_bytes(image)
             count += len(records.names)
         unfinished.rename(output)
     return count

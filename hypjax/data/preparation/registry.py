@@ -1,36 +1,23 @@
-"""The prepared datasets by name.
+"""The prepared datasets by name, as `hypjax.catalogue` lists them."""
 
-To add a dataset, write a module that defines `DATASET`, add it to `OFFICIAL_DATASETS`, and add its
-name to `hypjax/config/choices.py`.
-"""
+import importlib
+from typing import Any
 
-from hypjax.data.preparation import (
-    cars196,
-    cub200,
-    grocery,
-    inshop,
-    omniglot,
-    revisited,
-    sfm120k,
-    sop,
-)
-from hypjax.data.preparation.glyphs import Glyphs
+from hypjax.catalogue import PREPARED
 from hypjax.data.preparation.official import OfficialDataset
-from hypjax.data.preparation.scenes import Scenes
 from hypjax.data.records import RecordBuilder
 
-OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
-    dataset.name: dataset
-    for dataset in (
-        *(module.DATASET for module in (cub200, cars196, sop, inshop, omniglot, sfm120k)),
-        *(grocery.PHOTOS, grocery.ICONS),
-        *(revisited.ROXFORD, revisited.RPARIS, revisited.DISTRACTORS),
-    )
-}
 
+def _declared(declaration: str) -> Any:
+    module, _, name = declaration.partition(".")
+    return getattr(importlib.import_module(f"hypjax.data.preparation.{module}"), name)
+
+
+_DECLARED = {name: _declared(facts.declaration) for name, facts in PREPARED.items()}
+OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
+    name: dataset for name, dataset in _DECLARED.items() if isinstance(dataset, OfficialDataset)
+}
 # TFDS builders: `BUILDERS["cub200"](data_dir=...)`.
-BUILDERS: dict[str, type[RecordBuilder]] = {
-    Glyphs.name: Glyphs,
-    Scenes.name: Scenes,
-    **{name: dataset.builder for name, dataset in OFFICIAL_DATASETS.items()},
+BUILDERS: dict[str, type[RecordBuilder]] = _DECLARED | {
+    name: dataset.builder for name, dataset in OFFICIAL_DATASETS.items()
 }

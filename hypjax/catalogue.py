@@ -1,0 +1,30 @@
+"""The datasets that hypjax prepares: one row each, from which names, builders and facts follow."""
+
+from typing import NamedTuple
+
+
+class Prepared(NamedTuple):
+    """Facts of a dataset that other packages than its preparation need."""
+
+    declaration: str  # Module in `hypjax/data/preparation/`, and the dataset's name there.
+    role: str = "training"  # Or 'judged': only searched, with ground truth; or 'distractors'.
+    # What its coarse classes are. Of several levels, the name of a coarse class is a path.
+    levels: tuple[str, ...] = ("super-class",)
+    mteb_task: str = ""  # Task of mteb with classes of its training split.
+
+
+PREPARED = {
+    "glyphs": Prepared("glyphs.Glyphs", levels=("script",)),
+    "scenes": Prepared("scenes.Scenes"),
+    "cub200": Prepared("cub200.DATASET", mteb_task="CUB200I2IRetrieval"),
+    "cars196": Prepared("cars196.DATASET", mteb_task="StanfordCarsI2IRetrieval"),
+    "sop": Prepared("sop.DATASET", mteb_task="SOPI2IRetrieval"),
+    "inshop": Prepared("inshop.DATASET"),
+    "omniglot": Prepared("omniglot.DATASET", levels=("alphabet",)),
+    "sfm120k": Prepared("sfm120k.DATASET"),
+    "grocery": Prepared("grocery.PHOTOS", levels=("department", "coarse class")),
+    "grocery_icons": Prepared("grocery.ICONS", levels=("department", "coarse class")),
+    "roxford5k": Prepared("revisited.ROXFORD", role="judged"),
+    "rparis6k": Prepared("revisited.RPARIS", role="judged"),
+    "revisitop1m": Prepared("revisited.DISTRACTORS", role="distractors"),
+}

@@ -1,0 +1,50 @@
+"""Optimisers that `config.optim.name` may name: one row each, built from optax."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jaxtyping import PyTree
+
+
+class Optimizer(NamedTuple):
+    """How an optimiser turns gradients into steps of learning rate 1."""
+
+    # From the fields `b1`, `b2`, `eps` and `momentum` of `config.optim`.
+    scale: Callable[..., optax.GradientTransformation]
+    decoupled: bool  # Whether weight decay is added to the step, instead of the gradient.
+
+
+def _adam(*, b1: float, b2: float, eps: float, **_: Any) -> optax.GradientTransformation:
+    return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+
+
+def _sgd(*, momentum: float, **_: Any) -> optax.GradientTransformation:
+    return optax.trace(decay=momentum)
+
+
+def _muon(*, momentum: float, **adam: float) -> optax.GradientTransformation:
+    """Muon for the model's matrices; Adam for vectors, convolutions, tokens and proxies.
+
+    Steps have the root mean square that Adam's usually have (Liu et al., 2025, arXiv:2502.16982),
+    so that one learning rate and one weight decay suit both.
+    """
+
+    def kinds(tree: PyTree) -> PyTree:
+        def kind(path: tuple[Any, ...], x: jax.Array) -> str:
+            return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
+
+        return jax.tree_util.tree_map_with_path(kind, tree)
+
+    # optax turns the sign of the rate, as `create_optimizer` will again.
+    muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
+    return optax.partition({"matrix": muon, "other": _adam(**adam)}, kinds)
+
+
+OPTIMIZERS = {
+    "adamw": Optimizer(_adam, decoupled=True),
+    "adam": Optimizer(_adam, decoupled=False),
+    "sgd": Optimizer(_sgd, decoupled=False),
+    "muon": Optimizer(_muon, decoupled=True),
+}
