@@ -12,7 +12,8 @@ from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
+from hypjax.retrieval.positives import positive_ranks
+from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Lists, Relevance, by_labels
 from hypjax.retrieval.reranking import rerank

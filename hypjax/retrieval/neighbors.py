@@ -1,15 +1,12 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
 import dataclasses
-import itertools
 from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -17,16 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs, selection
-from hypjax.retrieval.scores import (
-    FETCH_BYTES,
-    Precision,
-    Score,
-    Vectors,
-    certify,
-    separations,
-    unique_rows,
-)
+from hypjax.retrieval import inputs, selection, subtraction
+from hypjax.retrieval.certification import certify
+from hypjax.retrieval.inputs import Rows
+from hypjax.retrieval.scores import Precision, Score, Vectors
 from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
@@ -36,7 +27,6 @@ _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
-_BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 
 
 def nearest_neighbors(
@@ -51,15 +41,11 @@ def nearest_neighbors(
     """Finds the k nearest gallery items of each query, by exact search.
 
     The result is that of sorting all items by their distances, computed by subtraction in float64
-    from the points in float32, and ties by their index: no rounding error of a product changes it.
+    from the points in float32, and ties by their index: no rounding error of a product changes it,
+    see `hypjax.retrieval`. How many queries needed more than products in float32 is logged.
     This holds for all points of the space with normal float32 coordinates, provided that each sum
     of a matrix product is rounded to nearest, in whatever order; items whose distances differ by no
     more than roundings in float64 may come in either order, but duplicates are in their order.
-
-    Products only exclude items: candidates are taken by scores that bound their distances (see
-    `hypjax.retrieval.scores`), and sorted by distances. Queries with candidates that may be
-    incomplete are searched again with products in float64, and at last by subtraction alone. Their
-    numbers are logged.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
@@ -163,18 +149,29 @@ def nearest_among(
             f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
             f"queries, got {candidates.dtype} of shape {candidates.shape}"
         )
-    found = _candidate_separations(
-        space, queries.astype(np.float32), StreamedGallery(gallery), candidates
+    found, ids = _nearest_candidates(
+        space, queries.astype(np.float32), StreamedGallery(gallery), candidates, k
     )
-    order = _ascending(found, candidates)[:, :k]
-    found, ids = (np.take_along_axis(array, order, axis=1) for array in (found, candidates))
-    return _distances(space, found), ids.astype(np.int32)
+    return subtraction.distances(space, found), ids.astype(np.int32)
+
+
+def _nearest_candidates(
+    space: Space,
+    queries: Float[np.ndarray | Array, "b d"],
+    gallery: StreamedGallery,
+    candidates: Int[np.ndarray, "b c"],
+    k: int,
+) -> tuple[Float[np.ndarray, "b k"], Int[np.ndarray, "b k"]]:
+    """Separations and ids of the k nearest of each query's candidates."""
+    found = subtraction.of_candidates(space, queries, gallery, candidates)
+    order = subtraction.ascending(found, candidates)[:, :k]
+    return tuple(np.take_along_axis(array, order, axis=1) for array in (found, candidates))
 
 
 class _Block(NamedTuple):
-    """Some queries, padded to the block size: their rows, points, and query vectors."""
+    """Some queries, padded to the block size."""
 
-    rows: Int[np.ndarray, " r"]
+    rows: Rows
     points: Float[Array, "b d"]
     vectors: Vectors
 
@@ -193,8 +190,8 @@ class _Search:
     ids: Int[np.ndarray, "n k"]
     certain: Bool[np.ndarray, " n"]
 
-    def by_products(self, rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
-        """Sorts the items with the highest scores by their distances; see `scores.certify`."""
+    def by_products(self, rows: Rows, score: Score) -> Rows:
+        """Sorts the items with the highest scores by their distances; see `certify`."""
         again, dim = score.precision is Precision.DOUBLE, self.queries.shape[1]
         spare = self.ids.shape[1] + _MORE if again else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
@@ -221,14 +218,13 @@ class _Search:
                 list(pool.map(self._sort, blocks, best))
         return rows[~self.certain[rows]]
 
-    def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
-        """Measures all distances of some queries."""
-        for part in inputs.split(rows, inputs.PART_BYTES // (4 * self.queries.shape[1])):
-            queries = inputs.host_rows(self.queries, part)
-            listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
-            self._store(part, *listed)
+    def by_subtraction(self, rows: Rows) -> None:
+        """Measures all distances of some queries; see `certify`."""
+        queries = inputs.host_rows(self.queries, rows)
+        listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
+        self._store(rows, *listed)
 
-    def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
+    def _block(self, rows: Rows, score: Score, size: int) -> _Block:
         points = inputs.host_rows(self.queries, rows)
         self.space.check(points, first=rows[0])
         everywhere = NamedSharding(self.gallery.mesh, P())
@@ -238,22 +234,24 @@ class _Search:
     def _sort(self, block: _Block, best: selection.Best) -> None:
         """Sorts the candidates of a block by their distances, and stores the nearest.
 
-        They are certain if the k-th is surely nearer than any item that is no candidate: no such
-        item scores higher than the last candidate, and −separation is at most the score.
+        The k nearest candidates are the k nearest items if the k-th is surely nearer than any item
+        that is no candidate. No such item scores higher than the last candidate, and a score is an
+        upper bound on −separation. So it is enough that −separation of the k-th exceeds the last
+        candidate's score. Equality is not enough: the other item may have the smaller index.
         """
-        ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
-        found = _candidate_separations(self.space, block.points, self.gallery, ids)
-        order = _ascending(found, ids)[:, : self.listed]
-        found = np.take_along_axis(found, order, axis=1)
-        # The certificate; where all items are candidates, none is needed.
-        certain = (-found[:, -1] > last) | (ids.shape[1] == len(self.gallery))
-        ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
-        self._store(block.rows, _distances(self.space, found)[:number], ids[:number])
+        candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
+        found, ids = _nearest_candidates(
+            self.space, block.points, self.gallery, candidates, self.listed
+        )
+        all_measured, number = candidates.shape[1] == len(self.gallery), len(block.rows)
+        certain = (-found[:, -1] > last) | all_measured
+        distances = subtraction.distances(self.space, found)
+        self._store(block.rows, distances[:number], ids[:number])
         self.certain[block.rows] = certain[:number]
 
     def _store(
         self,
-        rows: Int[np.ndarray, " r"],
+        rows: Rows,
         distances: Float[np.ndarray, "r listed"],
         ids: Int[np.ndarray, "r listed"],
     ) -> None:
@@ -264,71 +262,13 @@ class _Search:
         self.distances[rows], self.ids[rows] = distances, ids
 
 
-def _candidate_separations(
-    space: Space,
-    queries: Float[np.ndarray | Array, "b d"],
-    gallery: StreamedGallery,
-    ids: Int[np.ndarray, "b c"],
-) -> Float[np.ndarray, "b c"]:
-    """Separations of queries and candidates, which are fetched in parts."""
-    found, candidates = np.empty(ids.shape), ids.shape[1]
-    items = max(FETCH_BYTES // (4 * queries.shape[1]), 1)
-    heights = inputs.blocks(len(ids), items // candidates)
-    for part in itertools.product(heights, inputs.blocks(candidates, items)):
-        points, rows = gallery.points(ids[part])
-        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
-        with jax.enable_x64(True):
-            parted = _separations_of_rows(space, queries[part[0]], points, rows)
-        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
-    return found
-
-
-@jax.jit
-def _separations_of_rows(
-    space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
-) -> Float[Array, "b c"]:
-    def separations(inputs: tuple[Array, Array]) -> Float[Array, " c"]:
-        query, rows = inputs
-        return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
-
-    batch = max(1, _BATCH_ELEMENTS // (rows.shape[1] * queries.shape[1]))
-    return lax.map(separations, (queries, rows), batch_size=batch)
-
-
-def _ascending(
-    separations: Float[np.ndarray, "b c"], ids: Int[np.ndarray, "b c"]
-) -> Int[np.ndarray, "b c"]:
-    """Places of the candidates in each row by separation, ties by id."""
-    order = np.argsort(separations, axis=1)
-    tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
-    for row in np.flatnonzero(tied.any(axis=1)):
-        order[row] = np.lexsort((ids[row], separations[row]))
-    return order
-
-
 def nearest_by_subtraction(
     space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray, "m d"], k: int
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-    """Distances and ids of the k nearest items, from all distances of each query."""
-    unique, inverse = unique_rows(queries)
-    ids, found = np.empty((len(unique), k), np.int32), np.empty((len(unique), k))
-    for row, own in enumerate(separations(space, unique, gallery)):
-        kth = np.partition(own, k - 1)[k - 1]
-        nearer = np.flatnonzero(own < kth)
-        tied = np.flatnonzero(own == kth)[: k - len(nearer)]
-        order = np.argsort(own[nearer], kind="stable")
-        ids[row] = np.concatenate([nearer[order], tied])
-        found[row] = own[ids[row]]
-    return _distances(space, found)[inverse], ids[inverse]
-
-
-def _distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
-    """Distances at ascending separations, in float32 and ascending, too."""
-    with jax.enable_x64(True):
-        distances = np.asarray(_distance_at(space, separations), np.float32)
-    return np.maximum.accumulate(distances, axis=1)
-
-
-@jax.jit
-def _distance_at(space: Space, separations: Float[Array, "b k"]) -> Float[Array, "b k"]:
-    return space.distance_at(separations)
+    """Distances and ids of the k nearest items, from all separations of each query."""
+    ids, found = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
+    for rows, separations in subtraction.of_gallery(space, queries, gallery):
+        nearest = np.flatnonzero(separations <= np.partition(separations, k - 1)[k - 1])
+        nearest = nearest[np.argsort(separations[nearest], kind="stable")][:k]
+        ids[rows], found[rows] = nearest, separations[nearest]
+    return subtraction.distances(space, found), ids

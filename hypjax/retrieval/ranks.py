@@ -1,10 +1,8 @@
-"""Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
+"""Exact ranks of each query's nearest match."""
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,30 +15,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Fused, Space
-from hypjax.retrieval import inputs, tiles
+from hypjax.retrieval import inputs, subtraction, tiles
+from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, Rows
-from hypjax.retrieval.relevance import Lists
 from hypjax.retrieval.scores import (
     Factors,
     Precision,
     Score,
-    certify,
     highest,
     largest_slack,
     lowest,
-    separation_matrix,
-    separations,
-    unique_rows,
     widened,
 )
 from hypjax.retrieval.selection import sample
-from hypjax.system.machine import usable_cores
 
 NO_MATCH = np.iinfo(np.int32).max
-_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
-_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
-_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
-_CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 _Scores = Float[Array, "h w"]  # Of a tile.
 
 
@@ -89,37 +78,26 @@ def first_ranks(
     """
     found = np.empty(len(asked.labels), np.int32)
 
-    def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
+    def by_products(rows: Rows, score: Score) -> Rows:
         bounds = _bound_ranks(asked, rows, searched, score)
         found[rows] = bounds[:, 0]
         if ks is not None:  # It is enough to know below which K a rank is.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
-    def by_subtraction(rows: Int[np.ndarray, " r"]) -> None:
-        for part in inputs.split(rows, inputs.PART_BYTES // (4 * asked.points.shape[1])):
-            found[part] = _ranks_by_subtraction(space, asked.part(part), searched)
+    def by_subtraction(rows: Rows) -> None:
+        of_class = inputs.items_of_classes(searched.labels)
+        points = inputs.host_rows(asked.points, rows)
+        for copies, separations in subtraction.of_gallery(space, points, searched.points):
+            for row in rows[copies]:
+                matches = of_class[asked.labels[row]]
+                own = -1 if asked.ids is None else asked.ids[row]
+                found[row] = _rank(separations, matches[matches != own], own)
 
     score = Score.around(space, sample(searched.points))
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
         inputs.check_in(space, points)
     certify("ranks", asked.points, score, by_products, by_subtraction)
-    return found
-
-
-def _ranks_by_subtraction(
-    space: Space, queries: Labelled, gallery: Labelled
-) -> Int[np.ndarray, " n"]:
-    """Rank of each query's nearest match, which exists, from its distances to the whole gallery."""
-    found = np.empty(len(queries.labels), np.int32)
-    own_ids = np.full(len(found), -1) if queries.ids is None else queries.ids
-    of_class = inputs.items_of_classes(gallery.labels)
-    unique, inverse = unique_rows(inputs.host_rows(queries.points, np.s_[:]))
-    copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))
-    for rows, own in zip(copies, separations(space, unique, gallery.points), strict=False):
-        for row in rows:
-            items = of_class[queries.labels[row]]
-            found[row] = _rank(own, items[items != own_ids[row]], own_ids[row])
     return found
 
 
@@ -250,7 +228,8 @@ def _bound_matches(
 ) -> Float[Array, "2 p"]:
     """The highest lower bound and the highest upper bound on −separation of any match of a query.
 
-    Between them is −separation of the nearest match.
+    Between them is −separation of the nearest match: it is at least that of each match, thus at
+    least each lower bound, and at most its own upper bound. Which match is nearest stays open.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
 
@@ -323,7 +302,12 @@ def _count_before(
 def _thresholds(
     space: Space, matches: Float[Array, "2 p"], queries: Factors, items: Factors
 ) -> _Thresholds:
-    """Thresholds for the scores of some items, from bounds on −separation of nearest matches."""
+    """Thresholds for the scores of some items, from bounds on −separation of nearest matches.
+
+    An item whose score is below `least` is farther than the match. One whose lower bound, its score
+    less twice the slack, is above `most` is nearer. Items at the match's separation are between
+    both thresholds, so that no tie is decided here.
+    """
     least, most = matches
     most = widened(most, 1)
     if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
@@ -350,7 +334,8 @@ def _least(space: Space, scores: _Scores, queries: Factors, items: Factors) -> _
 
 def _count_in_rows(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
     """Numbers of items that surely, and may, come before each row's nearest match."""
-    # One sum counts both: it is below 2²⁴, up to which float32 is exact.
+    # One sum counts both: with at most 2¹¹ items in a tile, it is below 2²⁴, up to which float32 is
+    # exact. An item that surely comes before also may: it adds 1 to each count.
     both = jnp.where(scores >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
     both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
@@ -362,124 +347,7 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
     both = jnp.where(scores >= bounds.may, jnp.int16(1), jnp.int16(0))
     both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
     # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
+    # Sums of int16 handle twice as many numbers at once as those of float32.
     groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
-
-
-def positive_ranks(
-    queries: inputs.Points,
-    gallery: inputs.Points,
-    lists: Iterable[Lists],
-    space: Space,
-) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, in ascending order, from their lists.
-
-    A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
-    the separations; where the bounds leave the order open, subtraction in float64 decides it.
-    Raises UserError if a point is not finite or not in the space.
-    """
-    score = Score.around(space, sample(gallery))
-    inputs.check_in(space, gallery)
-    size, lists = min(_BLOCK_SIZE, len(queries)), iter(lists)
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for first in range(0, len(queries), size):
-            block = inputs.host_rows(queries, np.s_[first : first + size])
-            space.check(block, first=first)
-            factors = score.factors(inputs.pad_rows(block, size))
-            positives = [_Positives(*pair) for pair in itertools.islice(lists, len(block))]
-            # Pass the positives, then the whole gallery.
-            wanted = np.unique(np.concatenate([each.ids for each in positives]))
-            for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
-                list(pool.map(functools.partial(_Positives.bound, items=items), positives, bounds))
-            for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
-                list(pool.map(functools.partial(_Positives.count, items=items), positives, bounds))
-            ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
-            yield from pool.map(ranks, positives, block)
-
-
-def _bounds_of_items(
-    score: Score, queries: Factors, gallery: inputs.Points, ids: Rows
-) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
-    """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
-    block = len(queries.slack[0])
-    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(ids))
-    size = max(size, 1)
-    for items in inputs.split(ids, size):
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
-        yield items, found[..., : len(items)]
-
-
-@jax.jit
-def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
-    least = widened(lowest(space, queries, items), -1)
-    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
-
-
-class _Positives:
-    """The positives of one query, and what is known of the items before each of them.
-
-    The −separation of a positive is in an interval, and so is that of an item. If the item's is
-    above that of a positive, it surely comes before it; if they overlap, they are compared later.
-    """
-
-    def __init__(self, ids: Int[np.ndarray, " p"], ignored: Int[np.ndarray, " i"]) -> None:
-        self.ids, self._ignored = np.sort(ids), ignored
-        self._least, self._most = np.empty((2, len(ids)), np.float32)
-        self._before = np.zeros(len(ids) + 1, int)
-        self._undecided: list[Rows] = []
-
-    def bound(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Takes the bounds of positives among some items, which are sorted."""
-        first, last = np.searchsorted(self.ids, (items[0], items[-1] + 1))
-        places = np.searchsorted(items, self.ids[first:last])
-        self._least[first:last], self._most[first:last] = bounds[:, places]
-
-    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Counts those of the next items that surely come before each of the positives."""
-        if not len(self.ids) or self._crowded():
-            return
-        starts, ends = np.sort(self._least), np.sort(self._most)
-        reached = np.flatnonzero(bounds[1] >= starts[0])  # Others come after all positives.
-        reached = reached[~np.isin(items[reached], self._ignored)]
-        least, most = bounds[:, reached]
-        # How many positives end below an item, and how many more begin below its end.
-        passed = np.searchsorted(ends, least, side="left")
-        undecided = np.searchsorted(starts, most, side="right") > passed
-        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
-        self._undecided.append(items[reached[undecided]])
-
-    def ranks(
-        self, query: Float[np.ndarray, " d"], space: Space, gallery: inputs.Points
-    ) -> Int[np.ndarray, " p"]:
-        """Ranks of the positives, ascending."""
-        if not len(self.ids):
-            return self.ids
-        if self._crowded():
-            items = np.setdiff1d(np.arange(len(gallery)), self._ignored)
-            found = next(separations(space, query[None], gallery))[items]
-            return np.sort(_places(items, found, self.ids))
-        items = np.concatenate(self._undecided)
-        # Padded to a power of two, so that few programs are compiled.
-        size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        with jax.enable_x64(True):
-            found = np.asarray(separation_matrix(space, query[None], points))[0, : len(items)]
-        before = np.cumsum(self._before[::-1])[::-1][1:]  # Of the positives in order of their ends.
-        before = before[np.argsort(np.argsort(self._most))]
-        return np.sort(before + _places(items, found, self.ids))
-
-    def _crowded(self) -> bool:
-        """Whether so many items are undecided that they are not listed."""
-        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
-
-
-def _places(
-    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
-) -> Int[np.ndarray, " p"]:
-    """Places of wanted items among some items, which are sorted, by separation and by index."""
-    places = np.empty(len(items), int)
-    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
-    return places[np.searchsorted(items, wanted)]

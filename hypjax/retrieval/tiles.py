@@ -31,9 +31,7 @@ class Points(NamedTuple):
 class Sorted:
     """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
 
-    Attributes:
-        rows: Which of the given points are in each chunk, [chunks, p]; −1 for padding.
-        labels: Their classes, [chunks, p]; −1 for padding.
+    `rows` says which of the given points are in each chunk, [chunks, p], −1 for padding.
     """
 
     def __init__(self, given: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
-from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
+from hypjax.retrieval import (
+    match_ranks,
+    nearest_neighbors,
+    positives,
+    ranks,
+    recall_at_k,
+    selection,
+    tiles,
+)
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
@@ -163,7 +171,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
     labels = rng.integers(0, 300, 3000)
     features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
     x = np.array(PoincareBall().embed(features.astype(np.float32)))
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=PoincareBall())
         recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
     messages = [record.getMessage() for record in caplog.records]
@@ -175,7 +183,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
 
 def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
     x = crowds(Sphere(), 1e-3)
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=Sphere())
         nearest_neighbors(x[:20], x, k=10, space=Sphere())
     first, second = (record.getMessage() for record in caplog.records)
@@ -199,7 +207,7 @@ def test_no_product_of_the_search_is_rounded(space):
         match.trace(space, points, points, some),
         count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
-        ranks._chunk_bounds.trace(space, points.factors, points.factors),
+        positives._chunk_bounds.trace(space, points.factors, points.factors),
     ]
     for program in programs:
         found = float32_products(program.lower(lowering_platforms=("tpu",)))
