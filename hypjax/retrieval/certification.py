@@ -7,7 +7,7 @@ import numpy as np
 
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Points, Rows
-from hypjax.retrieval.scores import Precision, Score
+from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.subtraction import unique_rows
 
 _LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def certify(
         left = []
         for crowd in _crowds(queries, rows):
             sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
-            left.append(by_products(crowd, Score.around(score.space, sample, Precision.DOUBLE)))
+            left.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
         rows = np.sort(np.concatenate(left))
     for part in inputs.split(rows, inputs.PART_BYTES // (4 * queries.shape[1])):
         by_subtraction(part)

@@ -27,6 +27,8 @@ from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import replacing
 
+_COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Embeddings(ArrayGallery):
@@ -46,8 +48,8 @@ class Embeddings(ArrayGallery):
     """
 
     vectors: Float[np.ndarray, "n d"]
-    ids: np.ndarray
-    labels: np.ndarray
+    ids: Shaped[np.ndarray, " n"]
+    labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
     images: str = ""
@@ -97,15 +99,12 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """The embeddings of some rows."""
-        columns = ("vectors", "ids", "labels", "given", "splits", "superlabels")
-        chosen = {name: getattr(self, name) for name in columns}
-        chosen = {name: column[rows] for name, column in chosen.items() if column is not None}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """Embeddings of the first features alone, see `prefix_points`; of given ones, if known.
-
-        They are a gallery of their own, which may be saved, exported or scored.
+        """A gallery of the first features alone, see `prefix_points`; of given ones, if known.
 
         Raises:
             UserError: There are no more features than `dim`, or a vector is not in the space.
@@ -119,11 +118,7 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
 
     def check(self) -> None:
-        """Checks that all vectors are points of the space.
-
-        Raises:
-            UserError: One is not; the message names the first.
-        """
+        """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -137,22 +132,17 @@ class Embeddings(ArrayGallery):
             UserError: A vector is not a point of the space, or the file cannot be written.
         """
         self.check()
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns["features"] = given = columns.pop("given")
+        if given is not None:
+            del columns["vectors"]
+        arrays = {name: column for name, column in columns.items() if column is not None}
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        rows = {"vectors": self.vectors} if self.given is None else {"features": self.given}
-        groups = {"splits": self.splits, "superlabels": self.superlabels}
+        facts = {"fingerprint": self.fingerprint, "images": self.images}
+        facts["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
-            np.savez(
-                opened,
-                **rows,
-                **{name: column for name, column in groups.items() if column is not None},
-                ids=self.ids,
-                labels=self.labels,
-                unreadable=pairs,
-                space=np.array(json.dumps(describe_space(self.space))),
-                fingerprint=np.array(self.fingerprint),
-                images=np.array(self.images),
-            )
+            np.savez(opened, **arrays, **facts, unreadable=pairs)
 
     @classmethod
     def load(
@@ -175,33 +165,27 @@ class Embeddings(ArrayGallery):
                 finite.
         """
         path = pathlib.Path(path).expanduser()
-        arrays = feature_files.read_arrays(path, labels)
-        if "space" in arrays:
-            return cls._of_file(path, arrays, space)
-        return cls._of_table(feature_table(arrays, str(path)), space)
+        return cls._of_arrays(feature_files.read_arrays(path, labels), str(path), space)
 
     @classmethod
-    def _of_file(
-        cls, path: pathlib.Path, arrays: dict[str, np.ndarray], space: Space | None
+    def _of_arrays(
+        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], place: str, space: Space | None
     ) -> "Embeddings":
-        """The embeddings of a file that `save` wrote."""
+        if "space" not in arrays:
+            return cls._of_table(feature_table(arrays, place), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
-            origin = {
-                "fingerprint": str(arrays["fingerprint"]),
-                "images": str(arrays["images"]),
-                "unreadable": dict(arrays["unreadable"].tolist()),
-            }
-            if "features" in arrays:
-                return cls._of_table(feature_table(arrays, str(path)), space or known, **origin)
-            vectors, ids = arrays["vectors"], arrays["ids"]
-            # Perhaps of another file.
-            labels = as_names(arrays["labels"], "labels", len(vectors), str(path))
-            groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
-        except UserError:
-            raise
+            origin = {name: str(arrays.get(name, "")) for name in ("fingerprint", "images")}
+            pairs = arrays.get("unreadable")
+            origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
+            kind = "features" if "features" in arrays else "vectors"
+            vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}); embed the images again") from error
+            raise UserError(f"{place} is damaged ({error}); embed the images again") from error
+        if kind == "features":
+            return cls._of_table(feature_table(arrays, place), space or known, **origin)
+        labels = as_names(labels, "labels", len(vectors), place)  # Perhaps of another file.
+        groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
         found = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
             return found
@@ -247,17 +231,12 @@ def read_features(
 ) -> FeatureTable:
     """Reads features from a file of features, or of points, from which they are computed.
 
-    Args:
-        path: A file, see `Embeddings.load`.
-        labels: A file with the classes, if the first one has none.
-
-    Raises:
-        UserError: A file cannot be read, is damaged, or is of another kind; or a row is not finite.
+    Arguments and errors are those of `Embeddings.load`.
     """
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels)
     if "features" not in arrays and "space" in arrays:
-        arrays |= {"features": Embeddings._of_file(path, arrays, None).features()}
+        arrays |= {"features": Embeddings._of_arrays(arrays, str(path), None).features()}
     return feature_table(arrays, str(path))
 
 
@@ -266,15 +245,13 @@ def describe_space(space: Space) -> dict[str, object]:
     if isinstance(space, Fused):
         parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
         return {"name": "fused", "parts": parts, "normalized": space.normalized}
-    for name, kind in SPACES.items():
-        if type(space) is kind:
-            fields = dataclasses.asdict(space)
-            return (
-                {"name": name} | ({"c": float(fields.pop("c"))} if "c" in fields else {}) | fields
-            )
-    raise UserError(
-        f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
-    )
+    name = next((name for name, kind in SPACES.items() if type(space) is kind), None)
+    if name is None:
+        raise UserError(
+            f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
+        )
+    fields = dataclasses.asdict(space)
+    return {"name": name} | {key: float(x) if key == "c" else x for key, x in fields.items()}
 
 
 def space_of(description: dict[str, object]) -> Space:

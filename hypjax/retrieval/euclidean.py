@@ -47,8 +47,7 @@ def centres(
     the centres are the points.
     """
     factors = 1 + curvature(space) * separations / separation_factors(points, space)
-    shrunk = points / factors[:, None]
-    return shrunk.astype(np.float32)
+    return (points / factors[:, None]).astype(np.float32)
 
 
 def nearest(
@@ -74,8 +73,6 @@ def nearest(
     Returns:
         Separations, float64, and indices of the items, nearest first. Where the index returns
         fewer than k items, the separation is infinite.
-
-    Raises UserError if a query is no point of the space.
     """
     space.check(queries)
 
@@ -88,8 +85,8 @@ def nearest(
     first = best(points)
     if isinstance(space, Sphere):
         return first
-    reached = np.isfinite(first[0][:, -1])
-    return best(centres(points, np.where(reached, first[0][:, -1], 0), space))
+    separations = first[0][:, -1]
+    return best(centres(points, np.where(np.isfinite(separations), separations, 0), space))
 
 
 def curvature(space: Space) -> float:
@@ -99,29 +96,26 @@ def curvature(space: Space) -> float:
     """
     if isinstance(space, Sphere):
         return 0.0
-    ball = space.ball()
-    if ball is None:
+    if (ball := space.ball()) is None:
         raise UserError(f"there is no approximate search in {space}; search the .npz file")
     return float(ball.c)
 
 
 def in_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
     """Points of a space in its ball: in float64, or as they are if it is a ball or the sphere."""
-    if isinstance(space, Sphere) or space.ball() is space:
-        return points
     return _converted(_to_ball, space, points)
 
 
 def from_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
     """The inverse of `in_ball`."""
-    if isinstance(space, Sphere) or space.ball() is space:
-        return points
     return _converted(_from_ball, space, points)
 
 
 def _converted(
     convert: Callable[[Space, Array], Array], space: Space, points: Float[np.ndarray, "n d"]
-) -> Float64[np.ndarray, "n d"]:
+) -> Float[np.ndarray, "n d"]:
+    if isinstance(space, Sphere) or space.ball() is space:
+        return points
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(convert, space), points.astype(np.float64))
 
@@ -134,7 +128,6 @@ def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float6
     """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
 
     Points are those that `in_ball` returns.
-    Raises UserError for any space that is neither isometric to a ball nor the sphere.
     """
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
@@ -194,8 +187,7 @@ def rank(
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)
     listed = np.full(shape, np.inf), np.full(shape, -1)
-    for array, values in zip(listed, (separations, items), strict=True):
-        array[rows, columns] = values
+    listed[0][rows, columns], listed[1][rows, columns] = separations, items
     order = np.argsort(listed[0], axis=1, kind="stable")[:, :k]
     return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
 

@@ -40,9 +40,8 @@ def hardest_negatives(
     for part in inputs.blocks(len(anchors), _BLOCK):
         block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
         labels = np.resize(anchor_labels[part], len(block))
-        mined = _hardest(space, block, labels, pool, pool_labels, count)
-        found.append(np.asarray(mined)[: len(anchors[part])])
-    return np.concatenate(found)
+        found.append(_hardest(space, block, labels, pool, pool_labels, count))
+    return np.concatenate(found)[: len(anchors)]
 
 
 @functools.partial(jax.jit, static_argnames="count")

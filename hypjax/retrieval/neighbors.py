@@ -1,7 +1,6 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
 import dataclasses
-from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Rows
-from hypjax.retrieval.scores import Precision, Score, Vectors
+from hypjax.retrieval.scores import DOUBLE, Score, Vectors
 from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
@@ -68,7 +67,6 @@ def nearest_neighbors(
             between 1 and the number of items.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    k = inputs.check_whole_number("k", k)
     if exclude_self and len(queries) != len(gallery):
         raise UserError(
             f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
@@ -93,7 +91,7 @@ def search(
     arguments, results and errors are those of `nearest_neighbors`.
     """
     inputs.check_own_ids(own_ids, len(queries), len(gallery))
-    check_number(k, gallery, own_ids)
+    inputs.check_number(k, len(gallery) - (own_ids is not None))
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
     if not isinstance(gallery, StreamedGallery):
@@ -106,13 +104,6 @@ def search(
     score = Score.around(space, gallery.sample)
     certify("neighbours", queries, score, task.by_products, task.by_subtraction)
     return distances, ids
-
-
-def check_number(k: int, gallery: Sized, own_ids: Int[np.ndarray, " n"] | None) -> None:
-    """Raises a `UserError` unless k is between 1 and the number of items to find."""
-    items = len(gallery) - (own_ids is not None)
-    if not 1 <= k <= items:
-        raise UserError(f"k is {k}, but there are {items} items for a query to find")
 
 
 def nearest_among(
@@ -142,13 +133,13 @@ def nearest_among(
     inputs.check_in(space, queries)
     candidates = np.asarray(candidates)
     whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
-    k, number = inputs.check_whole_number("k", k), candidates.shape[-1]
     inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
-    if not (whole and inside and len(candidates) == len(queries) and 1 <= k <= number):
+    if not (whole and inside and len(candidates) == len(queries)):
         raise UserError(
-            f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
-            f"queries, got {candidates.dtype} of shape {candidates.shape}"
+            f"candidates must be indices into the gallery for each of {len(queries)} queries, got "
+            f"{candidates.dtype} of shape {candidates.shape}"
         )
+    inputs.check_number(k, candidates.shape[1])
     found, ids = _nearest_candidates(
         space, queries.astype(np.float32), StreamedGallery(gallery), candidates, k
     )
@@ -192,10 +183,10 @@ class _Search:
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Sorts the items with the highest scores by their distances; see `certify`."""
-        again, dim = score.precision is Precision.DOUBLE, self.queries.shape[1]
+        again, dim = score.dtype == DOUBLE, self.queries.shape[1]
         spare = self.ids.shape[1] + _MORE if again else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
-        itemsize = np.dtype(score.precision.value).itemsize
+        itemsize = score.dtype.itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = min(self.block_size, len(rows), most)
         size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)

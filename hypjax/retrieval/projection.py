@@ -20,6 +20,7 @@ from hypjax.system.files import read_npz, replacing
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
+_ARRAYS = ("mean", "components", "variances", "whiten")  # Of a file.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,16 +47,8 @@ class Projection:
 
         On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
         Whitened features have the mean of the variances in each direction. A ball, where lengths
-        count, thus holds them as well as it holds the features that are not whitened.
-
-        Args:
-            points: Points of the space, [n, p], that have d features.
-
-        Returns:
-            Points of the same space, [n, q], float32, that have `dim` features.
-
-        Raises:
-            UserError: The points have another number of features.
+        count, thus holds them as well as it holds the features that are not whitened. Raises
+        UserError if the points have another number of features.
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
@@ -78,28 +71,17 @@ class Projection:
         return digest.hexdigest()[:32]
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes mean, components, variances and `whiten` to an .npz file, atomically.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
+        """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, whiten=np.array(self.whiten), **arrays)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
-        """Reads a file that `save` wrote.
-
-        Raises:
-            UserError: The file cannot be read, or is damaged.
-        """
-        names = ("mean", "components", "variances", "whiten")
+        """Reads a file that `save` wrote; raises UserError if it is damaged."""
         try:
             arrays = read_npz(path)
-            mean, components, variances, whiten = (arrays[name] for name in names)
-            if components.shape != variances.shape + mean.shape:  # Perhaps a stranger's.
-                raise ValueError("its shapes differ")
+            mean, components, variances, whiten = (arrays[name] for name in _ARRAYS)
         except (OSError, KeyError, ValueError) as error:
             raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
         return cls(space, mean, components, variances, bool(whiten))
@@ -157,7 +139,7 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
 def prefix_points(
     points: Float[ArrayLike, "n d"], dim: int, *, space: Space
 ) -> Float[np.ndarray, "n p"]:
-    """Points of the first `dim` features of other points: embed(features(x)[:dim]).
+    """Points of the first `dim` features of other points: embed(features(x)[:dim]), float32.
 
     On the sphere, and in a ball that does not clip features, they are the points that a model has
     learned for the prefix. A ball knows features only as they were after clipping, which has
@@ -165,21 +147,10 @@ def prefix_points(
     but is nearer to the origin than it was in training. Distances then differ, and ranks may.
 
     A model that was trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati et
-    al., NeurIPS 2022) suits them.
-
-    Args:
-        points: Points of the space, [n, d].
-        dim: Number of features, below that of the points.
-        space: Their space.
-
-    Returns:
-        Points of the same space that have `dim` features, float32.
-
-    Raises:
-        UserError: A point is not in the space, or the number is not between 1 and their features.
+    al., NeurIPS 2022) suits them. Raises UserError if a point is not in the space, or `dim` is not
+    between 1 and the number of features, both excluded.
     """
     points, _ = inputs.check_points(points, points)
-    dim = inputs.check_whole_number("dim", dim)
     one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
     features = jax.eval_shape(space.features, one).shape[1]
     if not 1 <= dim < features:

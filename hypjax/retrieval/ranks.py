@@ -1,7 +1,6 @@
 """Exact ranks of each query's nearest match."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,18 +14,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Fused, Space
-from hypjax.retrieval import inputs, subtraction, tiles
+from hypjax.retrieval import inputs, scores, subtraction, tiles
 from hypjax.retrieval.certification import certify
-from hypjax.retrieval.inputs import Labelled, Rows
-from hypjax.retrieval.scores import (
-    Factors,
-    Precision,
-    Score,
-    highest,
-    largest_slack,
-    lowest,
-    widened,
-)
+from hypjax.retrieval.inputs import Labelled, OwnIds, Rows
+from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import sample
 
 NO_MATCH = np.iinfo(np.int32).max
@@ -40,29 +31,18 @@ def match_ranks(
     gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
-    own_ids: Int[np.ndarray, " n"] | None = None,
+    own_ids: OwnIds = None,
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of the same class.
 
     The rank is the number of items that an exact search lists before it: those strictly nearer, and
     those equally far with a smaller index. It is exact in the sense of `nearest_neighbors`. All
-    local devices share the work.
-
-    Args:
-        queries: Points of the space, [n, d].
-        query_labels: Class numbers or names of the queries, [n].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each query is excluded from its own results.
-        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
-        space: Space that measures the distances.
-        own_ids: Gallery index to exclude for each query, [n], if there is a gallery that holds the
-            queries, perhaps as other points.
+    local devices share the work. Points, labels, space and errors are those of `recall_at_k`.
+    `own_ids` are the gallery indices to exclude for each query, [n], if there is a gallery that
+    holds the queries, perhaps as other points.
 
     Returns:
         Ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
-
-    Raises:
-        UserError: A point is not finite or not in the space, or shapes do not match.
     """
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
     return first_ranks(asked, searched, space, None)
@@ -124,19 +104,27 @@ def _bound_ranks(
     """
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.Sorted(asked, rows, score, mesh)
-    items = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
-    symmetric = asked is searched and score.precision is Precision.SINGLE
-    pairs = _Pairs(mesh, score.space, queries, items, asked.ids is not None, symmetric)
+    items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
+    symmetric = asked is searched and score.dtype == scores.SINGLE
+    match, count = programs(mesh, asked.ids is not None, symmetric)
     # Of many items, only those of the queries' classes may be matches.
-    wanted, among = np.flatnonzero(np.isin(searched.labels, asked.labels[rows])), pairs
+    wanted = np.flatnonzero(np.isin(searched.labels, asked.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
-        among = pairs._replace(items=tiles.Sorted(searched, wanted, score, mesh))
-    with score.precision.enabled():
-        matches = among.bound_matches(score.precision)
-        counts = pairs.count_before(matches)
+        among = tiles.Sorted(searched, wanted, score, mesh)
+    matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
+    counts = np.zeros((*queries.rows.shape, 2), np.int32)
+    with score.enabled():
+        for row, _, points, lists in tiles.pairs(queries, among, symmetric, matching_only=True):
+            found = match(score.space, *points, *lists)
+            matches[:, row] = np.maximum(matches[:, row], found)
+        for row, column, points, lists in tiles.pairs(queries, items, symmetric):
+            bounds = matches[:, row], matches[:, column] if symmetric else None
+            found = count(score.space, *points, *bounds, *lists)
+            counts[row] += np.asarray(found[0])
+            if symmetric:
+                counts[column] += np.asarray(found[1])
     counts[matches[1] == -np.inf] = NO_MATCH
-    bounds = np.empty((len(asked.labels), 2), np.int32)
-    valid = queries.rows >= 0
+    bounds, valid = np.empty((len(asked.labels), 2), np.int32), queries.rows >= 0
     bounds[queries.rows[valid]] = counts[valid]
     return bounds[rows]
 
@@ -146,61 +134,6 @@ class _Thresholds(NamedTuple):
 
     may: Float[Array, " p"]  # An item with a lower score surely comes after the match.
     must: Float[Array, " p"]  # One with a higher score surely comes before; −∞ without a match.
-
-
-class _Pairs(NamedTuple):
-    """Pairs of a chunk of queries and a chunk of items; one pair, if all factors fit into memory.
-
-    If the queries are the gallery and `symmetric` is set, a pair also stands for its transpose.
-    """
-
-    mesh: Mesh
-    space: Space
-    queries: tiles.Sorted
-    items: tiles.Sorted
-    exclude_self: bool
-    symmetric: bool
-
-    def bound_matches(self, precision: Precision) -> Float[np.ndarray, "2 chunks p"]:
-        """Lower and upper bounds on −separation of each query's nearest match; −∞ without one."""
-        program, _ = programs(self.mesh, self.exclude_self, self.symmetric)
-        bounds = np.full((2, *self.queries.rows.shape), -np.inf, precision.value)
-        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
-            matching, _ = tiles.split(self.queries.labels[row], self.items.labels[column])
-            if len(matching):
-                (shared,) = self._distribute(matching)
-                found = program(self.space, *self._points(row, column), shared)
-                bounds[:, row] = np.maximum(bounds[:, row], found)
-        return bounds
-
-    def count_before(
-        self, matches: Float[np.ndarray, "2 chunks p"]
-    ) -> Int[np.ndarray, "chunks p 2"]:
-        """Numbers of items that surely, and may, come before each query's nearest match."""
-        counts = np.zeros((*self.queries.rows.shape, 2), np.int32)
-        _, program = programs(self.mesh, self.exclude_self, self.symmetric)
-        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
-            matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
-            if self.symmetric:  # Tiles with matches do not stand for their transposes.
-                others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
-            if not len(matching) + len(others):
-                continue
-            shared = self._distribute(matching, others)
-            bounds = matches[:, row], matches[:, column] if self.symmetric else None
-            found = program(self.space, *self._points(row, column), *bounds, *shared)
-            counts[row] += np.asarray(found[0])
-            if self.symmetric:
-                counts[column] += np.asarray(found[1])
-        return counts
-
-    def _points(self, row: int, column: int) -> tuple[tiles.Points, tiles.Points]:
-        rows = self.queries.chunk(row)
-        return rows, rows if self.symmetric and row == column else self.items.chunk(column)
-
-    def _distribute(self, *lists: Int[np.ndarray, "t 2"]) -> list[tiles.Tiles]:
-        sizes = self.queries.rows.shape[1], self.items.rows.shape[1]
-        capacity = math.prod(size // tiles.side(size) for size in sizes)
-        return [tiles.distribute(self.mesh, each, capacity) for each in lists]
 
 
 @functools.cache
@@ -238,8 +171,8 @@ def _bound_matches(
         matches = queries.labels[:, None] == items.labels
         if exclude_self:
             matches &= queries.ids[:, None] != items.ids
-        most = highest(space, queries.factors.query, items.factors.gallery)
-        least = lowest(space, queries.factors, items.factors)
+        most = scores.highest(space, queries.factors.query, items.factors.gallery)
+        least = scores.lowest(space, queries.factors, items.factors)
         found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
         pairs = zip(best, found, strict=True)
         return tuple(tiles.merged(x, row, more, jnp.maximum) for x, more in pairs)
@@ -269,34 +202,24 @@ def _count_before(
     if symmetric:
         transposed = _thresholds(space, column_matches, columns.factors, rows.factors)
 
-    def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-        queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
-        mismatches = queries.labels[:, None] != items.labels
-        scores = highest(space, queries.factors.query, items.factors.gallery)
-        scores = jnp.where(mismatches, scores, -jnp.inf)
-        least = _least(space, scores, queries.factors, items.factors)
-        found = _count_in_rows(scores, least, tiles.rows_of(thresholds, row, height))
-        return tiles.merged(counts, row, found, jnp.add)
-
-    def count_other(
-        row: Int[Array, ""], column: Int[Array, ""], counts: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
+    def count(row: Int[Array, ""], column: Int[Array, ""], counts: Any, *, matching: bool) -> Any:
         of_rows, of_columns = counts
-        queries = tiles.rows_of(rows.factors, row, height)
-        items = tiles.rows_of(columns.factors, column, width)
-        scores = highest(space, queries.query, items.gallery)
-        least = _least(space, scores, queries, items)
-        found = _count_in_rows(scores, least, tiles.rows_of(thresholds, row, height))
-        of_rows = tiles.merged(of_rows, row, found, jnp.add)
-        if symmetric:  # The transposed tile: columns are queries and rows are items.
-            found = _count_in_columns(scores, least, tiles.rows_of(transposed, column, width))
-            of_columns = tiles.merged(of_columns, column, found, jnp.add)
+        queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
+        found = scores.highest(space, queries.factors.query, items.factors.gallery)
+        if matching:
+            found = jnp.where(queries.labels[:, None] != items.labels, found, -jnp.inf)
+        least = _least(space, found, queries.factors, items.factors)
+        before = _count_in_rows(found, least, tiles.rows_of(thresholds, row, height))
+        of_rows = tiles.merged(of_rows, row, before, jnp.add)
+        if symmetric and not matching:  # The transposed tile: columns are queries.
+            before = _count_in_columns(found, least, tiles.rows_of(transposed, column, width))
+            of_columns = tiles.merged(of_columns, column, before, jnp.add)
         return of_rows, of_columns
 
-    none = (jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns))
-    of_rows, of_columns = none
-    of_rows = tiles.visit(matching, count_matching, of_rows)
-    return lax.psum(tiles.visit(others, count_other, (of_rows, of_columns)), tiles.AXIS)
+    counts = tuple(jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns))
+    counts = tiles.visit(matching, functools.partial(count, matching=True), counts)
+    counts = tiles.visit(others, functools.partial(count, matching=False), counts)
+    return lax.psum(counts, tiles.AXIS)
 
 
 def _thresholds(
@@ -310,44 +233,46 @@ def _thresholds(
     """
     least, most = matches
     most = widened(most, 1)
-    if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
-        most += 2 * largest_slack(queries, items)
+    if not _bounds_pairs(
+        space, most.dtype
+    ):  # Then scores are compared with `must`, not lower bounds.
+        most += 2 * scores.largest_slack(queries, items)
     return _Thresholds(widened(least, -1), widened(most, 1))
 
 
-def _bounds_pairs(space: Space, scores: Array) -> bool:
+def _bounds_pairs(space: Space, dtype: Any) -> bool:
     """Whether each pair has a lower bound of its own.
 
     In float32, the largest slack of any item is added to thresholds instead, which is faster. In
     float64, where items may be in several crowds, it is large for items of other crowds; and it
     does not bound sums of distances.
     """
-    return scores.dtype == jnp.float64 or isinstance(space, Fused)
+    return dtype == jnp.float64 or isinstance(space, Fused)
 
 
-def _least(space: Space, scores: _Scores, queries: Factors, items: Factors) -> _Scores:
+def _least(space: Space, highest: _Scores, queries: Factors, items: Factors) -> _Scores:
     """Scores that must exceed a threshold for items that surely come before a match."""
-    if not _bounds_pairs(space, scores):
-        return scores
-    return jnp.minimum(scores, lowest(space, queries, items))  # Scores may be masked by −∞.
+    if not _bounds_pairs(space, highest.dtype):
+        return highest
+    return jnp.minimum(highest, scores.lowest(space, queries, items))  # Perhaps masked by −∞.
 
 
-def _count_in_rows(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
+def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
     """Numbers of items that surely, and may, come before each row's nearest match."""
     # One sum counts both: with at most 2¹¹ items in a tile, it is below 2²⁴, up to which float32 is
     # exact. An item that surely comes before also may: it adds 1 to each count.
-    both = jnp.where(scores >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
+    both = jnp.where(highest >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
     both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
     return jnp.stack([total // (2 * tiles.SIDE), total % (2 * tiles.SIDE)], axis=1)
 
 
-def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
+def _count_in_columns(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
     """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
-    both = jnp.where(scores >= bounds.may, jnp.int16(1), jnp.int16(0))
+    both = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
     both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
     # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
     # Sums of int16 handle twice as many numbers at once as those of float32.
-    groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
+    groups = both.reshape(-1, inputs.MULTIPLE, highest.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.neighbors import check_number, nearest_among, search
+from hypjax.retrieval.inputs import OwnIds, Points
+from hypjax.retrieval.neighbors import nearest_among, search
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.retrieval.selection import StreamedGallery
@@ -48,13 +49,7 @@ class Refinement:
         if self.reranking is not None and self.prefix:
             raise UserError("re-ranking compares the neighbours of all items; leave out the prefix")
 
-    def expanded(
-        self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"],
-        space: Space,
-    ) -> Float[ArrayLike, "n d"]:
+    def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
         """The expanded queries; the arguments are those of `search`."""
         if not self.expansion:
             return queries
@@ -63,9 +58,9 @@ class Refinement:
 
     def search(
         self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | StreamedGallery,
+        queries: Points,
+        own_ids: OwnIds,
+        gallery: Points | StreamedGallery,
         *,
         k: int,
         space: Space,
@@ -78,14 +73,15 @@ class Refinement:
         queries = self.expanded(queries, own_ids, array, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
-        check_number(k, gallery, own_ids)
+        items = len(gallery) - (own_ids is not None)
+        inputs.check_number(k, items)
         if self.reranking is not None:
             numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
             found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
             return tuple(array[:, :k] for array in found)
-        listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short, items = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
-        _, candidates = search(short, own_ids, items, k=listed, space=space)
+        listed = min(max(self.candidates, k), items)
+        short = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
+        _, candidates = search(next(short), own_ids, next(short), k=listed, space=space)
         return nearest_among(queries, candidates, array, k=k, space=space)
 
 
@@ -96,7 +92,7 @@ def expand_queries(
     k: int,
     alpha: float = 0.0,
     space: Space,
-    own_ids: Int[np.ndarray, " n"] | None = None,
+    own_ids: OwnIds = None,
 ) -> Float[np.ndarray, "n d"]:
     """Average (alpha = 0) and alpha-weighted query expansion.
 
@@ -109,22 +105,17 @@ def expand_queries(
         queries: Points of the space, [n, d].
         gallery: Points of the space to search, [m, d].
         k: Number of gallery items in each mean.
-        alpha: Exponent of the similarities.
+        alpha: Exponent of the similarities, at least 0.
         space: Space that measures distances and takes means.
         own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
             one of its neighbours.
 
     Returns:
         Points of the space, [n, d], float32.
-
-    Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, alpha is
-            negative, or k is not between 1 and the number of items.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if not alpha >= 0:
         raise UserError(f"alpha is {alpha}; it must be at least 0")
-    k = inputs.check_whole_number("k", k)
     distances, ids = search(queries, own_ids, gallery, k=k, space=space)
     dim = queries.shape[1]
     expanded = np.empty((len(queries), dim), np.float32)

@@ -30,10 +30,10 @@ class Relevance(NamedTuple):
 
     def checked(self, queries: int, items: int) -> list[Lists]:
         """The lists of each query as int64 arrays; raises UserError if one is wrong."""
+        positives = _checked("positives", self.positives, queries, items)
         ignored = [()] * queries if self.ignored is None else self.ignored
-        given = {"positives": self.positives, "ignored": ignored}
-        found = [_checked(name, lists, queries, items) for name, lists in given.items()]
-        for i, pair in enumerate(pairs := list(zip(*found, strict=True))):
+        pairs = list(zip(positives, _checked("ignored", ignored, queries, items), strict=True))
+        for i, pair in enumerate(pairs):
             if len(both := np.intersect1d(*pair)):
                 raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
         return pairs
@@ -62,20 +62,16 @@ def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
     none = np.zeros(0, np.int64)
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
-        if asked.ids is None:
-            yield items, none
-        else:
-            yield items[items != asked.ids[row]], asked.ids[row : row + 1]
+        own = none if asked.ids is None else asked.ids[row : row + 1]
+        yield items[~np.isin(items, own)], own
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:
     """What counts at a level of difficulty (Radenović et al., CVPR 2018, Section 3).
 
     At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
-    items are ignored. Queries without a positive at a level have no score there.
-
-    Raises:
-        UserError: The level is none of `LEVELS`.
+    items are ignored. Queries without a positive at a level have no score there. Raises UserError
+    if the level is none of `LEVELS`.
     """
     easy, hard, junk = judgements
     if level == "easy":

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
@@ -56,7 +57,7 @@ def rerank(
     gallery: Float[ArrayLike, "m d"],
     *,
     space: Space,
-    own_ids: Int[np.ndarray, " n"] | None = None,
+    own_ids: OwnIds = None,
     numbers: Reranking | None = None,
 ) -> tuple[Float[np.ndarray, "n depth"], Int[np.ndarray, "n depth"]]:
     """Puts the first results of each query in the order of their k-reciprocal distances.
@@ -89,9 +90,6 @@ def rerank(
         The distances of Eq. 12, ascending, [n, depth], float32, and indices into the gallery,
         [n, depth], int32. Results of equal distance keep their order. There are fewer than `depth`
         if there are fewer items.
-
-    Raises:
-        UserError: A point is not finite or not in the space, or shapes do not match.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)
@@ -119,16 +117,16 @@ class _Items:
     items are filled.
     """
 
-    def __init__(self, points: Float[np.ndarray, "u d"], space: Space, numbers: Reranking) -> None:
+    def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
         self._points, self._space = points, space
         self._k1 = min(numbers.k1, len(points) - 1)
         self._k2 = min(numbers.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
-    def encodings(self, items: Int[np.ndarray, " i"]) -> _Matrix:
+    def encodings(self, items: Rows) -> _Matrix:
         """Means of the encodings of each item's k2 nearest (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
-        return nearest @ self._weights(self._expanded(_members(nearest))) / self._k2
+        return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
 
     def _weights(self, sets: _Matrix) -> _Matrix:
         """Encodings of sets by their distances (Eq. 7)."""
@@ -139,24 +137,25 @@ class _Items:
             x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
             with jax.enable_x64(True):
                 weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
-        return _matrix(weights, rows, columns, sets.shape[0])
+        return _Matrix((weights, (rows, columns)), shape=sets.shape)
 
-    def _expanded(self, items: Int[np.ndarray, " i"]) -> _Matrix:
+    def _expanded(self, items: Rows) -> _Matrix:
         """R*(p, k1) of each item p (Eq. 4)."""
         sets = self._reciprocal(items, self._k1)
-        halves = self._reciprocal(_members(sets), self._k1 // 2)
+        halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
         common = (sets @ halves.T).multiply(sets).tocoo()
         accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
-        rows, columns = common.row[accepted], common.col[accepted]
-        accepted = _matrix(np.ones(len(rows), np.int32), rows, columns, len(self._points))
+        pairs = common.row[accepted], common.col[accepted]
+        accepted = _Matrix((np.ones(len(pairs[0]), np.int32), pairs), shape=sets.shape)
         return sets + accepted @ halves
 
-    def _reciprocal(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
+    def _reciprocal(self, items: Rows, k: int) -> _Matrix:
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
-        return nearest.multiply(self._nearest(_members(nearest), k + 1).T).tocsr()
+        others = self._nearest(np.unique(nearest.indices), k + 1)
+        return nearest.multiply(others.T).tocsr()
 
-    def _nearest(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
+    def _nearest(self, items: Rows, k: int) -> _Matrix:
         """The k nearest of each item, itself included."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
@@ -164,17 +163,8 @@ class _Items:
             _, found = search(self._points[new], new, self._points, k=others, space=self._space)
             self._lists[new] = np.concatenate([new[:, None], found], axis=1)
         columns = self._lists[items, :k].reshape(-1)
-        ones = np.ones(len(columns), np.int32)
-        return _matrix(ones, np.repeat(items, k), columns, len(self._points))
-
-
-def _matrix(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int) -> _Matrix:
-    return _Matrix((values, (rows, columns)), shape=(size, size))
-
-
-def _members(sets: _Matrix) -> Int[np.ndarray, " i"]:
-    """Items that are in any of some sets."""
-    return np.unique(sets.indices)
+        entries = np.ones(len(columns), np.int32), (np.repeat(items, k), columns)
+        return _Matrix(entries, shape=(len(self._points), len(self._points)))
 
 
 @jax.jit

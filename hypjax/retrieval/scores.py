@@ -18,7 +18,6 @@ bounds on each separation give bounds on the sum, which is its own separation.
 """
 
 import dataclasses
-import enum
 import functools
 import math
 from contextlib import AbstractContextManager
@@ -35,6 +34,7 @@ from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
+SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
 # Score of padding: below that of any point, and finite, since parts of infinity may be NaN.
 PADDING = -(2.0**126)
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
@@ -42,24 +42,6 @@ _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
-
-
-class Precision(enum.Enum):
-    """Floating-point format of scores."""
-
-    SINGLE = "float32"
-    DOUBLE = "float64"
-
-    def enabled(self) -> AbstractContextManager[None]:
-        """A context in which JAX computes in this format; it holds for the current thread."""
-        return jax.enable_x64(self is Precision.DOUBLE)
-
-    def roundoff(self, platform: str) -> float:
-        """Unit roundoff of sums of products on a platform."""
-        # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
-        if self is Precision.SINGLE:
-            return 2.0**-21 if platform == "tpu" else 2.0**-24
-        return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
 Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
@@ -79,15 +61,19 @@ class Score:
 
     space: Space
     centre: Float[np.ndarray, " d"]  # Where scores are most accurate, in float64.
-    precision: Precision
+    dtype: np.dtype  # `SINGLE` or `DOUBLE`.
 
     @classmethod
     def around(
-        cls, space: Space, points: Float[np.ndarray, "n d"], precision: Precision = Precision.SINGLE
+        cls, space: Space, points: Float[np.ndarray, "n d"], dtype: np.dtype = SINGLE
     ) -> "Score":
         """A score that is most accurate near the given points."""
         inputs.check_space(space)
-        return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
+        return cls(space, np.mean(points, axis=0, dtype=np.float64), dtype)
+
+    def enabled(self) -> AbstractContextManager[None]:
+        """A context in which JAX computes scores; it holds for the current thread."""
+        return jax.enable_x64(self.dtype == DOUBLE)
 
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
@@ -98,9 +84,12 @@ class Score:
         """
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
-        roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
+        # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
+        tpu = platform == "tpu"
+        roundoffs = {SINGLE: 2.0 ** -(21 if tpu else 24), DOUBLE: 2.0 ** -(44 if tpu else 53)}
+        errors = roundoffs[self.dtype], roundoffs[DOUBLE]
         with jax.enable_x64(True):
-            return _factors_of(self.space, x, valid, self.centre, self.precision, roundoffs)
+            return _factors_of(self.space, x, valid, self.centre, self.dtype, errors)
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
@@ -149,13 +138,13 @@ def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
 
-@functools.partial(jax.jit, static_argnames=("precision", "roundoffs"))
+@functools.partial(jax.jit, static_argnames=("dtype", "roundoffs"))
 def _factors_of(
     space: Space,
     x: Float[ArrayLike, "n d"],
     valid: Bool[ArrayLike, " n"] | None,
     centre: Float[ArrayLike, " d"],
-    precision: Precision,
+    dtype: np.dtype,
     roundoffs: tuple[float, float],
 ) -> Factors:
     def score(inputs: tuple[Array, Array]) -> Factors:
@@ -166,7 +155,7 @@ def _factors_of(
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
         factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
-        return jax.tree.map(lambda x: x.astype(precision.value), factors)
+        return jax.tree.map(lambda x: x.astype(dtype), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
     # In blocks of a power of two, or the terms in float64 would take much memory.

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.scores import Precision, Score, Vectors, highest
+from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
@@ -78,7 +78,7 @@ class StreamedGallery:
 
     def keeps(self, score: Score) -> bool:
         """Whether the vectors of a score are kept, as columns."""
-        return self._keep and score.precision is Precision.SINGLE
+        return self._keep and score.dtype == SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
         """Yields chunks of so many rows, which hold every point once, in order on each device.
@@ -177,12 +177,12 @@ class Selector:
         self._multiply, self._select = jitted_steps(mesh, k, columns)
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
-        with score.precision.enabled():
-            self._buffer = jnp.zeros(size, score.precision.value, device=_by_rows(mesh))
+        with score.enabled():
+            self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(mesh))
 
     def update(self, chunk: Chunk, queries: Vectors, best: Best | None) -> Best:
         """Merges the best items of a chunk into those found so far."""
-        with self._score.precision.enabled():
+        with self._score.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
             if not self._on_host:
                 found = self._select(self._buffer, maxima, chunk)
