@@ -26,10 +26,9 @@ def certify(
     """Answers all queries exactly, and logs how many each arithmetic answered.
 
     Products in float32 answer most queries. Where points crowd, their differences drown in the
-    roundings of their lengths: those queries are asked again with products in float64, in which
-    points are taken relative to the centre of their crowd. Queries with duplicates or near-ties
-    beyond the candidates remain; `by_subtraction` answers them, a part at a time. `by_products`
-    answers the queries in some rows, and returns the rows of those whose answer is not certain.
+    roundings of their lengths: those queries are asked again with products in float64 around the
+    centre of their crowd. Queries with duplicates or near-ties beyond the candidates remain for
+    `by_subtraction`. `by_products` returns the rows of queries whose answer is not certain.
     """
     rows = by_products(np.arange(len(queries)), score)
     repeated = len(rows)

@@ -1,6 +1,5 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -9,13 +8,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
-from hypjax.retrieval.inputs import Rows
+from hypjax.retrieval.inputs import OwnIds, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score, Vectors
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -56,8 +55,7 @@ def nearest_neighbors(
         k: Number of neighbours per query.
         space: Space that measures the distances.
         exclude_self: Whether the gallery is the queries and no query is its own neighbour.
-        block_size: Number of queries searched at once, or None for the default. It does not change
-            the result, except for the order of items whose distances agree but for roundings.
+        block_size: Number of queries searched at once, or None for the default.
 
     Returns:
         Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.
@@ -78,7 +76,7 @@ def nearest_neighbors(
 
 def search(
     queries: Float[ArrayLike, "n d"],
-    own_ids: Int[np.ndarray, " n"] | None,
+    own_ids: OwnIds,
     gallery: Float[ArrayLike, "m d"] | StreamedGallery,
     *,
     k: int,
@@ -87,23 +85,17 @@ def search(
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
 
-    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing. Other
-    arguments, results and errors are those of `nearest_neighbors`.
+    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing.
     """
     inputs.check_own_ids(own_ids, len(queries), len(gallery))
     inputs.check_number(k, len(gallery) - (own_ids is not None))
-    if not len(queries):
-        return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
-    queries = np.asarray(queries)
-    distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int32)
-    # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
-    listed, certain = k + (own_ids is not None), np.zeros(len(queries), bool)
-    task = _Search(queries, own_ids, gallery, space, block_size, listed, distances, ids, certain)
-    score = Score.around(space, gallery.sample)
-    certify("neighbours", queries, score, task.by_products, task.by_subtraction)
-    return distances, ids
+    task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
+    if len(queries):
+        score = Score.around(space, gallery.sample)
+        certify("neighbours", task.queries, score, task.by_products, task.by_subtraction)
+    return task.distances, task.ids
 
 
 def nearest_among(
@@ -116,18 +108,9 @@ def nearest_among(
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """The k nearest of some gallery items of each query, such as those another search has found.
 
-    Args:
-        queries: Points of the space, [n, d].
-        candidates: Indices into the gallery, [n, m], none twice for a query.
-        gallery: Points of the space, which may be memory-mapped: only candidates are read.
-        k: Number of neighbours.
-        space: Space that measures the distances.
-
-    Returns:
-        As `nearest_neighbors` does, which they equal if all of those are candidates.
-
-    Raises:
-        UserError: A query is not in the space, or shapes or numbers do not match.
+    `candidates` are indices into the gallery, [n, m], none twice for a query. Only they are read of
+    a memory-mapped gallery. Other arguments, results and errors are those of `nearest_neighbors`,
+    whose results they equal if all of those are candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
@@ -140,23 +123,9 @@ def nearest_among(
             f"{candidates.dtype} of shape {candidates.shape}"
         )
     inputs.check_number(k, candidates.shape[1])
-    found, ids = _nearest_candidates(
-        space, queries.astype(np.float32), StreamedGallery(gallery), candidates, k
-    )
+    queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
+    found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
     return subtraction.distances(space, found), ids.astype(np.int32)
-
-
-def _nearest_candidates(
-    space: Space,
-    queries: Float[np.ndarray | Array, "b d"],
-    gallery: StreamedGallery,
-    candidates: Int[np.ndarray, "b c"],
-    k: int,
-) -> tuple[Float[np.ndarray, "b k"], Int[np.ndarray, "b k"]]:
-    """Separations and ids of the k nearest of each query's candidates."""
-    found = subtraction.of_candidates(space, queries, gallery, candidates)
-    order = subtraction.ascending(found, candidates)[:, :k]
-    return tuple(np.take_along_axis(array, order, axis=1) for array in (found, candidates))
 
 
 class _Block(NamedTuple):
@@ -167,38 +136,40 @@ class _Block(NamedTuple):
     vectors: Vectors
 
 
-@dataclasses.dataclass(frozen=True)
 class _Search:
     """A search, and the distances and ids it has found so far."""
 
-    queries: Float[np.ndarray, "n d"]
-    own_ids: Int[np.ndarray, " n"] | None
-    gallery: StreamedGallery
-    space: Space
-    block_size: int
-    listed: int  # Items that are found for a query, perhaps itself among them.
-    distances: Float[np.ndarray, "n k"]
-    ids: Int[np.ndarray, "n k"]
-    certain: Bool[np.ndarray, " n"]
+    def __init__(
+        self,
+        queries: Points,
+        own_ids: OwnIds,
+        gallery: StreamedGallery,
+        space: Space,
+        k: int,
+        block_size: int,
+    ) -> None:
+        self.queries, self.own_ids, self.gallery = queries, own_ids, gallery
+        self.space, self.block_size = space, block_size
+        # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
+        self.listed = k + (own_ids is not None)
+        self.distances = np.empty((len(queries), k), np.float32)
+        self.ids = np.empty((len(queries), k), np.int32)
+        self.certain = np.zeros(len(queries), bool)
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Sorts the items with the highest scores by their distances; see `certify`."""
-        again, dim = score.dtype == DOUBLE, self.queries.shape[1]
-        spare = self.ids.shape[1] + _MORE if again else _SPARE
+        spare = self.ids.shape[1] + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
-        itemsize = score.dtype.itemsize
+        itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = min(self.block_size, len(rows), most)
         size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)
         limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * dim)
         shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
-        part_bytes = itemsize * max(dim, 2 * candidates) * size
-        blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
+        block_bytes = itemsize * max(dim, 2 * candidates) * size
+        blocks_of_part = max(inputs.PART_BYTES // block_bytes, 1)
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
-            selector = selection.Selector(
-                *(self.gallery.mesh, candidates, shape, score, pool),
-                columns=self.gallery.keeps(score),
-            )
+            selector = selection.Selector(self.gallery, candidates, shape, score, pool)
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
                 blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
@@ -231,7 +202,7 @@ class _Search:
         candidate's score. Equality is not enough: the other item may have the smaller index.
         """
         candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
-        found, ids = _nearest_candidates(
+        found, ids = subtraction.nearest_candidates(
             self.space, block.points, self.gallery, candidates, self.listed
         )
         all_measured, number = candidates.shape[1] == len(self.gallery), len(block.rows)
@@ -241,10 +212,7 @@ class _Search:
         self.certain[block.rows] = certain[:number]
 
     def _store(
-        self,
-        rows: Rows,
-        distances: Float[np.ndarray, "r listed"],
-        ids: Int[np.ndarray, "r listed"],
+        self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Int[np.ndarray, "r l"]
     ) -> None:
         if self.own_ids is not None:
             kept = ids != self.own_ids[rows, None]

@@ -18,7 +18,7 @@ from hypjax.retrieval import inputs, scores, subtraction, tiles
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, OwnIds, Rows
 from hypjax.retrieval.scores import Factors, Score, widened
-from hypjax.retrieval.selection import sample
+from hypjax.retrieval.selection import StreamedGallery
 
 NO_MATCH = np.iinfo(np.int32).max
 _Scores = Float[Array, "h w"]  # Of a tile.
@@ -74,7 +74,7 @@ def first_ranks(
                 own = -1 if asked.ids is None else asked.ids[row]
                 found[row] = _rank(separations, matches[matches != own], own)
 
-    score = Score.around(space, sample(searched.points))
+    score = Score.around(space, StreamedGallery(searched.points).sample)
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
         inputs.check_in(space, points)
     certify("ranks", asked.points, score, by_products, by_subtraction)

@@ -43,14 +43,6 @@ class Chunk(NamedTuple):
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
-def sample(gallery: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "s d"]:
-    """Some points from all parts of a gallery, as float32."""
-    # Blocks of consecutive rows, which a disk reads faster than single rows.
-    starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
-    blocks = [np.asarray(gallery[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
-    return np.concatenate(blocks).astype(np.float32)
-
-
 class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
@@ -73,8 +65,11 @@ class StreamedGallery:
 
     @functools.cached_property
     def sample(self) -> Float[np.ndarray, "s d"]:
-        """Some of the points, see `sample`."""
-        return sample(self.array)
+        """Some points from all parts of the gallery, as float32."""
+        # Blocks of consecutive rows, which a disk reads faster than single rows.
+        starts = np.linspace(0, max(len(self) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
+        blocks = [np.asarray(self.array[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
+        return np.concatenate(blocks).astype(np.float32)
 
     def keeps(self, score: Score) -> bool:
         """Whether the vectors of a score are kept, as columns."""
@@ -146,39 +141,33 @@ def _is_host(mesh: Mesh) -> bool:
 
 
 class Selector:
-    """Searches chunks of a gallery for blocks of queries.
+    """Searches chunks of a gallery for blocks of queries; `shape` is of a block's scores.
 
-    On a CPU, a matrix product uses all cores but a selection only one. There, several threads
-    select by NumPy for parts of a block: NumPy compares many numbers at once to partition a row,
-    where XLA keeps a heap for each.
+    On a CPU, a matrix product uses all cores but a selection only one. There, the `num_threads` of
+    a pool select by NumPy for parts of a block: NumPy compares many numbers at once to partition a
+    row, where XLA keeps a heap for each.
     """
 
     def __init__(
         self,
-        mesh: Mesh,
+        gallery: StreamedGallery,
         k: int,
         shape: tuple[int, int],
         score: Score,
         pool: Executor,
-        *,
-        columns: bool = False,
     ) -> None:
-        """Allocates a buffer of scores; `shape` is a block's queries and the rows on a device.
-
-        The pool has `num_threads(mesh)` threads. `columns` says that chunks hold columns.
-        """
         self._score, self._pool, self._k = score, pool, k
-        self._on_host, threads = _is_host(mesh), num_threads(mesh)
+        self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
         # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
         pairs = itertools.pairwise(bounds)
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
-        self._multiply, self._select = jitted_steps(mesh, k, columns)
+        self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
         # All products reuse this buffer, because memory is expensive when it is first touched.
-        size = (mesh.size * shape[0], shape[1])
+        size = (gallery.mesh.size * shape[0], shape[1])
         with score.enabled():
-            self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(mesh))
+            self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
 
     def update(self, chunk: Chunk, queries: Vectors, best: Best | None) -> Best:
         """Merges the best items of a chunk into those found so far."""

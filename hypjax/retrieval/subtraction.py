@@ -1,9 +1,8 @@
 """Separations by subtraction in float64: the arithmetic that defines the order of all results.
 
-A separation is computed from the difference of two points, so that nearby points lose no digits.
-Points are float32 numbers, taken as exact. It costs several times a matrix product, and therefore
-measures only what products leave open: the candidates of a query, or the whole gallery for the few
-queries whose order no product shows.
+Nearby points lose no digits in the difference of two points, which are float32 numbers, taken as
+exact. It costs several times a matrix product, and therefore measures only what products leave
+open: candidates of a query, or the whole gallery for the few queries whose order no product shows.
 """
 
 import itertools
@@ -48,7 +47,7 @@ def of_candidates(
 def _of_rows(
     space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
 ) -> Float[Array, "b c"]:
-    def separations(inputs: tuple[Array, Array]) -> Float[Array, " c"]:
+    def separations(inputs: tuple[Array, Array]) -> Array:
         query, rows = inputs
         return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
 
@@ -92,16 +91,21 @@ def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray
     return x[first], inverse
 
 
-def ascending(
-    separations: Float[np.ndarray, "b c"], ids: Int[np.ndarray, "b c"]
-) -> Int[np.ndarray, "b c"]:
-    """Columns of each row in the order of results: by separation, ties by id."""
+def nearest_candidates(
+    space: Space,
+    queries: Float[np.ndarray | Array, "b d"],
+    gallery: StreamedGallery,
+    ids: Int[np.ndarray, "b c"],
+    k: int,
+) -> tuple[Float[np.ndarray, "b k"], Int[np.ndarray, "b k"]]:
+    """Separations and ids of the k nearest of each query's candidates, ties by id."""
+    found = of_candidates(space, queries, gallery, ids)
     # Sorting by two keys is slow, and ties are rare.
-    order = np.argsort(separations, axis=1)
-    tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
+    order = np.argsort(found, axis=1)
+    tied = np.diff(np.take_along_axis(found, order, axis=1), axis=1) == 0
     for row in np.flatnonzero(tied.any(axis=1)):
-        order[row] = np.lexsort((ids[row], separations[row]))
-    return order
+        order[row] = np.lexsort((ids[row], found[row]))
+    return tuple(np.take_along_axis(array, order[:, :k], axis=1) for array in (found, ids))
 
 
 def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
