@@ -15,9 +15,7 @@ so that all searches run in three stages:
 3. **Subtraction** (`subtraction`) orders what is open: candidates, and items beside a positive.
 
 The bounds also certify the answer: the k-th neighbour is surely nearer than any item that is no
-candidate, or both counts agree. `certification.certify` asks the other queries again with products
-in float64 around the centre of their crowd, where the slack is 2²⁹ times smaller, and measures the
-whole gallery for those that remain: queries among duplicates.
+candidate, or both counts agree. `certification.certify` asks the other queries again in float64.
 """
 
 from hypjax.retrieval.metrics import average_precision as average_precision

@@ -18,9 +18,11 @@ from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Lists, Relevance, by_labels
 from hypjax.retrieval.reranking import rerank
-from hypjax.retrieval.rules import ALL, FIRST, Metric
+from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
+_Metrics = Mapping[str, Metric]
+_Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": rules.recall_at,
@@ -159,11 +161,7 @@ def query_scores(
 
 
 def _refined(
-    refinement: Refinement | None,
-    queries: Float[np.ndarray, "n d"],
-    own_ids: OwnIds,
-    gallery: Float[np.ndarray, "m d"],
-    space: Space,
+    refinement: Refinement | None, queries: Points, own_ids: OwnIds, gallery: Points, space: Space
 ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "n depth"] | None]:
     """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
     inputs.check_space(space)
@@ -177,39 +175,33 @@ def _refined(
 
 
 def _scores_by_labels(
-    asked: Labelled,
-    searched: Labelled,
-    matches: Int[np.ndarray, " n"],
-    metrics: Mapping[str, Metric],
-    space: Space,
-) -> dict[str, Float[np.ndarray, " n"]]:
+    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, space: Space
+) -> _Scores:
     """Scores from as few ranks as the metrics need."""
-    scores = {}
-    first = {name: metric for name, metric in metrics.items() if metric.depth is FIRST}
+    first, full = (
+        {name: metric for name, metric in metrics.items() if metric.depth is depth}
+        for depth in (FIRST, ALL)
+    )
     listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
         listed, first = listed | first, {}  # The lists show whether there is a match.
+    scores = {}
     if first:
         ks = [metric.k for metric in first.values()]
         ranks = first_ranks(asked, searched, space, None if None in ks else ks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
         scores |= _scores_of_lists(asked, searched, matches, listed, depth, space)
-    if full := {name: metric for name, metric in metrics.items() if metric.depth is ALL}:
+    if full:
         lists = by_labels(asked, searched)
         scores |= _scores_of_all(asked.points, searched.points, lists, full, space)
     return scores
 
 
 def _scores_of_lists(
-    asked: Labelled,
-    searched: Labelled,
-    matches: Int[np.ndarray, " n"],
-    metrics: Mapping[str, Metric],
-    k: int,
-    space: Space,
-) -> dict[str, Float[np.ndarray, " n"]]:
+    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, k: int, space: Space
+) -> _Scores:
     """Scores from the k nearest items, as many as the metrics need."""
     scores = {name: np.empty(len(matches)) for name in metrics}
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
@@ -229,10 +221,10 @@ def _scores_of_all(
     queries: Points,
     gallery: Points,
     lists: Iterable[Lists],
-    metrics: Mapping[str, Metric],
+    metrics: _Metrics,
     space: Space,
     first: Int[np.ndarray, "n depth"] | None = None,
-) -> dict[str, Float[np.ndarray, " n"]]:
+) -> _Scores:
     """Scores from the ranks of all positives; `first` holds the first results of a re-ranking."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     lists, known = itertools.tee(lists)
@@ -288,10 +280,8 @@ def average_precision(
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
-def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
-    """Warns of queries without a match."""
-    excluded = int(np.sum(matches == 0))
-    if excluded:
+def _report_excluded(matches: Counts) -> None:
+    if excluded := int(np.sum(matches == 0)):
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
             stacklevel=3,

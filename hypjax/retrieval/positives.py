@@ -25,51 +25,38 @@ _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 
 
 def positive_ranks(
-    queries: Points,
-    gallery: Points,
-    lists: Iterable[Lists],
-    space: Space,
+    queries: Points, gallery: Points, lists: Iterable[Lists], space: Space
 ) -> Iterator[Int[np.ndarray, " positives"]]:
     """Yields the ranks of each query's positives, in ascending order, from their lists.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Positives are
     measured by subtraction. Scores then show on which side of each positive most items are; the
-    others are measured as well.
-    Raises UserError if a point is not finite or not in the space.
+    others are measured as well. Raises UserError if a point is not finite or not in the space.
     """
     streamed, lists = StreamedGallery(gallery), iter(lists)
     score = Score.around(space, streamed.sample)
     inputs.check_in(space, gallery)
     size = min(_BLOCK_SIZE, len(queries))
+    limit = min(_BOUND_BYTES // (8 * size), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for first in range(0, len(queries), size):
-            block = inputs.host_rows(queries, np.s_[first : first + size])
-            space.check(block, first=first)
+        for part in inputs.blocks(len(queries), size):
+            block = inputs.host_rows(queries, part)
+            space.check(block, first=part.start)
             factors = score.factors(inputs.pad_rows(block, size))
             new = functools.partial(_Positives, space, streamed)
             positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
-            for items, bounds in _bounds_of_items(score, factors, gallery):
+            for items in inputs.split(np.arange(len(gallery)), limit):
+                points = inputs.pad_rows(inputs.host_rows(gallery, items), max(limit, 1))
+                bounds = np.asarray(_chunk_bounds(space, factors, score.factors(points)))
                 count = functools.partial(_Positives.count, items=items)
-                list(pool.map(count, positives, bounds))
+                list(pool.map(count, positives, bounds[..., : len(items)]))
             yield from pool.map(_Positives.ranks, positives)
-
-
-def _bounds_of_items(
-    score: Score, queries: Factors, gallery: Points
-) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
-    """Yields parts of a gallery, and lower and upper bounds on −separation of queries and items."""
-    block = len(queries.slack[0])
-    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
-    size = max(size, 1)
-    for items in inputs.split(np.arange(len(gallery)), size):
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
-        yield items, found[..., : len(items)]
 
 
 @jax.jit
 def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
+    """Lower and upper bounds on −separation of queries and items."""
     least = widened(lowest(space, queries, items), -1)
     return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
 
@@ -85,7 +72,6 @@ class _Positives:
     def __init__(
         self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
     ) -> None:
-        """Measures the positives."""
         self._space, self._gallery, self._query = space, gallery, query
         self._ids, self._ignored = np.sort(lists[0]), lists[1]
         self._nearness = -self._measured(self._ids) if len(self._ids) else np.empty(0)
@@ -111,11 +97,10 @@ class _Positives:
         if not len(self._ids):
             return self._ids
         if self._crowded():
-            ((_, found),) = subtraction.of_gallery(
-                self._space, self._query[None], self._gallery.array
-            )
-            items = np.setdiff1d(np.arange(len(found)), self._ignored)
-            return np.sort(_places(items, found[items], self._ids))
+            found = subtraction.of_gallery(self._space, self._query[None], self._gallery.array)
+            separations = next(found)[1]
+            items = np.setdiff1d(np.arange(len(separations)), self._ignored)
+            return np.sort(_places(items, separations[items], self._ids))
         items = np.concatenate(self._undecided)
         # An item before the i farthest positives counts for each of them.
         before = np.cumsum(self._before[::-1])[::-1][1:]
@@ -124,8 +109,7 @@ class _Positives:
 
     def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
         # Padded by repetition to a power of two, so that few programs are compiled.
-        size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
-        padded = np.resize(items, (1, size))
+        padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
         found = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
         return found[0, : len(items)]
 

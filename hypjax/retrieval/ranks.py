@@ -51,10 +51,10 @@ def match_ranks(
 def first_ranks(
     asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
-    """As `match_ranks`, for what `inputs.labelled` returns.
+    """Like `match_ranks`, for what `inputs.labelled` returns.
 
-    With numbers of neighbours `ks`, a rank may differ from the true one, but is below the same ones
-    of these numbers. That takes less time.
+    With numbers of neighbours `ks`, a rank is only known to be below the right ones of them, which
+    takes less time.
     """
     found = np.empty(len(asked.labels), np.int32)
 
@@ -99,8 +99,6 @@ def _bound_ranks(
     matrix. These are computed twice: to bound the score of the nearest match, and to count the
     items before it. In all other tiles every item counts, which takes two comparisons of the same
     score, and no sort: so a rank costs little more than the matrix product.
-
-    Queries with ids are left out of their own results. Those without a match have `NO_MATCH`.
     """
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.Sorted(asked, rows, score, mesh)
@@ -204,11 +202,14 @@ def _count_before(
 
     def count(row: Int[Array, ""], column: Int[Array, ""], counts: Any, *, matching: bool) -> Any:
         of_rows, of_columns = counts
-        queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
-        found = scores.highest(space, queries.factors.query, items.factors.gallery)
+        queries = tiles.rows_of(rows.factors, row, height)
+        items = tiles.rows_of(columns.factors, column, width)
+        found = scores.highest(space, queries.query, items.gallery)
         if matching:
-            found = jnp.where(queries.labels[:, None] != items.labels, found, -jnp.inf)
-        least = _least(space, found, queries.factors, items.factors)
+            labels = tiles.rows_of(rows.labels, row, height)
+            mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
+            found = jnp.where(mismatches, found, -jnp.inf)
+        least = _least(space, found, queries, items)
         before = _count_in_rows(found, least, tiles.rows_of(thresholds, row, height))
         of_rows = tiles.merged(of_rows, row, before, jnp.add)
         if symmetric and not matching:  # The transposed tile: columns are queries.
@@ -216,9 +217,9 @@ def _count_before(
             of_columns = tiles.merged(of_columns, column, before, jnp.add)
         return of_rows, of_columns
 
-    counts = tuple(jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns))
-    counts = tiles.visit(matching, functools.partial(count, matching=True), counts)
-    counts = tiles.visit(others, functools.partial(count, matching=False), counts)
+    none = [jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns)]
+    counts = tiles.visit(matching, functools.partial(count, matching=True), (none[0], None))
+    counts = tiles.visit(others, functools.partial(count, matching=False), (counts[0], none[1]))
     return lax.psum(counts, tiles.AXIS)
 
 

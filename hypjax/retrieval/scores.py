@@ -78,10 +78,7 @@ class Score:
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
-        """Factors of the scores of points, computed in float64 and rounded to the precision.
-
-        Rows that are not valid are padding, which scores `PADDING` with any point.
-        """
+        """Factors of points; rows that are not valid are padding, which scores `PADDING`."""
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
         # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.

@@ -29,7 +29,7 @@ _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between
 
 
 class Best(NamedTuple):
-    """The items found so far for the queries of a block; the last one has the lowest score."""
+    """The best items so far for the queries of a block; the last one has the lowest score."""
 
     scores: Float[Array | np.ndarray, "b k"]
     ids: Int[Array | np.ndarray, "b k"]
@@ -46,10 +46,9 @@ class Chunk(NamedTuple):
 class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
-    If it is searched more than once, it may keep the vectors of its points, in float32. They need a
-    little more memory than the points; those of more than 1 GiB of points are not kept. As columns
-    of a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU
-    would copy them first.
+    It may keep the vectors of its points between searches, if they are not too large. As columns of
+    a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU would
+    copy them first.
     """
 
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
@@ -76,10 +75,7 @@ class StreamedGallery:
         return self._keep and score.dtype == SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks of so many rows, which hold every point once, in order on each device.
-
-        Raises UserError if a point does not belong to the space.
-        """
+        """Yields chunks that hold every point once, in order on each device; checks the points."""
         if not self.keeps(score):
             return self._stream(score, rows)
         key = rows, score.centre.tobytes(), str(score.space)
@@ -113,7 +109,7 @@ class StreamedGallery:
     def points(
         self, ids: Int[np.ndarray, "b k"]
     ) -> tuple[Float[Array | np.ndarray, "m d"], Int[np.ndarray, "b k"]]:
-        """Looks up items: an array of points, and the rows of it that are the items."""
+        """An array of points, and its rows that are the items."""
         if self._on_devices is not None:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
@@ -230,11 +226,9 @@ def _multiply(
 def _select(
     scores: Float[Array, "b r"], maxima: Float[Array, "b groups"], chunk: Chunk, *, k: int
 ) -> Best:
-    """The k best items of a chunk by descending score, or all if it has fewer.
-
-    They are in the k groups with the largest maxima: any other item comes after at least one item
-    of each of these groups.
-    """
+    """The k best items of a chunk by descending score, or all if it has fewer."""
+    # They are in the k groups with the largest maxima: any other item comes after at least one item
+    # of each of these groups.
     num_groups = maxima.shape[1]
     count, k = min(k, num_groups), min(k, scores.shape[1])
     grouped = scores.reshape(-1, GROUP)
@@ -263,7 +257,6 @@ def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Arra
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))
 def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
-    """Merges the best items so far and those that each device has found in a chunk."""
     found = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), found)
     if best is not None:
         found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
@@ -274,7 +267,6 @@ def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
 def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
 ) -> Best:
-    """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
     k = min(k, scores.shape[1])
     rows, items, chosen = _at_least_kth_maximum(scores, maxima, k)
     # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
@@ -290,11 +282,9 @@ def _select_on_host(
 def _at_least_kth_maximum(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Rows, items and scores of at least k items of each row, by ascending row: all that may win.
-
-    Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
-    the C library returns memory to the system at each call, which takes longer than the search.
-    """
+    """Rows, items and scores of all items that may win, at least k of each row; rows ascend."""
+    # Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
+    # the C library returns memory to the system at each call, which takes longer than the search.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
