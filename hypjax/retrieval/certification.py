@@ -10,6 +10,7 @@ from hypjax.retrieval.inputs import Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.subtraction import unique_rows
 
+_ByProducts = Callable[[Rows, Score], Rows]
 _LOG = logging.getLogger(__name__)
 _MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
 _CENTRED = 4096  # Points of a crowd whose mean is its centre, at most.
@@ -17,11 +18,7 @@ _FEW = 64  # Different queries for which subtraction costs less than products in
 
 
 def certify(
-    what: str,
-    queries: Points,
-    score: Score,
-    by_products: Callable[[Rows, Score], Rows],
-    by_subtraction: Callable[[Rows], None],
+    what: str, queries: Points, score: Score, by_products: _ByProducts, by_subtraction: Callable
 ) -> None:
     """Answers all queries exactly, and logs how many each arithmetic answered.
 

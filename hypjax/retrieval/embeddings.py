@@ -23,6 +23,7 @@ from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
+from hypjax.retrieval.inputs import Points
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import replacing
@@ -34,12 +35,9 @@ _COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
 class Embeddings(ArrayGallery):
     """Points of a space, and the images they were embedded from: a gallery of exact searches.
 
+    Other attributes are those of `ArrayGallery`.
+
     Attributes:
-        vectors: Points of the space, [n, d], float32.
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
-        space: Space of the points.
-        fingerprint: Fingerprint of the model. Points of different models cannot be compared.
         images: Fingerprint of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
         given: Features that the points were mapped from, [n, d], as far as they are known.
@@ -74,9 +72,6 @@ class Embeddings(ArrayGallery):
             labels: Names or numbers of their classes, [n]; None if they are unknown.
             space: The space; `Sphere()`, which compares by cosine, if it is None.
             ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
-
-        Raises:
-            UserError: An array has another shape or type, or a row is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -104,11 +99,7 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features alone, see `prefix_points`; of given ones, if known.
-
-        Raises:
-            UserError: There are no more features than `dim`, or a vector is not in the space.
-        """
+        """A gallery of the first features alone, see `prefix_points`; of given ones, if known."""
         vectors, given = prefix_points(self.vectors, dim, space=self.space), None
         if self.given is not None:
             given = np.ascontiguousarray(self.given[:, :dim])
@@ -122,14 +113,11 @@ class Embeddings(ArrayGallery):
         inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz file atomically.
+        """Writes an .npz file atomically, unless a vector is not a point of the space.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
         path and reason), `space` (JSON), `fingerprint`, `images`, and perhaps `splits` and
         `superlabels`.
-
-        Raises:
-            UserError: A vector is not a point of the space, or the file cannot be written.
         """
         self.check()
         columns = {name: getattr(self, name) for name in _COLUMNS}
@@ -192,11 +180,7 @@ class Embeddings(ArrayGallery):
         return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
 
     def nearest_refined(
-        self,
-        points: Float[np.ndarray, "q d"],
-        k: int,
-        paths: Sequence[str],
-        refinement: Refinement,
+        self, points: Points, k: int, paths: Sequence[str], refinement: Refinement
     ) -> list[Neighbours]:
         """Like `nearest`, but with expanded queries or re-ranked results."""
         own = self.own_rows(paths)
@@ -205,11 +189,7 @@ class Embeddings(ArrayGallery):
         return self.neighbours(*found, own, k)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """Vectors for an inner-product index, float32, as gallery items or as queries.
-
-        Raises:
-            UserError: Inner products do not rank points of this space.
-        """
+        """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
         if not isinstance(self.space, InnerProductSpace):
             raise UserError(
                 f"distances in {self.space} are no inner products; search the gallery with "
@@ -229,10 +209,7 @@ class Embeddings(ArrayGallery):
 def read_features(
     path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
 ) -> FeatureTable:
-    """Reads features from a file of features, or of points, from which they are computed.
-
-    Arguments and errors are those of `Embeddings.load`.
-    """
+    """Reads features from a file of features, or of points; see `Embeddings.load`."""
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels)
     if "features" not in arrays and "space" in arrays:

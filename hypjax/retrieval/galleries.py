@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32, Int, Shaped
+from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.retrieval.inputs import Found, Ids, Points, Rows
 from hypjax.retrieval.neighbors import nearest_by_subtraction, search
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -60,14 +61,9 @@ class Gallery(Protocol):
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
-        Args:
-            points: Queries, points of the space.
-            k: Number of neighbours.
-            paths: For each query the real path of its file, or ''. No query finds its own file.
-            label: Class to search in; None for all images.
-
-        Raises:
-            UserError: A query is not a point of the space.
+        `paths` are, for each query, the real path of its file, or ''; no query finds its own file.
+        `label` is the class to search in, None for all. Raises UserError if a query is not a point
+        of the space.
         """
 
     def has_class(self, name: str) -> bool:
@@ -103,9 +99,7 @@ class ArrayGallery:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def search_rows(
-        self, points: Float32[np.ndarray, "q d"], k: int
-    ) -> tuple[Float32[np.ndarray, "q m"], Int[np.ndarray, "q m"]]:
+    def search_rows(self, points: Points, k: int) -> Found:
         """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
         # Programs are compiled for few values of k.
         k = min(1 << (k - 1).bit_length(), len(self))
@@ -113,7 +107,7 @@ class ArrayGallery:
 
     def nearest(
         self,
-        points: Float32[np.ndarray, "q d"],
+        points: Points,
         k: int,
         paths: Sequence[str] | None = None,
         label: str | None = None,
@@ -134,29 +128,20 @@ class ArrayGallery:
         return self.neighbours(distances, of_class[rows], own, k)
 
     def neighbours(
-        self,
-        distances: Float32[np.ndarray, "q m"],
-        rows: Int[np.ndarray, "q m"],
-        own: Int[np.ndarray, " q"],
-        k: int,
+        self, distances: Float32[np.ndarray, "q m"], rows: Ids, own: Rows, k: int
     ) -> list[Neighbours]:
         """Describes the first k found rows of each query, without the query's own row."""
         listed = []
         for query_distances, query_rows, own_row in zip(distances, rows, own, strict=True):
             kept = np.flatnonzero((query_rows >= 0) & (query_rows != own_row))[:k]
             hits = query_rows[kept]
-            listed.append(
-                Neighbours(
-                    self.ids[hits].tolist(),
-                    self.labels[hits].tolist(),
-                    query_distances[kept].tolist(),
-                    str(self.labels[own_row]) if own_row >= 0 else "",
-                    list(map(str, hits.tolist())),
-                )
-            )
+            own_label = str(self.labels[own_row]) if own_row >= 0 else ""
+            names = self.ids[hits].tolist(), self.labels[hits].tolist()
+            keys = list(map(str, hits.tolist()))
+            listed.append(Neighbours(*names, query_distances[kept].tolist(), own_label, keys))
         return listed
 
-    def own_rows(self, paths: Sequence[str]) -> Int[np.ndarray, " q"]:
+    def own_rows(self, paths: Sequence[str]) -> Rows:
         """Rows of the images at real paths; −1 for others."""
         return np.array([self._row_of_path.get(path, -1) for path in paths], int)
 

@@ -20,6 +20,8 @@ PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Of some points.
 OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query, −1 for none; or of no query.
+Ids = Int[np.ndarray, "n k"]
+Found = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, and items; nearest first.
 
 
 class Labelled(NamedTuple):
@@ -108,19 +110,17 @@ def check_points(
     return queries, gallery
 
 
-def check_own_ids(own_ids: OwnIds, queries: int, items: int) -> None:
-    """Raises a `UserError` unless each query has a gallery index, −1 for none, or all have none."""
-    if own_ids is None:
-        return
-    own_ids = np.asarray(own_ids)
-    whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
-    if not whole or (own_ids < -1).any() or (own_ids >= items).any():
-        raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}, one a query")
-
-
-def check_number(k: object, items: int) -> None:
-    """Raises a `UserError` unless k is a number of the items that a query may find."""
-    # 1.0 is none: caches would take it for 1.
+def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
+    """Raises a `UserError` unless each query has k items to find, and a gallery index or none."""
+    if own_ids is not None:
+        own_ids = np.asarray(own_ids)
+        whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
+        if not whole or (own_ids < -1).any() or (own_ids >= items).any():
+            raise UserError(
+                f"own_ids must be {queries} indices from -1 to {items - 1}, one a query"
+            )
+        items -= 1
+    # 1.0 is no number: caches would take it for 1.
     if not isinstance(k, int | np.integer) or not 1 <= k <= items:
         raise UserError(f"k is {k!r}, but there are {items} items for a query to find")
 
@@ -130,7 +130,6 @@ def labelled(
     query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None,
     gallery_labels: Shaped[ArrayLike, " m"] | None,
-    own_ids: OwnIds = None,
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and renumbers the classes from 0.
 
@@ -138,16 +137,15 @@ def labelled(
     """
     points, searched = check_points(queries, queries if gallery is None else gallery)
     labels = [_checked_labels("queries", points, query_labels)]
-    if gallery is None:
-        own_ids = np.arange(len(points))
-    else:
+    if gallery is not None:
         labels.append(_checked_labels("gallery", searched, gallery_labels))
-        check_own_ids(own_ids, len(points), len(searched))
     if len({array.dtype.kind for array in labels}) > 1:  # Else no number would equal a name.
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
     numbers = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
-    asked = Labelled(points, numbers[: len(points)], own_ids)
-    return asked, asked if gallery is None else Labelled(searched, numbers[len(points) :])
+    if gallery is None:
+        asked = Labelled(points, numbers, np.arange(len(points)))
+        return asked, asked
+    return Labelled(points, numbers[: len(points)]), Labelled(searched, numbers[len(points) :])
 
 
 def _checked_labels(

@@ -75,8 +75,8 @@ def recall_at_k(
         space: Space that measures the distances.
 
     Returns:
-        {K: recall}, between 0 and 1. Queries without a match in the gallery are left out of the
-        mean, and a warning says how many.
+        {K: recall}. Queries without a match in the gallery are left out of the mean, and a warning
+        says how many.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, or no query has
@@ -302,17 +302,9 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval (low, high) of the mean score over queries (Efron, 1979).
 
-    It shows how much the mean depends on the choice of queries, not how much it varies between
-    training runs.
-
-    Args:
-        scores: Scores of the queries, [n]; NaN for queries without a match.
-        confidence: Share of the resampled means that the interval contains.
-        num_resamples: Number of resamples.
-        seed: Random seed of the resamples.
-
-    Raises:
-        UserError: No query has a match.
+    It contains a share `confidence` of the means of resampled queries. It shows how much the mean
+    depends on the choice of queries, not how much it varies between training runs. Scores [n] are
+    NaN for queries without a match; raises UserError if no query has one.
     """
     scores = scores[~np.isnan(scores)]
     if not len(scores):

@@ -26,7 +26,7 @@ def hardest_negatives(
     """The nearest images of other classes, at most one of each (Radenović et al., TPAMI 2019).
 
     Distances are computed by products in float32. Of equally near images the first counts. Returns
-    positions in the pool, the nearest first. Raises UserError if it has too few classes.
+    positions in the pool, the nearest first.
     """
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())

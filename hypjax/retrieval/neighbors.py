@@ -1,5 +1,6 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,9 +15,9 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
-from hypjax.retrieval.inputs import OwnIds, Points, Rows
+from hypjax.retrieval.inputs import Found, Ids, OwnIds, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score, Vectors
-from hypjax.retrieval.selection import StreamedGallery
+from hypjax.retrieval.selection import AnyGallery, StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
@@ -35,7 +36,7 @@ def nearest_neighbors(
     space: Space,
     exclude_self: bool = False,
     block_size: int | None = None,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """Finds the k nearest gallery items of each query, by exact search.
 
     The result is that of sorting all items by their distances, computed by subtraction in float64
@@ -75,20 +76,19 @@ def nearest_neighbors(
 
 
 def search(
-    queries: Float[ArrayLike, "n d"],
+    queries: Points,
     own_ids: OwnIds,
-    gallery: Float[ArrayLike, "m d"] | StreamedGallery,
+    gallery: AnyGallery,
     *,
     k: int,
     space: Space,
     block_size: int = _BLOCK_SIZE,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
 
     `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing.
     """
-    inputs.check_own_ids(own_ids, len(queries), len(gallery))
-    inputs.check_number(k, len(gallery) - (own_ids is not None))
+    inputs.check_search(k, own_ids, len(queries), len(gallery))
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
     task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
@@ -105,7 +105,7 @@ def nearest_among(
     *,
     k: int,
     space: Space,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """The k nearest of some gallery items of each query, such as those another search has found.
 
     `candidates` are indices into the gallery, [n, m], none twice for a query. Only they are read of
@@ -122,7 +122,7 @@ def nearest_among(
             f"candidates must be indices into the gallery for each of {len(queries)} queries, got "
             f"{candidates.dtype} of shape {candidates.shape}"
         )
-    inputs.check_number(k, candidates.shape[1])
+    inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
     found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
     return subtraction.distances(space, found), ids.astype(np.int32)
@@ -136,29 +136,26 @@ class _Block(NamedTuple):
     vectors: Vectors
 
 
+@dataclasses.dataclass
 class _Search:
     """A search, and the distances and ids it has found so far."""
 
-    def __init__(
-        self,
-        queries: Points,
-        own_ids: OwnIds,
-        gallery: StreamedGallery,
-        space: Space,
-        k: int,
-        block_size: int,
-    ) -> None:
-        self.queries, self.own_ids, self.gallery = queries, own_ids, gallery
-        self.space, self.block_size = space, block_size
+    queries: Points
+    own_ids: OwnIds
+    gallery: StreamedGallery
+    space: Space
+    k: int
+    block_size: int
+
+    def __post_init__(self) -> None:
         # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
-        self.listed = k + (own_ids is not None)
-        self.distances = np.empty((len(queries), k), np.float32)
-        self.ids = np.empty((len(queries), k), np.int32)
-        self.certain = np.zeros(len(queries), bool)
+        self.listed, shape = self.k + (self.own_ids is not None), (len(self.queries), self.k)
+        self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self.certain = np.zeros(len(self.queries), bool)
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Sorts the items with the highest scores by their distances; see `certify`."""
-        spare = self.ids.shape[1] + _MORE if score.dtype == DOUBLE else _SPARE
+        spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
@@ -211,9 +208,7 @@ class _Search:
         self._store(block.rows, distances[:number], ids[:number])
         self.certain[block.rows] = certain[:number]
 
-    def _store(
-        self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Int[np.ndarray, "r l"]
-    ) -> None:
+    def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         if self.own_ids is not None:
             kept = ids != self.own_ids[rows, None]
             kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
@@ -221,9 +216,7 @@ class _Search:
         self.distances[rows], self.ids[rows] = distances, ids
 
 
-def nearest_by_subtraction(
-    space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray, "m d"], k: int
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+def nearest_by_subtraction(space: Space, queries: Points, gallery: Points, k: int) -> Found:
     """Distances and ids of the k nearest items, from all separations of each query."""
     ids, found = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
     for rows, separations in subtraction.of_gallery(space, queries, gallery):

@@ -90,16 +90,10 @@ class Projection:
 def fit(
     points: Float[ArrayLike, "n p"], *, space: Space, dim: int, whiten: bool = False
 ) -> Projection:
-    """Fits a projection on the principal components of points.
+    """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance are those of the points' features (`Space.features`), in float64 and in
-    blocks, so that the points may be memory-mapped. The result is a function of the points alone.
-
-    Args:
-        points: Points of the space, [n, p].
-        space: Their space.
-        dim: Number of components.
-        whiten: Whether projected features are scaled to equal variances.
+    Mean and covariance are those of the points' features (`Space.features`), in blocks, so that the
+    points may be memory-mapped. `whiten` scales projected features to equal variances.
 
     Raises:
         UserError: `dim` exceeds the number of features or of points, the points do not vary, or

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
 from hypjax.retrieval.certification import certify
-from hypjax.retrieval.inputs import Labelled, OwnIds, Rows
+from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -31,21 +31,16 @@ def match_ranks(
     gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
-    own_ids: OwnIds = None,
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of the same class.
 
     The rank is the number of items that an exact search lists before it: those strictly nearer, and
     those equally far with a smaller index. It is exact in the sense of `nearest_neighbors`. All
-    local devices share the work. Points, labels, space and errors are those of `recall_at_k`.
-    `own_ids` are the gallery indices to exclude for each query, [n], if there is a gallery that
-    holds the queries, perhaps as other points.
-
-    Returns:
-        Ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
+    local devices share the work. Arguments and errors are those of `recall_at_k`. Returns ranks
+    from 0, [n], int32; `NO_MATCH` for queries without a match.
     """
-    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
-    return first_ranks(asked, searched, space, None)
+    points = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    return first_ranks(*points, space, None)
 
 
 def first_ranks(

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import OwnIds, Points, Rows
+from hypjax.retrieval.inputs import Found, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
@@ -43,7 +43,6 @@ class Reranking:
     depth: int = 100
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if a number is out of range."""
         least = min(self.k1, self.k2, self.depth)
         if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
             raise UserError(
@@ -59,15 +58,12 @@ def rerank(
     space: Space,
     own_ids: OwnIds = None,
     numbers: Reranking | None = None,
-) -> tuple[Float[np.ndarray, "n depth"], Int[np.ndarray, "n depth"]]:
+) -> Found:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
     The items whose neighbourhoods are compared are those of the gallery and the queries that are
     not in it. Neighbourhoods come from the exact search, so the memory needed grows with the number
-    of items, and not with its square; only items that matter for the queries' results are searched
-    for.
-
-    As in the paper:
+    of items, and not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds
@@ -83,8 +79,7 @@ def rerank(
         space: Space that measures the distances.
         own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
             one of its results, but it takes part in the neighbourhoods.
-        numbers: The method's numbers; None stands for the published ones. `k1` and `depth` may
-            exceed the number of items.
+        numbers: The method's numbers; None stands for the published ones.
 
     Returns:
         The distances of Eq. 12, ascending, [n, depth], float32, and indices into the gallery,
@@ -111,11 +106,7 @@ def rerank(
 
 
 class _Items:
-    """Items whose neighbourhoods are compared.
-
-    Sets and encodings are the rows of sparse matrices, [items, items]; only the rows of the given
-    items are filled.
-    """
+    """Items whose neighbourhoods are compared: rows of sparse matrices, [items, items]."""
 
     def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
         self._points, self._space = points, space

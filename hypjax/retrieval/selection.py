@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Ids, Points
 from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
@@ -106,9 +107,7 @@ class StreamedGallery:
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
         return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
-    def points(
-        self, ids: Int[np.ndarray, "b k"]
-    ) -> tuple[Float[Array | np.ndarray, "m d"], Int[np.ndarray, "b k"]]:
+    def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
         """An array of points, and its rows that are the items."""
         if self._on_devices is not None:
             return self._on_devices, ids
@@ -125,6 +124,9 @@ def _turned(mesh: Mesh) -> Callable[[Vectors], Vectors]:
     """Jitted function that makes columns of the rows that devices share."""
     by_columns = NamedSharding(mesh, P(None, AXIS))
     return jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
+
+
+AnyGallery = Points | StreamedGallery
 
 
 def num_threads(mesh: Mesh) -> int:
@@ -145,12 +147,7 @@ class Selector:
     """
 
     def __init__(
-        self,
-        gallery: StreamedGallery,
-        k: int,
-        shape: tuple[int, int],
-        score: Score,
-        pool: Executor,
+        self, gallery: StreamedGallery, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
@@ -209,12 +206,7 @@ def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, C
 
 
 def _multiply(
-    buffer: Float[Array, "b r"],
-    space: Space,
-    queries: Vectors,
-    chunk: Chunk,
-    *,
-    columns: bool = False,
+    buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk, columns: bool = False
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
@@ -299,7 +291,7 @@ def _at_least_kth_maximum(
     return rows[group], own_groups[group] * size + place, grouped.reshape(-1)[chosen]
 
 
-def _highest(scores: Float[np.ndarray, "b n"], ids: Int[np.ndarray, "b n"], k: int) -> Best:
+def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> Best:
     """The k highest scores of each row, in any order but for the lowest one, which is the last."""
     order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
     return Best(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Points, Rows
+from hypjax.retrieval.inputs import Found, Ids, Points, Rows
 from hypjax.retrieval.selection import StreamedGallery
 
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
@@ -25,11 +25,8 @@ _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they
 
 
 def of_candidates(
-    space: Space,
-    queries: Float[np.ndarray | Array, "b d"],
-    gallery: StreamedGallery,
-    ids: Int[np.ndarray, "b c"],
-) -> Float[np.ndarray, "b c"]:
+    space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
+) -> Float[np.ndarray, "n k"]:
     """Separations of queries and their candidates, which are fetched in parts."""
     found, candidates = np.empty(ids.shape), ids.shape[1]
     items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
@@ -56,7 +53,7 @@ def _of_rows(
 
 
 def of_gallery(
-    space: Space, queries: Float[np.ndarray, "n d"], gallery: Points
+    space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
     """Yields the separations of each different query from all items, and the query's rows."""
     # Where queries end here, they are often duplicates: a collapsed model maps all to one point.
@@ -84,7 +81,7 @@ def _of_all(
     return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))
 
 
-def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray, " n"]]:
+def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
     """The different rows, and which of them each row is."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
@@ -92,12 +89,8 @@ def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray
 
 
 def nearest_candidates(
-    space: Space,
-    queries: Float[np.ndarray | Array, "b d"],
-    gallery: StreamedGallery,
-    ids: Int[np.ndarray, "b c"],
-    k: int,
-) -> tuple[Float[np.ndarray, "b k"], Int[np.ndarray, "b k"]]:
+    space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
+) -> Found:
     """Separations and ids of the k nearest of each query's candidates, ties by id."""
     found = of_candidates(space, queries, gallery, ids)
     # Sorting by two keys is slow, and ties are rare.
