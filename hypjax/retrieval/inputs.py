@@ -32,12 +32,6 @@ class Labelled(NamedTuple):
     ids: Int[np.ndarray, " n"] | None = None
 
 
-def items_of_classes(labels: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " c"]]:
-    """Rows of each class, ascending."""
-    order = np.argsort(labels, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(labels)))
-
-
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
     """Some points in float32."""
     return np.asarray(x[rows], np.float32)

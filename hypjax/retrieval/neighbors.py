@@ -2,7 +2,6 @@
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Found, Ids, OwnIds, Points, Rows
-from hypjax.retrieval.scores import DOUBLE, Score, Vectors
+from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import AnyGallery, StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
@@ -128,14 +127,6 @@ def nearest_among(
     return subtraction.distances(space, found), ids.astype(np.int32)
 
 
-class _Block(NamedTuple):
-    """Some queries, padded to the block size."""
-
-    rows: Rows
-    points: Float[Array, "b d"]
-    vectors: Vectors
-
-
 @dataclasses.dataclass
 class _Search:
     """A search, and the distances and ids it has found so far."""
@@ -169,12 +160,14 @@ class _Search:
             selector = selection.Selector(self.gallery, candidates, shape, score, pool)
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
-                blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
+                blocks = inputs.split(part, size)
+                points = [self._points(block, size) for block in blocks]
+                vectors = [score.factors(each).query for each in points]
                 best = [None] * len(blocks)
                 for chunk in self.gallery.chunks(score, shape[1]):
-                    for i, block in enumerate(blocks):
-                        best[i] = selector.update(chunk, block.vectors, best[i])
-                list(pool.map(self._sort, blocks, best))
+                    for i, queries in enumerate(vectors):
+                        best[i] = selector.update(chunk, queries, best[i])
+                list(pool.map(self._sort, blocks, points, best))
         return rows[~self.certain[rows]]
 
     def by_subtraction(self, rows: Rows) -> None:
@@ -183,14 +176,13 @@ class _Search:
         listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
         self._store(rows, *listed)
 
-    def _block(self, rows: Rows, score: Score, size: int) -> _Block:
+    def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
+        """The queries of a block, padded, on each device."""
         points = inputs.host_rows(self.queries, rows)
         self.space.check(points, first=rows[0])
-        everywhere = NamedSharding(self.gallery.mesh, P())
-        points = jax.device_put(inputs.pad_rows(points, size), everywhere)
-        return _Block(rows, points, score.factors(points).query)
+        return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
-    def _sort(self, block: _Block, best: selection.Best) -> None:
+    def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.Best) -> None:
         """Sorts the candidates of a block by their distances, and stores the nearest.
 
         The k nearest candidates are the k nearest items if the k-th is surely nearer than any item
@@ -200,13 +192,11 @@ class _Search:
         """
         candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
         found, ids = subtraction.nearest_candidates(
-            self.space, block.points, self.gallery, candidates, self.listed
+            self.space, points, self.gallery, candidates, self.listed
         )
-        all_measured, number = candidates.shape[1] == len(self.gallery), len(block.rows)
-        certain = (-found[:, -1] > last) | all_measured
-        distances = subtraction.distances(self.space, found)
-        self._store(block.rows, distances[:number], ids[:number])
-        self.certain[block.rows] = certain[:number]
+        all_measured, number = candidates.shape[1] == len(self.gallery), len(rows)
+        self.certain[rows] = ((-found[:, -1] > last) | all_measured)[:number]
+        self._store(rows, subtraction.distances(self.space, found)[:number], ids[:number])
 
     def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         if self.own_ids is not None:

@@ -61,11 +61,10 @@ def first_ranks(
         return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Rows) -> None:
-        of_class = inputs.items_of_classes(searched.labels)
         points = inputs.host_rows(asked.points, rows)
         for copies, separations in subtraction.of_gallery(space, points, searched.points):
             for row in rows[copies]:
-                matches = of_class[asked.labels[row]]
+                matches = np.flatnonzero(searched.labels == asked.labels[row])
                 own = -1 if asked.ids is None else asked.ids[row]
                 found[row] = _rank(separations, matches[matches != own], own)
 
@@ -149,7 +148,6 @@ def _bound_matches(
     rows: tiles.Points,
     columns: tiles.Points,
     matching: tiles.Tiles,
-    *,
     exclude_self: bool,
 ) -> Float[Array, "2 p"]:
     """The highest lower bound and the highest upper bound on −separation of any match of a query.
@@ -183,7 +181,6 @@ def _count_before(
     column_matches: Float[Array, "2 q"] | None,
     matching: tiles.Tiles,
     others: tiles.Tiles,
-    *,
     symmetric: bool,
 ) -> tuple[Int[Array, "p 2"], Int[Array, "q 2"]]:
     """Counts the items that surely, or may, precede each query's nearest match.
@@ -191,9 +188,13 @@ def _count_before(
     If `symmetric`, these are also counted for columns as queries, in tiles without matches.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
-    thresholds = _thresholds(space, row_matches, rows.factors, columns.factors)
+    # Whether each pair has a lower bound of its own. In float32, the largest slack of any item is
+    # added to thresholds instead, which is faster. In float64, where items may be in several
+    # crowds, it is large for items of other crowds; and it does not bound sums of distances.
+    pairwise = isinstance(space, Fused) or row_matches.dtype == jnp.float64
+    thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:
-        transposed = _thresholds(space, column_matches, columns.factors, rows.factors)
+        transposed = _thresholds(column_matches, columns.factors, rows.factors, pairwise)
 
     def count(row: Int[Array, ""], column: Int[Array, ""], counts: Any, *, matching: bool) -> Any:
         of_rows, of_columns = counts
@@ -204,7 +205,8 @@ def _count_before(
             labels = tiles.rows_of(rows.labels, row, height)
             mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
             found = jnp.where(mismatches, found, -jnp.inf)
-        least = _least(space, found, queries, items)
+        # The minimum keeps masked scores below all thresholds.
+        least = jnp.minimum(found, scores.lowest(space, queries, items)) if pairwise else found
         before = _count_in_rows(found, least, tiles.rows_of(thresholds, row, height))
         of_rows = tiles.merged(of_rows, row, before, jnp.add)
         if symmetric and not matching:  # The transposed tile: columns are queries.
@@ -219,7 +221,7 @@ def _count_before(
 
 
 def _thresholds(
-    space: Space, matches: Float[Array, "2 p"], queries: Factors, items: Factors
+    matches: Float[Array, "2 p"], queries: Factors, items: Factors, pairwise: bool
 ) -> _Thresholds:
     """Thresholds for the scores of some items, from bounds on −separation of nearest matches.
 
@@ -229,28 +231,9 @@ def _thresholds(
     """
     least, most = matches
     most = widened(most, 1)
-    if not _bounds_pairs(
-        space, most.dtype
-    ):  # Then scores are compared with `must`, not lower bounds.
+    if not pairwise:  # Then scores are compared with `must`, not lower bounds.
         most += 2 * scores.largest_slack(queries, items)
     return _Thresholds(widened(least, -1), widened(most, 1))
-
-
-def _bounds_pairs(space: Space, dtype: Any) -> bool:
-    """Whether each pair has a lower bound of its own.
-
-    In float32, the largest slack of any item is added to thresholds instead, which is faster. In
-    float64, where items may be in several crowds, it is large for items of other crowds; and it
-    does not bound sums of distances.
-    """
-    return dtype == jnp.float64 or isinstance(space, Fused)
-
-
-def _least(space: Space, highest: _Scores, queries: Factors, items: Factors) -> _Scores:
-    """Scores that must exceed a threshold for items that surely come before a match."""
-    if not _bounds_pairs(space, highest.dtype):
-        return highest
-    return jnp.minimum(highest, scores.lowest(space, queries, items))  # Perhaps masked by −∞.
 
 
 def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:

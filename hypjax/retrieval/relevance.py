@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Int
 
 from hypjax.errors import UserError
-from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled
 from hypjax.types import Judgements
 
@@ -58,7 +57,8 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
 def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
     """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
     # Lists are made when a query is scored: all of them may need more memory than the points.
-    of_class = inputs.items_of_classes(searched.labels)
+    order = np.argsort(searched.labels, kind="stable")
+    of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
     none = np.zeros(0, np.int64)
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
