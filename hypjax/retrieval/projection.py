@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz, replacing
@@ -20,7 +20,6 @@ from hypjax.system.files import read_npz, replacing
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
-_ARRAYS = ("mean", "components", "variances", "whiten")  # Of a file.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,18 +46,12 @@ class Projection:
 
         On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
         Whitened features have the mean of the variances in each direction. A ball, where lengths
-        count, thus holds them as well as it holds the features that are not whitened. Raises
-        UserError if the points have another number of features.
+        count, thus holds them as well as it holds the features that are not whitened.
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
         found = []
         for features in _features(self.space, points):
-            if features.shape[1] != len(self.mean):
-                raise UserError(
-                    f"the projection is for {len(self.mean)} dimensions, but these points have "
-                    f"{features.shape[1]}"
-                )
             projected = ((features - self.mean) @ self.components.T) * scales
             found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(found)
@@ -72,19 +65,15 @@ class Projection:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays, whiten=self.whiten)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
-        """Reads a file that `save` wrote; raises UserError if it is damaged."""
-        try:
-            arrays = read_npz(path)
-            mean, components, variances, whiten = (arrays[name] for name in _ARRAYS)
-        except (OSError, KeyError, ValueError) as error:
-            raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
-        return cls(space, mean, components, variances, bool(whiten))
+        """Reads a file that `save` wrote."""
+        arrays = read_npz(path)
+        return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
 
 
 def fit(

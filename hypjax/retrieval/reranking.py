@@ -97,9 +97,12 @@ def rerank(
     compared = np.union1d(nodes, ids)
     encodings = _Items(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
+    sums = encodings.sum(axis=1)
     per_query = depth * (encodings.nnz // len(compared))  # Entries that are compared.
     for rows in inputs.blocks(len(queries), _ENTRIES // per_query):
-        jaccard = _jaccard(encodings, np.repeat(nodes[rows], depth), ids[rows].reshape(-1))
+        x, y = np.repeat(nodes[rows], depth), ids[rows].reshape(-1)
+        common = encodings[x].minimum(encodings[y]).sum(axis=1)
+        jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
         distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
     return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
@@ -161,10 +164,3 @@ class _Items:
 @jax.jit
 def _kernel(space: Space, x: Float[Array, "b d"], y: Float[Array, "b d"]) -> Float[Array, " b"]:
     return jnp.exp(-space.distance(x.astype(jnp.float64), y.astype(jnp.float64)))
-
-
-def _jaccard(encodings: _Matrix, x: np.ndarray, y: np.ndarray) -> Float[np.ndarray, " p"]:
-    """Jaccard distances of pairs of encodings (Eq. 10)."""
-    common = encodings[x].minimum(encodings[y]).sum(axis=1)
-    sums = encodings.sum(axis=1)
-    return 1 - common / (sums[x] + sums[y] - common)
