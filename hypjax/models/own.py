@@ -1,19 +1,16 @@
 """Encoders of the user's: any Flax module from pixels to vectors, under names of their own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, require_free
-from hypjax.models.architectures import ARCHITECTURES, encoder_shapes, same_architecture, timm_name
+from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
-from hypjax.models.tensors import Tensor
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import View
 
@@ -70,11 +67,6 @@ class OwnEncoder(Encoder):
             "an encoder of your own has no layers: config.optim.layer_decay must be 1, and "
             "config.train.cached_features needs optim.frozen=encoder"
         )
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yields all parameters, as they are."""
-        for path in flatten_dict(encoder_shapes(self, self.channels)):
-            yield Tensor("/".join(("encoder", *path)), path)
 
     def __call__(self, images: Images) -> Float[Array, "batch dim"]:
         """Embeds normalised pixels."""

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -19,6 +18,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
+from hypjax.models import tensors
 from hypjax.models.architectures import (
     create_encoder,
     encoder_shapes,
@@ -86,7 +86,8 @@ def convert_timm(
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
-    expected = _timm_shapes(encoder_shapes(encoder, channels), encoder)
+    shapes = encoder_shapes(encoder, channels)
+    expected = _timm_shapes(shapes, encoder)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
@@ -104,15 +105,17 @@ def convert_timm(
                 f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
                 f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
-    return unflatten_dict({x.path: x.to_hypjax(state[x.timm]) for x in encoder.tensors()})
+    named = {path: state[tensors.timm_name(encoder, path)] for path in flatten_dict(shapes)}
+    return unflatten_dict({k: tensors.from_timm(encoder, k, x) for k, x in named.items()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
-    flat = flatten_dict(jax.tree.map(np.asarray, params))
     return {
-        tensor.timm: np.ascontiguousarray(tensor.to_timm(flat[tensor.path]))
-        for tensor in encoder.tensors()
+        tensors.timm_name(encoder, path): np.ascontiguousarray(
+            tensors.to_timm(encoder, path, np.asarray(x))
+        )
+        for path, x in flatten_dict(params).items()
     }
 
 
@@ -234,10 +237,10 @@ def pools_as_timm(encoder: Encoder) -> bool:
 
 def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]:
     """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(params).items()}
+    arrays = {path: np.broadcast_to(0, leaf.shape) for path, leaf in flatten_dict(params).items()}
     return {
-        tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path])).shape
-        for tensor in encoder.tensors()
+        tensors.timm_name(encoder, path): tensors.to_timm(encoder, path, array).shape
+        for path, array in arrays.items()
     }
 
 

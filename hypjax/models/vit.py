@@ -21,7 +21,6 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hypjax.models import tensors
 from hypjax.models.attention import Heads, attend
 from hypjax.models.encoder import Encoder
 from hypjax.models.layers import (
@@ -35,7 +34,6 @@ from hypjax.models.layers import (
     pooled_tokens,
     poolings,
 )
-from hypjax.models.tensors import Tensor
 
 # Cosines and sines of the angles of rotary position embeddings.
 Turns: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
@@ -194,6 +192,30 @@ class VisionTransformer(Encoder):
         """Names in timm of the layers that follow the pooled tokens."""
         return ("head", "head_dist")[: max(1, self.class_tokens)]
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Names of the parameters in timm, see `Encoder`."""
+        # timm's class of models with rotary embeddings has names of its own.
+        scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
+        return [
+            (r"^block_(\d+)", r"blocks.\1"),
+            (r"\.attention\.", ".attn."),
+            (r"attn\.(q|k|v)(uery|ey|alue)", r"attn.\1_proj"),
+            (r"\.norm_(\d)", r".norm\1"),
+            (r"\.mlp_norm", ".mlp.norm"),
+            (r"\.fc_gate", ".mlp.fc1_g"),
+            (r"\.fc_1", ".mlp.fc1_x" if self.blocks.gate == "separate" else ".mlp.fc1"),
+            (r"\.fc_2", ".mlp.fc2"),
+            (r"layer_scale_(\d)", scale),
+            ("^patch_embed", "patch_embed.proj"),
+            (r"^norm\.", "fc_norm." if self.pool_first else "norm."),
+        ]
+
+    @property
+    def patches(self) -> dict[str, int]:
+        """The projection of patches, see `Encoder`."""
+        return {"patch_embed": self.patch_size}
+
     @nn.compact
     def __call__(
         self,
@@ -282,53 +304,6 @@ class VisionTransformer(Encoder):
             if self.pooling == "map":
                 return pooled
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        named = ["cls_token", "dist_token"][: self.class_tokens]
-        named += ["reg_token"] if self.registers else []
-        named += ["pos_embed"] if self.positions != "none" else []
-        yield from (Tensor(name, (name,)) for name in named)
-        kernel, bias = tensors.patches("patch_embed.proj", self.patch_size, "patch_embed")
-        yield kernel
-        yield from tensors.norm("norm_pre", "norm_pre") if self.pre_norm else [bias]
-        for i in range(self.depth):
-            yield from _block_tensors(f"blocks.{i}", f"block_{i}", self.blocks)
-        yield from tensors.norm("fc_norm" if self.pool_first else "norm", "norm")
-        if self.attention_pool:
-            yield Tensor("attn_pool.latent", ("attn_pool", "latent"))
-            for name in ("q", "kv", "proj"):
-                yield from tensors.dense(f"attn_pool.{name}", "attn_pool", name)
-            yield from tensors.norm("attn_pool.norm", "attn_pool", "norm")
-            yield from tensors.dense("attn_pool.mlp.fc1", "attn_pool", "fc_1")
-            yield from tensors.dense("attn_pool.mlp.fc2", "attn_pool", "fc_2")
-
-
-def _block_tensors(timm: str, block: str, design: BlockDesign) -> Iterator[Tensor]:
-    attention = (f"{timm}.attn", block, "attention")
-    yield from tensors.norm(f"{timm}.norm1", block, "norm_1")
-    yield from tensors.norm(f"{timm}.norm2", block, "norm_2")
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-    for name, its in {"qkv": "qkv"}.items() if design.qkv_packed else names.items():
-        biased = len(design.qkv_bias) == 3 or its[0] in design.qkv_bias and not design.qkv_packed
-        layer = tensors.dense if biased else tensors.dense_kernel
-        yield from layer(f"{attention[0]}.{its}", *attention[1:], name)
-    if design.qkv_bias == "qv" and design.qkv_packed:
-        for name in ("q_bias", "v_bias"):
-            yield Tensor(f"{attention[0]}.{name}", (*attention[1:], name))
-    yield from tensors.dense(f"{attention[0]}.proj", *attention[1:], "proj")
-    if design.gate == "separate":
-        yield from tensors.dense(f"{timm}.mlp.fc1_g", block, "fc_gate")
-        yield from tensors.dense(f"{timm}.mlp.fc1_x", block, "fc_1")
-    else:
-        yield from tensors.dense(f"{timm}.mlp.fc1", block, "fc_1")
-    if design.mlp_norm:
-        yield from tensors.norm(f"{timm}.mlp.norm", block, "mlp_norm")
-    yield from tensors.dense(f"{timm}.mlp.fc2", block, "fc_2")
-    for i in (1, 2) if design.layer_scale else ():
-        # timm's class of models with rotary embeddings has names of its own.
-        name = f"gamma_{i}" if design.rotary else f"ls{i}.gamma"
-        yield Tensor(f"{timm}.{name}", (block, f"layer_scale_{i}"))
 
 
 def drop_path_factors(
