@@ -35,7 +35,6 @@ from hypjax.system.files import replacing
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
 )
-_CLASSIFIER = ("weight", "bias")
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
 
@@ -105,14 +104,14 @@ def convert_timm(
                 f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
                 f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
-    named = {path: state[tensors.timm_name(encoder, path)] for path in flatten_dict(shapes)}
+    named = {path: state[tensors.name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
     return unflatten_dict({k: tensors.from_timm(encoder, k, x) for k, x in named.items()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
     return {
-        tensors.timm_name(encoder, path): np.ascontiguousarray(
+        tensors.name_in_timm(encoder, path): np.ascontiguousarray(
             tensors.to_timm(encoder, path, np.asarray(x))
         )
         for path, x in flatten_dict(params).items()
@@ -126,12 +125,9 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     classifiers of a distilled model, one per token. Two copies of the layer therefore compute what
     the layer computes from the mean of the tokens.
     """
-    weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
-    return {
-        f"{name}.{part}": value.copy()
-        for name in encoder.classifiers
-        for part, value in zip(_CLASSIFIER, (weight, bias), strict=True)
-    }
+    kernel, bias = (np.asarray(head[part]) for part in ("kernel", "bias"))
+    parts = {"weight": np.ascontiguousarray(kernel.T), "bias": bias}
+    return {f"{n}.{part}": x.copy() for n in encoder.classifiers for part, x in parts.items()}
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
@@ -150,8 +146,8 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = model.encoder.classifiers[0]
-        head = {part: state_dict.get(f"{name}.{part}", np.zeros(0)) for part in _CLASSIFIER}
-        params["head"] = check_head({"kernel": head["weight"].T, "bias": head["bias"]}, model)
+        weight, bias = (state_dict.get(f"{name}.{x}", np.zeros(0)) for x in ("weight", "bias"))
+        params["head"] = check_head({"kernel": weight.T, "bias": bias}, model)
     return params
 
 
@@ -239,7 +235,7 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
     """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
     arrays = {path: np.broadcast_to(0, leaf.shape) for path, leaf in flatten_dict(params).items()}
     return {
-        tensors.timm_name(encoder, path): tensors.to_timm(encoder, path, array).shape
+        tensors.name_in_timm(encoder, path): tensors.to_timm(encoder, path, array).shape
         for path, array in arrays.items()
     }
 

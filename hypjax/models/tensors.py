@@ -23,7 +23,7 @@ def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str
     return name
 
 
-def timm_name(encoder: Encoder, path: Path) -> str:
+def name_in_timm(encoder: Encoder, path: Path) -> str:
     """Name of a parameter in timm, or for a user's module its path: 'encoder/Dense_0/kernel'."""
     if encoder.names is None:
         return "/".join(("encoder", *path))
