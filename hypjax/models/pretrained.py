@@ -204,8 +204,8 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    shapes = _timm_shapes(params["encoder"], encoder).values()
-    channels = next(shape[1] for shape in shapes if len(shape) == 4)  # Of the first convolution.
+    stem = {k: v for k, v in params["encoder"].items() if k in encoder.layers[0]}
+    channels = next(x[1] for x in _timm_shapes(stem, encoder).values() if len(x) == 4)
     if channels != 3:
         settings["in_chans"] = channels
     if name is None:
@@ -213,22 +213,23 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
     elif hasattr(encoder, "patch_size") and create_encoder(name).image_size != encoder.image_size:
         settings["img_size"] = encoder.image_size
-    if encoder.pooling != _timm_pooling(encoder) and pools_as_timm(encoder):
-        settings["global_pool"] = "token"
-    return name, settings
+    return name, settings | (_timm_pooling(encoder) or {})
 
 
-def _timm_pooling(encoder: Encoder) -> str:
+def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
+    """Settings with which timm pools tokens as the encoder does, or None if it cannot."""
     name = timm_name(encoder)
-    return create_encoder(name).pooling if name else "cls"
+    default = create_encoder(name).pooling if name else "cls"
+    if encoder.pooling == default:
+        return {}
+    # With the class token, timm's EVA-02 has other parameters.
+    by_class_token = default == "avg" and not getattr(encoder, "pool_first", True)
+    return {"global_pool": "token"} if encoder.pooling == "cls" and by_class_token else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:
     """Whether timm's model of this architecture can pool tokens as the encoder does."""
-    pooling = _timm_pooling(encoder)
-    # With the class token, timm's EVA-02 has other parameters.
-    by_class_token = pooling == "avg" and not getattr(encoder, "pool_first", True)
-    return encoder.pooling == pooling or (encoder.pooling == "cls" and by_class_token)
+    return _timm_pooling(encoder) is not None
 
 
 def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]:
