@@ -39,10 +39,9 @@ class Family(NamedTuple):
     Attributes:
         title: Its name, and where it is described.
         encoder: The module.
-        options: What the module's attributes are, unless a member differs.
+        options: Attributes of the module, unless a member differs.
         pooling: That of timm.
-        members: For each of timm's names, attributes of the module. The sides of patches and images
-            are taken from names such as 'patch16_224'.
+        members: Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
         weights: Published weights; of several patterns that match, the first counts.
     """
 
@@ -56,10 +55,7 @@ class Family(NamedTuple):
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-_CLIP = (
-    (0.48145466, 0.4578275, 0.40821073),
-    (0.26862954, 0.26130258, 0.27577711),
-)
+_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _SATELLITE = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
 _APACHE, _MIT, _BSD = "apache-2.0", "mit", "bsd-3-clause"  # As on the hub.
 _NONCOMMERCIAL, _DINO3 = "cc-by-nc-4.0", "dinov3-license"
@@ -329,8 +325,7 @@ def create_encoder(
         A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
     """
     if timm_name not in ARCHITECTURES:
-        words = supported(timm_name)
-        raise UserError(f"unknown architecture {timm_name!r}; it must be {words}")
+        raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")
     family = _FAMILY_OF[timm_name]
     options = {"pooling": family.pooling, **family.options, **_sides(timm_name)}
     options |= {**family.members[timm_name], "dtype": dtype, "remat": remat}
@@ -348,10 +343,8 @@ def _sides(timm_name: str) -> dict[str, int]:
 
 def is_transformer(architecture: str) -> bool:
     """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
-    if architecture == "vit":
-        return True
     family = _FAMILY_OF.get(architecture)  # An encoder of the user's has none.
-    return family is not None and family.encoder is VisionTransformer
+    return architecture == "vit" or (family is not None and family.encoder is VisionTransformer)
 
 
 def published_weights(name: str) -> Weights | None:

@@ -22,15 +22,10 @@ _LAYER_SCALE = 1e-6
 class ConvNeXt(ConvNet):
     """Maps images to the pooled features of the last stage, after a LayerNorm.
 
-    In timm, too, no LayerNorm has normalised the features of `return_tokens`; there it follows the
-    average, and here any pooling.
+    It follows any pooling, and does not normalise the features of `return_tokens`. As in timm, rows
+    and columns that do not fill a patch are ignored. The residual stream is float32.
 
     Attributes:
-        image_size: Side of the images in pixels. Rows and columns that do not fill a patch are
-            ignored, as in timm.
-        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of products, see `ConvNet`; the residual stream and LayerNorms are float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
         depths: Number of blocks in each stage. Each stage has half the side of the one before.
         widths: Number of channels in each stage.
     """

@@ -46,13 +46,9 @@ _STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
 
 
 class EfficientNetLite(ConvNet):
-    """Maps images to the pooled features of the last layer.
+    """Maps images to the pooled features of the last layer; the residual stream is float32.
 
     Attributes:
-        image_size: Side of the images in pixels.
-        pooling: Pooling of the features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of products, see `ConvNet`; the residual stream is float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
         width_factor: Factor of the number of channels, relative to Lite0.
         depth_factor: Factor of the number of blocks.
     """

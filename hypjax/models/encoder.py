@@ -110,11 +110,7 @@ class ConvNet(Encoder):
 
 
 class FeatureEncoder(Encoder):
-    """Stands for a model whose embeddings are given: it returns them as they are.
-
-    Attributes:
-        dim: Dimension of the embeddings.
-    """
+    """Stands for a model whose embeddings are given: it returns them as they are."""
 
     dim: int
     takes_pixels = False

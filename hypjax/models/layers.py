@@ -40,8 +40,7 @@ _BEFORE_AMPERE = re.compile(r"[1-7]\.")
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
     """Dtype of the encoder's matrix products on a device; by default JAX's first one.
 
-    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
-    cannot multiply bfloat16, all are float32.
+    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs.
     """
     device = device or jax.local_devices()[0]
     if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
@@ -265,9 +264,7 @@ def poolings(class_tokens: int) -> list[str]:
     generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
     compare these).
     """
-    return [name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens] + list(
-        _PATCH_POOLINGS
-    )
+    return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
 
 def pooled_tokens(pooling: str) -> int | None:

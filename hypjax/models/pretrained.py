@@ -40,7 +40,7 @@ _MAX_LISTED = 3  # Names of tensors in a message.
 
 
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
-    """Loads an encoder's parameters from the hub or a file.
+    """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
     Args:
         name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
@@ -49,9 +49,6 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
             `.pt` and `.bin`, which need torch and may contain only tensors.
         encoder: Encoder that the weights are for.
         channels: Channels of the images.
-
-    Returns:
-        Parameters as a tree of float32 NumPy arrays.
 
     Raises:
         UserError: The weights do not exist, are damaged, or belong to another model.
@@ -68,19 +65,10 @@ def convert_timm(
     channels: int = 3,
     interpolate: bool = True,
 ) -> PyTree:
-    """Converts arrays under timm's names to an encoder's parameters.
+    """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
-    Classifiers are ignored. Position embeddings for another image size are interpolated as in timm:
-    bicubic with antialiasing.
-
-    Args:
-        state_dict: Arrays under timm's names.
-        encoder: Encoder that the weights are for.
-        channels: Channels of the images.
-        interpolate: Whether position embeddings may be for another image size.
-
-    Returns:
-        Parameters as a tree of float32 NumPy arrays.
+    Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
+    size are interpolated as in timm: bicubic with antialiasing.
 
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.

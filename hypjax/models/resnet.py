@@ -21,11 +21,9 @@ _Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 class ResNet(ConvNet):
     """Maps images to pooled features of the last stage.
 
+    The size of images, pooling, dtype and rematerialisation are as in `ConvNet`.
+
     Attributes:
-        image_size: Side of the images in pixels.
-        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of convolutions and activations, see `ConvNet`.
-        remat: Whether to recompute the activations of bottlenecks in the backward pass.
         stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
             width of the one before.
         width: Inner channels of a bottleneck in the first stage; its output has four times as many.

@@ -223,18 +223,11 @@ class VisionTransformer(Encoder):
         return_tokens: bool = False,
         branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
-        """Embeds images.
+        """Embeds normalised pixels, in float32.
 
-        Args:
-            images: Normalised pixels, [batch, height, width, channels].
-            return_tokens: Whether to return all tokens after the final LayerNorm, the class token
-                first, as timm's `forward_features` does.
-            branch_factors: Factors of the two residual branches of each block, attention and
-                perceptron, for each image: stochastic depth (`drop_path_factors`), in training
-                only. None multiplies by nothing.
-
-        Returns:
-            Embeddings [batch, dim], or with `return_tokens` tokens [batch, tokens, dim]; float32.
+        With `return_tokens` it returns all tokens after the final LayerNorm, the class token first,
+        as timm's `forward_features` does. In training, branch factors multiply the two residual
+        branches of each block, attention and perceptron: stochastic depth (`drop_path_factors`).
         """
         block = nn.remat(Block) if self.remat else Block
         with full_products_in(self.dtype):
@@ -245,7 +238,7 @@ class VisionTransformer(Encoder):
             options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
             outputs, turns = pooled, self._turns(images)
             if self.tensor_cores:
-                tokens = _in_rows(_padded(tokens))
+                tokens = _in_rows(jnp.pad(tokens, ((0, 0), (0, -number % _TILE), (0, 0))))
                 options["tokens"], outputs = number, pooled + -pooled % _TILE
             for i in range(self.depth):
                 factors = None if branch_factors is None else branch_factors[:, i]
@@ -268,15 +261,12 @@ class VisionTransformer(Encoder):
         """Class and other prefix tokens, and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
-        project = nn.Dense(
-            self.width, use_bias=not self.pre_norm, dtype=self.dtype, name="patch_embed"
-        )
-        patches = project(patches)
+        options = {"use_bias": not self.pre_norm, "dtype": self.dtype, "name": "patch_embed"}
+        patches = nn.Dense(self.width, **options)(patches)
         names = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
         names += [("reg_token", self.registers)] if self.registers else []
         prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in names]
-        batch = len(images)
-        prefix = [jnp.broadcast_to(token, (batch, *token.shape[1:])) for token in prefix]
+        prefix = [jnp.broadcast_to(x, (len(images), *x.shape[1:])) for x in prefix]
         tokens = jnp.concatenate([*prefix, patches], axis=1)
         if self.positions != "none":
             without = self.num_prefix_tokens if self.positions == "patches" else 0
@@ -320,11 +310,6 @@ def drop_path_factors(
     return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
 
 
-def _padded(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch padded dim"]:
-    """Tokens with zeros after them, to a multiple of 8."""
-    return jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % _TILE), (0, 0)))
-
-
 def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
     """Keeps XLA from transposing tokens in memory, as it does to suit the patch projection."""
     return with_layout_constraint(tokens, Layout((0, 1, 2)))
@@ -358,10 +343,7 @@ class Block(nn.Module):
         branch_factors: Float[Array, "batch 2"] | None = None,
         turns: Turns | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Applies the block, with its branches times their factors, if there are any.
-
-        The turns are those of rotary position embeddings, for each token.
-        """
+        """Applies the block, with its branches times their factors, if there are any."""
 
         def added(x: Array, branch: Array, place: int) -> Array:
             if branch_factors is not None:
@@ -387,10 +369,8 @@ class Block(nn.Module):
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
         """The perceptron up to its last layer."""
-        width, (kind, gate) = (
-            int(x.shape[-1] * self.mlp_ratio),
-            (self.design.activation, self.design.gate),
-        )
+        kind, gate = self.design.activation, self.design.gate
+        width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
             both = Dense(2 * width, self.dtype, name="fc_1")
             return activate(both(x, affine, 0, 2), kind) * both(x, affine, 1, 2)
@@ -448,14 +428,7 @@ class Attention(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query attends to all tokens; a perceptron with a residual branch follows.
-
-    Attributes:
-        num_heads: Number of attention heads.
-        mlp_ratio: Width of the perceptron divided by that of the tokens.
-        design: Options of the family; of them, those of LayerNorm and the activation count.
-        dtype: Dtype of matrix products.
-    """
+    """A learned query attends to all tokens; a perceptron with a residual branch follows."""
 
     num_heads: int
     mlp_ratio: float

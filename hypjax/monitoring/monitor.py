@@ -22,8 +22,7 @@ from hypjax.system import console, machine
 class Meter:
     """Collects what steps return, and measures how long they wait for input.
 
-    At most two steps are in flight: while one computes, the input of the next is fetched. Waiting
-    counts even while the device computes, so the share of input is an upper bound.
+    Waiting counts even while the device computes, so the share of input is an upper bound.
     """
 
     def __init__(
@@ -39,13 +38,11 @@ class Meter:
         """Excludes the time since the last reading from the rates, for example a compilation."""
         jax.block_until_ready(self._metrics[-1:])
         self._waited = self._stopwatch.seconds()["input"]
-        self._steps, self._started = 0, time.monotonic()
+        self._timed, self._started = len(self._metrics), time.monotonic()
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Adds a step's metrics, after the step before it has finished."""
-        jax.block_until_ready(self._metrics[-1:])
+        """Adds a step's metrics."""
         self._metrics.append(metrics)
-        self._steps += 1
 
     def read(self) -> dict[str, float]:
         """Summarises the steps since the last reading, without those that were not finite.
@@ -60,8 +57,8 @@ class Meter:
         names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
         values = {n: self._summary_of(n, [m[n] for m in finite]) for n in names}
         values["skipped"] = int(metrics[-1]["skipped"])
-        if self._steps:
-            values["images_per_second"] = self._steps * self._batch_size / seconds
+        if steps := len(metrics) - self._timed:
+            values["images_per_second"] = steps * self._batch_size / seconds
             values["input_wait"] = wait / seconds
         values |= machine.memory_peaks()
         self._metrics = []

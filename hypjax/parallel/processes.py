@@ -41,8 +41,13 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
     if given:
         options["cluster_detection_method"] = "deactivate"
+    unconnected = (
+        f"the processes could not connect to --coordinator={coordinator}; start all of them, with "
+        "an address that all can reach"
+    )
     # JAX would abort with a stack trace.
-    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])
+    late = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])
     alarm.start()
     try:
         jax.distributed.initialize(given, num_processes, process_id, **options)
@@ -53,7 +58,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             "--process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
-        raise TryAgainError(_unconnected(coordinator, reason(error))) from error
+        raise TryAgainError(f"{unconnected} ({reason(error)})") from error
     finally:
         alarm.cancel()
     if jax.process_count() > 1:
@@ -78,17 +83,9 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
         raise UserError(f"--coordinator={coordinator} needs {needed}")
 
 
-def _give_up(coordinator: str) -> NoReturn:
-    why = f"not within {_JOIN_TIMEOUT} seconds"
-    print(f"error: {_unconnected(coordinator, why)}", file=sys.stderr, flush=True)
+def _give_up(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
     exits.at_once(TRY_AGAIN)
-
-
-def _unconnected(coordinator: str, why: str) -> str:
-    return (
-        f"the processes could not connect to --coordinator={coordinator} ({why}); start all of "
-        "them, with an address that all can reach"
-    )
 
 
 def is_first() -> bool:
