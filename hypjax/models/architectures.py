@@ -83,6 +83,7 @@ def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
 
 
 _DINO_BLOCKS = BlockDesign(layer_scale=True)
+_REGISTERS = {"registers": 4, "positions": "patches"}
 _GIANT = {
     "mlp_ratio": 4096 / 1536,
     "blocks": dataclasses.replace(_DINO_BLOCKS, activation="silu", gate="packed"),
@@ -120,7 +121,8 @@ def _perception(side: int) -> dict[str, Any]:
 
 FAMILIES = (
     Family(
-        "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)",
+        "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)"
+        ", DeiT (Touvron et al., ICML 2021)",
         VisionTransformer,
         {},
         "cls",
@@ -128,23 +130,17 @@ FAMILIES = (
             "vit_tiny_patch16_{224,384}",
             "vit_{small,base}_patch{32_224,32_384,16_224,16_384,8_224}",
             "vit_large_patch{32,16}_{224,384}",
+            *("deit_{tiny,small,base}_patch16_224", "deit_base_patch16_384"),
         ),
         (
             Weights("*.dino", *_IMAGENET, _APACHE),
+            Weights("deit*", *_IMAGENET, _APACHE),
             Weights("*.mae", *_IMAGENET, _NONCOMMERCIAL),
             Weights("*.augreg*", *_HALF, _APACHE),
             Weights("*.orig*", *_HALF, _APACHE),
             Weights("*.sam*", *_HALF, _APACHE),
             Weights("*.bamboo", *_CLIP, "none listed"),
         ),
-    ),
-    Family(
-        "DeiT (Touvron et al., ICML 2021)",
-        VisionTransformer,
-        {},
-        "cls",
-        _sized("deit_{tiny,small,base}_patch16_224", "deit_base_patch16_384"),
-        (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
     ),
     Family(
         "DeiT, distilled",
@@ -163,21 +159,14 @@ FAMILIES = (
         (Weights("*.fb_*", *_IMAGENET, _APACHE),),
     ),
     Family(
-        "DINOv2 (Oquab et al., TMLR 2024)",
+        "DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024)",
         VisionTransformer,
         {"image_size": 518, "blocks": _DINO_BLOCKS},
         "cls",
         _sized("vit_{small,base,large}_patch14_dinov2")
-        | _sized("vit_giant_patch14_dinov2", **_GIANT),
-        (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
-    ),
-    Family(
-        "DINOv2 with registers (Darcet et al., ICLR 2024)",
-        VisionTransformer,
-        {"image_size": 518, "registers": 4, "positions": "patches", "blocks": _DINO_BLOCKS},
-        "cls",
-        _sized("vit_{small,base,large}_patch14_reg4_dinov2")
-        | _sized("vit_giant_patch14_reg4_dinov2", **_GIANT),
+        | _sized("vit_giant_patch14_dinov2", **_GIANT)
+        | _sized("vit_{small,base,large}_patch14_reg4_dinov2", **_REGISTERS)
+        | _sized("vit_giant_patch14_reg4_dinov2", **_REGISTERS, **_GIANT),
         (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
     ),
     Family(

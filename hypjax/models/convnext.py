@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from hypjax.models.depthwise import DepthwiseConv
 from hypjax.models.encoder import ConvNet
-from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, pool_tokens
+from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, normed, pool_tokens
 
 _STEM = 4  # Side of the patches of the images; later stages begin with patches of 2 × 2 positions.
 _KERNEL = 7
@@ -61,7 +61,7 @@ class ConvNeXt(ConvNet):
     def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
         """Projects and normalises patches."""
         x = Dense(self.widths[0], self.dtype, name="stem_conv")(_patches(x, _STEM))
-        return _normalised(x, "stem_norm")
+        return normed(x, "stem_norm")
 
     def block(
         self, x: Float[Array, "batch h w c"], stage: int, i: int
@@ -74,7 +74,7 @@ class ConvNeXt(ConvNet):
 
     def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
         """Pools and normalises the features."""
-        return _normalised(pool_tokens(tokens, 0, self.pooling), "norm")
+        return normed(pool_tokens(tokens, 0, self.pooling), "norm")
 
 
 class Downsample(nn.Module):
@@ -104,8 +104,8 @@ class Block(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (width,))
         scale = self.param("layer_scale", nn.initializers.constant(_LAYER_SCALE), (width,))
         mixed = DepthwiseConv(_KERNEL, self.dtype, KERNEL_INIT, name="depthwise")(x)
-        normed = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
-        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(*normed), "gelu")
+        mixed = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
+        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(*mixed), "gelu")
         return x + Dense(width, self.dtype, name="fc_2")(hidden, factor=scale)
 
 
@@ -115,9 +115,3 @@ def _patches(
     """Cuts images into patches, without what is left over at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)
-
-
-def _normalised(x: Float[Array, "... dim"], name: str) -> Float[Array, "... dim"]:
-    """Applies a LayerNorm that no linear layer follows, in float32."""
-    x, (scale, shift) = LayerNorm(jnp.float32, name=name)(x.astype(jnp.float32))
-    return x * scale + shift

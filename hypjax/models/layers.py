@@ -172,6 +172,12 @@ class LayerNorm(nn.Module):
         return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 
+def normed(x: Float[Array, "... dim"], name: str, eps: float = 1e-6) -> Float[Array, "... dim"]:
+    """A LayerNorm that no linear layer follows, in float32; it is part of the calling module."""
+    x, (scale, shift) = LayerNorm(jnp.float32, eps, name=name)(x)
+    return x * scale + shift
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _normalized(
     x: Float[Array, "... dim"], dtype: jnp.dtype, eps: float

@@ -30,6 +30,7 @@ from hypjax.models.layers import (
     LayerNorm,
     activate,
     full_products_in,
+    normed,
     pool_tokens,
     pooled_tokens,
     poolings,
@@ -229,7 +230,7 @@ class VisionTransformer(Encoder):
         as timm's `forward_features` does. In training, branch factors multiply the two residual
         branches of each block, attention and perceptron: stochastic depth (`drop_path_factors`).
         """
-        block = nn.remat(Block) if self.remat else Block
+        block, eps = nn.remat(Block) if self.remat else Block, self.blocks.norm_eps
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
             number = tokens.shape[1]
@@ -247,15 +248,11 @@ class VisionTransformer(Encoder):
                 tokens = block(**options, **last, name=f"block_{i}")(tokens, factors, turns)
             tokens = tokens[:, :pooled]
             if not self.pool_first:
-                tokens = self._norm(tokens, "norm")
+                tokens = normed(tokens, "norm", eps)
             if return_tokens and not self.is_initializing():
                 return tokens
             embedding = self._pooled(tokens)
-            return self._norm(embedding, "norm") if self.pool_first else embedding
-
-    def _norm(self, x: Array, name: str) -> Array:
-        x, (scale, shift) = LayerNorm(jnp.float32, self.blocks.norm_eps, name=name)(x)
-        return x * scale + shift
+            return normed(embedding, "norm", eps) if self.pool_first else embedding
 
     def _tokens(self, images: ArrayLike) -> Array:
         """Class and other prefix tokens, and patch tokens, with position embeddings."""
@@ -275,7 +272,7 @@ class VisionTransformer(Encoder):
             if without:
                 positions = jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
             tokens += positions
-        return self._norm(tokens, "norm_pre") if self.pre_norm else tokens
+        return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
     def _turns(self, images: ArrayLike) -> Turns | None:
         """Rotations of all tokens; those before the patches, and padding, are not rotated."""

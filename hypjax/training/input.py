@@ -208,7 +208,7 @@ class Feed:
         epoch, rest = divmod(step, self._source.setup.plans.batches_per_epoch)
         if rest:
             return state
-        with self._monitor.timing("mining"):
+        with self._monitor.stopwatch.part("mining"):
             model = trained_model(self._source.setup.learner, state)
             table, metrics = self._source.mine(model, epoch)
         self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.

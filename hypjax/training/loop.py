@@ -98,7 +98,7 @@ class Loop:
                 if saving or stopping:
                     # Before it is saved, so that a state that is not finite never is.
                     self.monitor.report(step, judging=not stopping)
-                    with self.monitor.timing("saving"):
+                    with self.monitor.stopwatch.part("saving"):
                         save(self.checkpoints, learner, state, measured, score)
                 if stopping:
                     self._stop(step, status)
@@ -108,7 +108,7 @@ class Loop:
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         evaluator, splits = self.setup.evaluator, self.setup.splits
-        with self.monitor.timing("evaluation"):
+        with self.monitor.stopwatch.part("evaluation"):
             params = evaluated_model(self.setup.learner, state)
             fitted = evaluator.fit(params, splits.train)
             scores = evaluator.scores(params, Task(splits.validation), fitted)
