@@ -25,19 +25,19 @@ _POINT = 1e-5  # Of points that differ by this share of their norm, float32 keep
 class HealthWatch:
     """Checks the means of the steps between two reports, and warns once of each fault.
 
-    A fault counts after the settled steps, if two checks in a row find it, since a report may cover
-    a single step.
+    A fault counts after the warm-up, and at least a tenth of the steps, if two checks in a row find
+    it, since a report may cover a single step.
     """
 
-    def __init__(
-        self, settled: int, batch_size: int, samples_per_class: int, *, stop: bool
-    ) -> None:
-        self._settled, self._stop = settled, stop
-        self._chance = chance = (samples_per_class - 1) / (batch_size - 1)
+    def __init__(self, config: ConfigDict) -> None:
+        train = config.train
+        self._settled = max(config.optim.warmup_steps, train.total_steps // 10)
+        self._stop = train.on_collapse == "stop"
+        self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
         # Recall below this is at chance: by a half at most, and by a tenth of what is above it.
         self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive needs a logit this much above theirs for p = 1/2.
-        self._range = math.log(2 * batch_size / samples_per_class - 2)
+        self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._last: str | None = None
         self._warned: set[str] = set()
 

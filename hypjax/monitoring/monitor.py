@@ -79,31 +79,30 @@ class Trace:
                 f"--profile is {steps[0]}:{steps[1]}; "
                 f"it must be two ascending steps from 1 to {total}"
             )
-        self._folder = folder
-        self._first, self._last = steps or (0, 0)
-        self._running = False
+        self._folder, self._open = folder, contextlib.ExitStack()
+        first, self._last = steps or (0, -1)
+        self._steps = range(first, self._last + 1)
 
     def before(self, step: int) -> None:
         """Call it before a step is dispatched."""
-        if not self._running and self._first <= step <= self._last:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        if step in self._steps:
+            self._steps = range(0)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
-            jax.profiler.start_trace(self._folder, profiler_options=options)
-            self._running = True
+            written = f"trace written to {self._folder}; open it with XProf or Perfetto"
+            self._open.callback(console.say, written)
+            trace = jax.profiler.trace(self._folder, profiler_options=options)
+            self._open.enter_context(trace)
 
     def after(self, step: int, outputs: Any) -> None:
         """Call it with what a step returned."""
-        if self._running and step == self._last:
+        if step == self._last:
             jax.block_until_ready(outputs)
             self.end()
 
     def end(self) -> None:
         """Ends the trace, if it is running."""
-        if self._running:
-            self._running = False
-            jax.profiler.stop_trace()
-            console.say(f"trace written to {self._folder}; open it with XProf or Perfetto")
+        self._open.close()
 
 
 class Monitor(contextlib.AbstractContextManager):
@@ -129,12 +128,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry = Telemetry(folder, steps.start, config)
-        self._health = HealthWatch(
-            max(config.optim.warmup_steps, config.train.total_steps // 10),
-            size,
-            config.train.samples_per_class,
-            stop=config.train.on_collapse == "stop",
-        )
+        self._health = HealthWatch(config)
         self._progress = console.Progress(steps.start, steps.stop, size)
         self._meter = Meter(size, stopwatch, reported_names(config.objective))
 

@@ -26,10 +26,12 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes measurements to all sinks; what one cannot write, as on a full disk, is left out."""
+    """Writes a run's measurements to all sinks; resumed, it removes those after its checkpoint.
+
+    What a sink cannot write, as on a full disk, is left out.
+    """
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
-        """Resumes a run's measurements; those written after its last checkpoint are removed."""
         self._sinks: list[JsonLines | EventFiles | WandbRun] = []
         if processes.is_first():
             folder.mkdir(parents=True, exist_ok=True)
@@ -51,10 +53,9 @@ class Telemetry:
 
 
 class JsonLines:
-    """A file with one JSON object per line."""
+    """A file with one JSON object per line; lines after the first step are removed."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        """Removes lines written after the given step, including a partial last line."""
         self._path = path
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         with console.tolerating(str(path)):
@@ -89,11 +90,11 @@ class EventFiles:
     """TensorBoard's event files: a new one for each start and after each failure.
 
     tensorboardX's own SummaryWriter writes in a thread. When a full disk ends that thread, nobody
-    is told, its queue fills, and the loop waits for it forever.
+    is told, its queue fills, and the loop waits for it forever. TensorBoard discards the steps of
+    earlier files from the first one on.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
-        """Prepares to write; TensorBoard discards steps of earlier files from the first one on."""
         self._folder = folder / "tensorboard"
         self._start = first_step and first_step + 1  # Step 0 is written again.
         self._writer: EventsWriter | None = None

@@ -1,9 +1,8 @@
 """Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
 Results do not depend on the number of devices: the loss is that of the whole batch, and its
-gradient is exact. A batch is split over the devices regardless of classes. It may also be embedded
-in slices (microbatches), one after the other, each over all devices, so that only one slice's
-activations are in memory.
+gradient is exact. A batch may also be embedded in slices (microbatches), one after the other, so
+that only one slice's activations are in memory.
 """
 
 import math
@@ -132,9 +131,8 @@ def map_images(
 ) -> Callable[..., PyTree]:
     """Splits a function of parameters and images over the devices and replicates its result.
 
-    Each row of the result may depend on the parameters and its own image only. Several slices are
-    computed one after the other. Their intermediate values are not stored for the gradient but
-    recomputed, slice by slice (rematerialisation). Use what it returns inside `jax.jit`.
+    Each row of the result may depend on the parameters and its own image only. Intermediate values
+    of several slices are not stored for the gradient but recomputed. Use it inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:
