@@ -72,6 +72,12 @@ def main() -> None:
         # Features: nothing tells which model made them.
         queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
+        dim = queries.vectors.shape[1]
+        if wrong := [len(item.point) for item in gallery.sample(1) if len(item.point) != dim]:
+            raise UserError(
+                f"{FLAGS.query} has {dim} coordinates an image, but {FLAGS.gallery} has {wrong[0]};"
+                " compute the queries' features with the model of the gallery"
+            )
     else:
         FLAGS.require_one("workdir", "encoder")
         if FLAGS.workdir:
