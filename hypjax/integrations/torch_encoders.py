@@ -54,7 +54,7 @@ def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
     weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
     loaded = model.load_state_dict(weights, strict=False)
     names = model.pretrained_cfg.get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
+    classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
         raise UserError(

@@ -98,16 +98,16 @@ class Guard:
     """Answers only requests that name this server, and no uploads of other sites' pages.
 
     A page of another site could otherwise have its own name resolve to this address, or post to it.
-    Starlette's TrustedHostMiddleware cannot allow every address, which leads nowhere else.
+    Localhost and addresses are always names of this server, which Starlette's TrustedHostMiddleware
+    cannot say.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        """Wraps an application that is reached by these names, besides localhost and addresses."""
         self._app = app
         self._names = {name.lower() for name in names if not _is_own(name)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that is refused, or passes it on."""
+        """Passes a request on, or refuses it."""
         app = self._app
         if scope["type"] == "http":
             if message := self._refusal(scope["method"], Headers(scope=scope)):

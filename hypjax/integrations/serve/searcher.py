@@ -27,16 +27,11 @@ _Answer = dict[str, Any]
 class Searcher:
     """Embeds images, finds their neighbours, and places both in the Poincaré disk.
 
-    The methods but `thumbnail` are called by one thread at a time.
-
-    Attributes:
-        model: The model.
-        about: A description of the gallery for clients: its number of `images`, its `space`, its
-            `classes`, and a `sample` of images with their places in the disk.
+    The methods but `thumbnail` are called by one thread at a time. `about` is what clients are told
+    of the gallery.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
-        """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
         require_model(gallery, model.fingerprint)
         self.model, self._gallery = model, gallery
         sample = gallery.sample(_SAMPLE)
@@ -76,10 +71,9 @@ class Searcher:
         return self._answer(item.point, item, k, label, placed)
 
     def _find(self, key: str) -> GalleryItem:
-        items = self._gallery.read([key])
-        if not items:
-            raise HTTPException(404, "the gallery has no image with this key")
-        return items[0]
+        for item in self._gallery.read([key]):
+            return item
+        raise HTTPException(404, "the gallery has no image with this key")
 
     def _answer(
         self, point: np.ndarray, own: GalleryItem | None, k: int, label: str | None, placed: bool
@@ -92,8 +86,8 @@ class Searcher:
         hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
             places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
-            for each, place in zip((query, *hits), places, strict=True):
-                each["place"] = place
+            for shown, place in zip((query, *hits), places, strict=True):
+                shown["place"] = place
         match = self.model.match if found.distances else None
         remark = match.remark(found.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
