@@ -5,7 +5,7 @@ import json
 import logging
 import pathlib
 import warnings
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -93,22 +93,6 @@ class Agreement(NamedTuple):
     neighbours: float  # Share of the ten nearest neighbours among these images that remain.
     change: float  # Largest change of a distance, relative to the median distance.
 
-    @classmethod
-    def of(cls, space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Self:
-        """Compares points of the same images."""
-        with jax.enable_x64(True):
-            distances, others = (
-                np.array(space.distance_matrix(points, points))
-                for points in (expected.astype(np.float64), found.astype(np.float64))
-            )
-        change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
-        for matrix in (distances, others):
-            np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
-        nearest, theirs = (np.argsort(x, axis=1)[:, :_NEIGHBOURS] for x in (distances, others))
-        kept = sum(len(np.intersect1d(a, b)) for a, b in zip(nearest, theirs, strict=True))
-        error = np.abs(expected - found).max()
-        return cls(images, float(error), kept / nearest.size, float(change))
-
     def __str__(self) -> str:
         return (
             f"for {self.images}, coordinates differ from hypjax's by at most {self.error:.1g} and "
@@ -117,28 +101,38 @@ class Agreement(NamedTuple):
         )
 
 
+def _compare(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Agreement:
+    """Compares points of the same images."""
+    with jax.enable_x64(True):
+        matrices = [
+            np.array(space.distance_matrix(points, points))
+            for points in (expected.astype(np.float64), found.astype(np.float64))
+        ]
+    change = np.abs(np.subtract(*matrices)).max() / max(np.median(matrices[0]), 1e-30)
+    for matrix in matrices:
+        np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
+    nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
+    kept = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True))
+    error = np.abs(expected - found).max()
+    return Agreement(images, float(error), kept / nearest[0].size, float(change))
+
+
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement:
-    """Writes a trained run's model into an ONNX file.
+    """Writes a trained run's model into an ONNX file, which is replaced if it exists.
 
-    Args:
-        embedder: The model.
-        path: The file, which is replaced if it exists.
-        precision: 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
-            weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel.
-
-    Raises:
-        UserError: timm has no such encoder, it has too many weights, its points disagree with
-            hypjax's, or the file cannot be written.
+    The precision is 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
+    weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel. Raises a
+    `UserError` if timm has no such encoder, it has too many weights, its points disagree with
+    hypjax's, or the file cannot be written.
     """
     if precision != "float32" and not embedder.takes_pixels:
         raise UserError(
             f"{precision} is for the encoder's products, and this run has no encoder, since it was "
             "trained on features; use --precision=float32"
         )
-    model = exported(embedder, flat=precision == "int8")
-    view = View.of(embedder.config.data)
-    properties = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
-    onnx.helper.set_model_props(model, properties)
+    model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
+    facts = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
+    onnx.helper.set_model_props(model, facts)
     images, batch = _sample(embedder, view, measured=precision != "float32")
     expected = _points(embedder, batch)
     with writing(path), replacing(path) as temporary:
@@ -150,7 +144,7 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
         found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        compared = Agreement.of(embedder.space, images, expected, found)
+        compared = _compare(embedder.space, images, expected, found)
         if precision == "float32":
             scale = max(1.0, float(np.abs(expected).max()))
             # Near the edge of a ball, small differences of coordinates change distances.
