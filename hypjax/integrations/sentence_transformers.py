@@ -74,6 +74,12 @@ vectors = model.encode(images)
 
 {exact}
 """
+_USE = """\
+wrote {folder}; in Python:
+  model = sentence_transformers.SentenceTransformer("{folder}")
+  vectors = model.encode(images)  # Pillow images, in RGB.
+  {compare}
+{exact}"""
 _DISTANCE = '''\
 """The distance in {space} between features: what this model is trained to rank by."""
 
@@ -136,15 +142,7 @@ def write_folder(
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-    return "\n".join(
-        (
-            f"wrote {folder}; in Python:",
-            f'  model = sentence_transformers.SentenceTransformer("{folder}")',
-            "  vectors = model.encode(images)  # Pillow images, in RGB.",
-            f"  {compare}",
-            exact.replace("`", ""),
-        )
-    )
+    return _USE.format(folder=folder, compare=compare, exact=exact.replace("`", ""))
 
 
 def write_model(
@@ -158,12 +156,8 @@ def write_model(
         modules.append(("LayerNorm", {"dimension": dim}, weights))
     if model.head_kind != "none":
         kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
-        settings = {
-            "in_features": dim,
-            "out_features": model.head_dim,
-            "bias": True,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
+        settings = {"in_features": dim, "out_features": model.head_dim, "bias": True}
+        settings["activation_function"] = "torch.nn.modules.linear.Identity"
         weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
         modules.append(("Dense", settings, weights))
     if normalize:
@@ -236,14 +230,13 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
         images, what = find_images(where), f"images in {where}"
     else:
         try:
-            splits = open_splits(embedder.config)
+            images, what = open_splits(embedder.config).images(scored=True), "test images"
         except UserError as error:
             raise UserError(
                 f"whether cosine ranks as the distance in {embedder.space} does depends on the "
                 f"images, and those of the run cannot be read ({error}); name a folder of images "
                 "as --images"
             ) from error
-        images, what = splits.images(scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     found = embedder.embed_images(chosen)

@@ -122,32 +122,28 @@ class GraphGallery(ArrayGallery):
         With `writable`, the graph is read into memory, so that it can change. Otherwise its file is
         memory-mapped.
         """
+        import pyarrow.parquet
+
         path = pathlib.Path(path)
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
         try:
-            return cls._read(path, writable)
+            facts = json.loads((path / _FACTS).read_text())
+            for name, expected in facts.pop("checksums").items():  # usearch crashes on damage.
+                if sha256(path / name) != expected:
+                    raise ValueError(f"the checksum of {name} is wrong")
+            facts["space"] = space_of(facts["space"])
+            rows = pyarrow.parquet.read_table(path / _IMAGES)
+            ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
+            points = np.load(path / _POINTS, mmap_mode="r")
+            index = _create(facts["space"], points.shape[1], rounded=facts["rounded"])
+            metric = index.metric
+            (index.load if writable else index.view)(str(path / _GRAPH))
+            index.metric = metric  # The file holds none.
         except Exception as error:  # pyarrow and usearch raise almost anything.
             raise UserError(
                 f"{path} is damaged, or no gallery of usearch ({error}); export the gallery again"
             ) from error
-
-    @classmethod
-    def _read(cls, path: pathlib.Path, writable: bool) -> Self:
-        import pyarrow.parquet
-
-        facts = json.loads((path / _FACTS).read_text())
-        for name, expected in facts.pop("checksums").items():  # usearch crashes on damaged files.
-            if sha256(path / name) != expected:
-                raise ValueError(f"the checksum of {name} is wrong")
-        facts["space"] = space_of(facts["space"])
-        rows = pyarrow.parquet.read_table(path / _IMAGES)
-        ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
-        points = np.load(path / _POINTS, mmap_mode="r")
-        index = _create(facts["space"], points.shape[1], rounded=facts["rounded"])
-        metric = index.metric
-        (index.load if writable else index.view)(str(path / _GRAPH))
-        index.metric = metric  # The file holds none.
         return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
