@@ -77,13 +77,10 @@ class _Handlers:
 
     async def search(self, request: Request) -> Response:
         """Searches with an uploaded image, or with one of the gallery."""
-        options, find = _options(request), self._searcher.by_image
+        options = _options(request)
         async with admitted(self._free):
-            if (query := request.path_params.get("key")) is None:
-                query = await read_upload(request)
-            else:
-                find = self._searcher.by_key
-            return JSONResponse(await _in(self._worker, find, query, *options))
+            query = request.path_params.get("key") or await read_upload(request)
+            return JSONResponse(await _in(self._worker, self._searcher.search, query, *options))
 
 
 def _options(request: Request) -> tuple[int, str | None, bool]:

@@ -108,14 +108,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
-        app = self._app
-        if scope["type"] == "http":
-            if message := self._refusal(scope["method"], Headers(scope=scope)):
-                app = JSONResponse({"error": message}, 403, _END)
+        app, http = self._app, scope["type"] == "http"
+        if http and (message := self._refusal(scope["method"], Headers(scope=scope))):
+            app = JSONResponse({"error": message}, 403, _END)
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:
-        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        host, origin = (headers.get(name, "").lower() for name in ("host", "origin"))
         name = _name(f"//{host}")
         if not (_is_own(name) or name in self._names):
             return "this server has another name; start it with --name to add one"

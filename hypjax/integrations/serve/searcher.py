@@ -50,7 +50,7 @@ class Searcher:
         }
         image = io.BytesIO()  # Compiles what every search runs.
         Image.new("L", (1, 1)).save(image, "png")
-        self.by_image(image.getvalue(), 12, None, placed=True)
+        self.search(image.getvalue(), 12, None, placed=True)
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
@@ -61,23 +61,13 @@ class Searcher:
             raise HTTPException(400, f"the image cannot be read ({reason})")
         return embedded.vectors[0]
 
-    def by_image(self, encoded: bytes, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with the file of an image, in a class if that is given."""
-        return self._answer(self.embed(encoded), None, k, label, placed)
+    def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
+        """Searches with the file of an image, or by key with one of the gallery, itself left out.
 
-    def by_key(self, key: str, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with an image of the gallery, which is not found itself."""
-        item = self._find(key)
-        return self._answer(item.point, item, k, label, placed)
-
-    def _find(self, key: str) -> GalleryItem:
-        for item in self._gallery.read([key]):
-            return item
-        raise HTTPException(404, "the gallery has no image with this key")
-
-    def _answer(
-        self, point: np.ndarray, own: GalleryItem | None, k: int, label: str | None, placed: bool
-    ) -> _Answer:
+        The hits are of a class, if that is given, and are placed in the disk.
+        """
+        own = self._find(query) if isinstance(query, str) else None
+        point = own.point if own else self.embed(query)
         paths = [os.path.realpath(own.path)] if own else None
         (found,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(found.keys, found.distances, strict=True))
@@ -91,6 +81,11 @@ class Searcher:
         match = self.model.match if found.distances else None
         remark = match.remark(found.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
+
+    def _find(self, key: str) -> GalleryItem:
+        for item in self._gallery.read([key]):
+            return item
+        raise HTTPException(404, "the gallery has no image with this key")
 
     def _shown(self, item: GalleryItem) -> _Answer:
         """Describes an image to clients; its path begins below the folder that all share."""
