@@ -14,14 +14,13 @@ from ml_collections import ConfigDict
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.config.rules import refuse
-from hypjax.data.parts import Splits
+from hypjax.inference.run import Run
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
-from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
@@ -94,7 +93,7 @@ def train_and_evaluate(
     workdir: str | pathlib.Path,
     profile: tuple[int, int] | None = None,
     launched: float | None = None,
-    report: Callable[[pathlib.Path, str, Splits], bool] | None = None,
+    report: Callable[[pathlib.Path, str, Run], bool] | None = None,
 ) -> dict[str, Any]:
     """Trains a model, from pretrained weights if the configuration names them, and evaluates it.
 
@@ -120,7 +119,6 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     config = config.copy_and_resolve_references()
-    config[SAVED_SPACE] = None  # Training is in the space of the loss, also a saved run's.
     validate(config)
     if config.train.total_steps == 0:
         words = "at least 1; add --mode=evaluate to evaluate without training"
@@ -144,7 +142,7 @@ def train_and_evaluate(
         steps = range(int(state.step), total)
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
         _finish(folder, config, checkpoints, steps, results, warnings, stopwatch)
-        reported = report is not None and report(folder.path, str(folder.location), run.splits)
+        reported = report is not None and report(folder.path, str(folder.location), run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
         print(f"the report is {folder.location}/{REPORT}")

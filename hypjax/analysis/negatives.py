@@ -23,7 +23,6 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
-from hypjax.objectives.create import config_at
 from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
@@ -89,15 +88,16 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
     """
     model, params = restore_trained(run)
-    config = config_at(run.config, params)
-    space = create_objective(config).space
+    scalars = run.scalars(params)
+    space = create_objective(run.config).with_scalars(scalars).space
     embed = head_points(run, model, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    return weigh(run.name, anchors, items, choice, space, softmax_temperature(config))
+    temperature = softmax_temperature(run.config, scalars)
+    return weigh(run.name, anchors, items, choice, space, temperature)
 
 
 def weigh(

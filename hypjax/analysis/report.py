@@ -27,7 +27,6 @@ from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_i
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
-from hypjax.data.parts import Splits
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -37,7 +36,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_learned
-from hypjax.runs.workdir import read_warnings, saved_config
+from hypjax.runs.workdir import read_warnings
 from hypjax.system import console
 from hypjax.system.files import write_text
 
@@ -293,7 +292,7 @@ def _disk(found: RunSearches) -> dict[str, str]:
     }
 
 
-def write_own_report(folder: pathlib.Path, location: str, splits: Splits) -> bool:
+def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
     `location` is the path or URL of the folder, and names the run. Returns whether there is a
@@ -303,9 +302,9 @@ def write_own_report(folder: pathlib.Path, location: str, splits: Splits) -> boo
     if jax.process_count() > 1:
         return False
     try:
-        names = {"name": pathlib.Path(location).name, "workdir": str(folder)}
-        run = Run(config=saved_config(folder), splits=splits, **names)
-        write_report([run], folder / REPORT)
+        named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
+        shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)
+        write_report([shown], folder / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

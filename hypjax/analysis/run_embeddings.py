@@ -19,11 +19,10 @@ from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
-from hypjax.objectives import scored_space
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
-from hypjax.runs.workdir import require_provenance, saved_config
+from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training import setup, states
@@ -46,9 +45,10 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
             config = saved_config(folder)
+            objective = saved_objective(folder, config)
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-        runs.append(Run.open(config, name, workdir))
+        runs.append(Run.open(config, objective, name=name, workdir=workdir))
         if not _same_test_images(runs[0].splits, runs[-1].splits):
             raise UserError(
                 f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
@@ -112,10 +112,10 @@ def _choose(
 
 
 def restore_trained(run: Run) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
+    """Restores a run's model as by `restore_best`, if the images are still the run's."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
-        return restore_best(folder)[1:]
+        return restore_best(folder)[1:3]
 
 
 class ScoredHead(NamedTuple):
@@ -132,7 +132,7 @@ def scored_head(run: Run) -> ScoredHead:
     proxies = None
     if run.config.objective.name.startswith("hier+"):
         params, proxies = _restore_proxies(run)
-    space = scored_space(run.config, params)
+    space = run.score_space(params)
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)

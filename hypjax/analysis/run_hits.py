@@ -18,7 +18,6 @@ from hypjax.analysis.run_embeddings import (
 )
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
 _COLOURS = {True: "tab:green", False: "tab:red"}
@@ -65,7 +64,7 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     `eval.pca`.
     """
     model, params = restore_trained(run)
-    space = scored_space(run.config, params)
+    space = run.score_space(params)
     embed = head_points(run, model, params, space)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None

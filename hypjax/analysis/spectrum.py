@@ -20,7 +20,6 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives import scored_space
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
@@ -40,7 +39,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     found: dict[str, Any] = {"run": run.name}
     states = {"untrained": untrained_parameters(run.config), "trained": trained}
     for state, params in states.items():
-        space = scored_space(run.config, params)
+        space = run.score_space(params)
         points = head_points(run, model, params, space)(images)
         found[state] = find_spread(points, images.labels, space)
     return found

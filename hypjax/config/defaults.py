@@ -30,7 +30,6 @@ from hypjax.fields import (
 )
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
-from hypjax.objectives.create import SAVED_SPACE
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
@@ -71,9 +70,6 @@ def shared_defaults() -> ConfigDict:
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.
     config.seed = 0  # Seed of the initial parameters, batches and crops.
-    # The space in which a run with a loss of the user's scores its head, as it was saved with it;
-    # None: that of `create_objective`. No file or command line sets it, see `flatten`.
-    config[SAVED_SPACE] = placeholder(object)
     for group, fields in declared_fields().items():
         config[group] = _defaults(fields)
     return config

@@ -24,7 +24,7 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Field, Rule, at_least, each, or_none, range_within, within
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import first_parameters, has_curvature, learned_numbers
+from hypjax.geometry.learned import has_curvature, learned_numbers
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
@@ -32,11 +32,8 @@ from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import (
     BUILT_IN,
-    SAVED_SPACE,
     create_objective,
     is_known,
-    objective_at,
-    scored_space,
 )
 from hypjax.objectives.matryoshka import trained_prefixes
 
@@ -86,7 +83,7 @@ def _types(prefix: str, defaults: ConfigDict) -> dict[str, Rule]:
         for name, default in group.items(preserve_field_references=True):
             if isinstance(default, ConfigDict):
                 groups.append((f"{prefix}{name}.", default))
-            elif name != SAVED_SPACE:
+            else:
                 rules[prefix + name] = _type(prefix + name, default)
     return rules
 
@@ -265,13 +262,11 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", words
     if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
-        # A user's objective is scored in the space that is saved, of which only c is replaced.
-        saved = config.copy_and_resolve_references()
-        with saved.unlocked(), saved.ignore_type():
-            saved[SAVED_SPACE] = create_objective(config).score_space
-        doubled = {name: np.multiply(2, x) for name, x in learned_numbers(fields).items()}
-        params = {"space": first_parameters(doubled)}
-        moved = objective_at(config, params).score_space != scored_space(saved, params)
+        # A user's objective is scored in the space that is saved, with the numbers that it learns.
+        objective, first = create_objective(config), learned_numbers(fields)
+        space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in first.items()}
+        moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
+        moved |= objective.with_scalars(first).score_space != space
         name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
         words = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
         yield moved, f"objective.{name}", words

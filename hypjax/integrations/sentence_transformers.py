@@ -18,13 +18,13 @@ from hypjax import __version__
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
+from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.inference.model_folder import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing, write_json, write_text
 

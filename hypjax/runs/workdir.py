@@ -17,10 +17,10 @@ from hypjax.config import (
     validate,
 )
 from hypjax.errors import UserError, reason, writing
-from hypjax.objectives import create_objective
-from hypjax.objectives.create import BUILT_IN, SAVED_SPACE, is_known, stand_in
+from hypjax.geometry.registry import describe_space, space_of
+from hypjax.objectives import Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN, is_known, stand_in
 from hypjax.parallel import processes
-from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy, reading
@@ -69,22 +69,33 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
     fields = {name: _tuples(value) for name, value in saved["all"].items()}
     if published:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
-    objective, space = fields["objective.name"], saved[SPACE]
+    objective = fields["objective.name"]
     if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
         own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
         stand_in(objective, {field: v for field, v in own.items() if field not in _COMMON})
     config = default_config(objective)
     with config.ignore_type():
         config.update_from_flattened_dict(fields)
-    if objective not in BUILT_IN:  # Its code may have changed, or be unknown.
-        try:
-            config[SAVED_SPACE] = space_of(space)
-        except KeyError as error:
-            raise UserError(
-                f"the run is scored in the space {error.args[0]}, which is not known in this "
-                "process; register it by hypjax.register_space"
-            ) from error
     return config
+
+
+def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
+    """The objective of a run; of a loss of the user's, only the space that was saved with it.
+
+    Its numbers are those before training, see `Objective.with_scalars`.
+    """
+    if config.objective.name in BUILT_IN:
+        return create_objective(config)
+    path = _config_path(workdir)
+    try:  # The loss's code may have changed, or be unknown.
+        return SavedObjective(space_of(files.read_object(path)[SPACE]))
+    except KeyError as error:
+        raise UserError(
+            f"the run is scored in the space {error.args[0]}, which is not known in this process; "
+            "register it by hypjax.register_space"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise files.damaged(path, reason(error)) from error
 
 
 def saved_architecture(workdir: pathlib.Path) -> object:

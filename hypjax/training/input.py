@@ -15,12 +15,12 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.geometry.learned import learned_values
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
-from hypjax.objectives import objective_at
 from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
@@ -91,7 +91,8 @@ class Input:
 
     def _spaces(self, params: PyTree) -> dict[str, Space]:
         """The space of the loss."""
-        return {"head": objective_at(self.setup.config, params).space}
+        scalars = learned_values(self.setup.config.objective, params)
+        return {"head": self.setup.learner.objective.with_scalars(scalars).space}
 
 
 def open_input(setup: Setup, steps: range, workers: int, params: PyTree) -> Input:

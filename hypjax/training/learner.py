@@ -1,18 +1,16 @@
 """What a train step computes with, built from a configuration."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import optax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.geometry.learned import CURVATURES, bounds, learned_numbers
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Group, Objective, create_objective, objective_at
+from hypjax.objectives import Group, Objective, create_objective
 from hypjax.training.lora import Lora
 from hypjax.training.optim import configured_optimizer, layer_rates, learning_rate
 from hypjax.types import View
@@ -24,8 +22,6 @@ class Learner:
 
     model: Embedder
     objective: Objective  # With learned numbers as they are before training.
-    # From the model's parameters, which hold learned numbers; None if there are none.
-    objective_at: Callable[[PyTree], Objective] | None
     bounds: Mapping[str, tuple[float, float]]  # Of learned numbers, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
@@ -66,7 +62,6 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
-        objective_at=functools.partial(objective_at, config) if learned else None,
         bounds=bounds(fields),
         optimizer=configured_optimizer(
             *(config.optim, schedule, objective.groups, groups),

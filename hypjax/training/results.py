@@ -81,7 +81,7 @@ def _keep_matches(
     found = setup.evaluator.matches(params, setup.splits, projections)
     whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
     named = {}
-    for part, space in scored_spaces(setup.config, whole).items():
+    for part, space in scored_spaces(setup.config, setup.learner.objective, whole).items():
         if part in found:
             own = model_fingerprint(setup.config, part, space, whole)
             own = projections[part].fingerprint(own) if part in projections else own

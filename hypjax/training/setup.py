@@ -94,7 +94,7 @@ def build(config: ConfigDict) -> Setup:
     if config.run.cache == "device":
         layout = plan_layout(plans.sizes, mesh, learner.view.channels)
     parts = {"learner": learner, "spec": spec, "plans": plans, "layout": layout}
-    return Setup(config=config, splits=splits, **parts)
+    return Setup(config=config, splits=splits, objective=learner.objective, **parts)
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:

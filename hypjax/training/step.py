@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import named_values, projected
+from hypjax.geometry.learned import named_values, projected, values
 from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
@@ -130,7 +130,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
 
     Learned numbers are those before the update, and the loss is differentiated through them.
     """
-    embed, objective_loss = _embedding(learner), loss_function(learner.objective)
+    embed = _embedding(learner)
 
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
@@ -159,9 +159,8 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(probed, held), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                loss = objective_loss
-                if learner.objective_at is not None:
-                    loss = loss_function(learner.objective_at(params["model"]))
+                scalars = values(params["model"]["space"]) if learner.bounds else {}
+                loss = loss_function(learner.objective.with_scalars(scalars))
                 return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)

@@ -151,7 +151,7 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
 
     again = evaluate.evaluate(config, run)
     assert {name: again[name] for name in again} == {name: results[name] for name in again}
-    _, model, params = restore_best(run)
+    _, model, params, _ = restore_best(run)
     converted = tmp_path / "model.safetensors"
     commands.call("convert", f"--workdir={run}", f"--output={converted}")
     state = read_state_dict(str(converted))
