@@ -6,7 +6,6 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.data.parts import Task
 from hypjax.geometry.learned import named_values
 from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -18,53 +17,52 @@ from hypjax.runs.tables import format_results, noted, print_notes, selecting, ti
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
-from hypjax.training.states import Measured
+from hypjax.training.states import Measured, validation_scores
 from hypjax.training.step import TrainState, evaluated_model
 from hypjax.types import Recalls
+
+_ADVICE = "docs/own-images.md says what to try"
 
 
 def collect_results(
     checkpoints: Checkpoints,
     state: TrainState,
     measured: Measured,
-    setup: Setup,
+    run: Setup,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
     """Scores the last model and the best one, and collects what results.json holds.
 
-    The best model is chosen on the validation classes alone; without them there is none.
+    The best model is chosen on the validation classes only; without them there is none.
     """
-    splits = setup.splits
+    splits = run.splits
 
-    def test_scores(params: PyTree) -> Recalls:
-        projections, trained = setup.projections(params), setup.trained(params)
+    def score(params: PyTree) -> Recalls:
+        projections, trained = run.projections(params), run.trained(params)
         processes.from_first(lambda: trained.save_projections(folder, projections))
-        return setup.test_scores(params)
+        return run.test_scores(params)
 
-    model = evaluated_model(setup.learner, state)
-    final = test_scores(model)
-    results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
-    learned = {}  # Numbers by the state of the model.
-    if "space" in model:
-        last = named_values(model["space"])
-        learned = {"untrained": {name: measured.untrained[name] for name in last}, "final": last}
+    model = evaluated_model(run.learner, state)
+    results = {"untrained": measured.untrained["test"], "final": score(model)}
+    results |= noted(splits.notes)
+    models = {"final": model}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
         if checkpoints.best[0] == int(state.step):
+            models["best"] = model
             results["best"], held_out["best"] = results["final"], held_out["final"]
         elif (best := checkpoints.restore_best(model=model)) is not None:
-            model = best.trees[0]
-            results["best"] = test_scores(model)
-            held_out["best"] = setup.scores(model, Task(splits.validation))
+            model = models["best"] = best.trees[0]
+            results["best"], held_out["best"] = score(model), validation_scores(run, model)
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
-            if learned:
-                learned["best"] = named_values(model["space"])
         results["validation"] = held_out
-    if learned:
-        results["learned"] = learned
-    matches = setup.matches(model)
+    if "space" in model:
+        learned = {name: named_values(each["space"]) for name, each in models.items()}
+        first = {name: measured.untrained[name] for name in learned["final"]}
+        results["learned"] = {"untrained": first, **learned}
+    matches = run.matches(model)
     processes.from_first(lambda: write_matches(folder, matches))
     return results
 
@@ -87,30 +85,25 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
+    """Warns if the head finds less than before training, or than the features before the head."""
     before = results["untrained"]["head"]
     name = selecting(before)
     if config.model.weights is not None or config.model.head_init == "pca":
-        _warn_if_features_are_better(results, config, name)
+        kind, scores = "validation", results.get("validation")
+        if scores is None:
+            kind, scores = "test", results
+        raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
+        if (found := scores.get("best", scores["final"])["head"][name]) < raw:
+            console.warn(
+                f"the features before training find more than the head: {name} on the {kind} "
+                f"classes is {raw:.4f}, and {found:.4f} with the head ({_ADVICE})"
+            )
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
     if after <= before[name] < 1 and config.train.total_steps > 1:
         final = results["final"]["head"][name]
         console.warn(
             f"training did not help: {name} of the head is {final:.4f} on the test classes, and "
-            f"was {before[name]:.4f} before training (docs/own-images.md says what to try)"
-        )
-
-
-def _warn_if_features_are_better(results: dict[str, Any], config: ConfigDict, name: str) -> None:
-    """Compares on the validation classes if there are any, else on the test classes."""
-    kind, scores = "validation", results.get("validation")
-    if scores is None:
-        kind, scores = "test", results
-    raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
-    after = scores.get("best", scores["final"])["head"][name]
-    if after < raw:
-        console.warn(
-            f"the features before training find more than the head: {name} on the {kind} classes "
-            f"is {raw:.4f}, and {after:.4f} with the head (docs/own-images.md says what to try)"
+            f"was {before[name]:.4f} before training ({_ADVICE})"
         )
 
 
