@@ -34,17 +34,13 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
 
     The folder may be a URL in cloud storage. Fields that shape neither the images nor the model,
-    such as `eval.ks`, may differ from the run's. Only the last model of a finished run is called
-    final.
+    such as `eval.ks`, may differ from the run's; a run of other images is refused. Only the last
+    model of a finished run is called final.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
         1000" instead of "final" if training was interrupted there; "best" is there if validation
         on held-out classes chose it.
-
-    Raises:
-        UserError: The folder holds no checkpoint, or one of another run, or the images have
-            changed, so that the test classes may differ.
     """
     config = fit_to_features(config).copy_and_resolve_references()
     validate(config)
@@ -65,7 +61,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         name: processes.arrays_from_first(lambda name=name: models[name].params, shapes)
         for name in processes.from_first(lambda: list(models))
     }
-    results = {name: _scores(run, params) for name, params in states.items()}
+    console.say("evaluating on the test classes")
+    results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
@@ -97,25 +94,25 @@ def score_queries(
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}. Raises a `UserError` if there are no
-    such weights, they do not fit, or the images cannot be read.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
     """
     config = fit_to_features(config)
     validate(config)
     run = Run.open(config, parts=["encoder"])
-    results = {"pretrained": _scores(run, _pretrained(run))}
+    params = _pretrained(run)
+    console.say("evaluating on the test classes")
+    results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits.notes, config)
 
 
 def pretrained_features(
     config: ConfigDict,
 ) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
-    """Embeds the training images with the encoder that `model.weights` names.
+    """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
 
     As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
-    from these images must carry. Several scales are refused: unlike points of a space, these
-    features have no mean.
+    shorter side, whatever `data.resize` says. Of several scales, unlike points of a space, they
+    have no mean.
     """
     config = fit_to_features(config).copy_and_resolve_references()
     validate(config)
@@ -141,11 +138,6 @@ def _pretrained(run: Run) -> PyTree:
         read = functools.partial(pretrained_encoder, config, model.encoder)
         params["encoder"] = processes.arrays_from_first(read, shapes)
     return params
-
-
-def _scores(run: Run, params: PyTree) -> Recalls:
-    console.say("evaluating on the test classes")
-    return run.test_scores(params)
 
 
 def _report(

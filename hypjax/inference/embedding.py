@@ -161,10 +161,9 @@ Features = Float[np.ndarray, "images scales dim"]
 class DatasetEmbedder:
     """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
 
-    An encoder that is not trained embeds an image in the same way whenever it is scored: its
-    embeddings of the `kept` datasets are computed once, all together, and stay in memory. With a
-    folder they are stored there, too, for other runs, unless several processes share the work. Its
-    parameters must then be the same in all calls.
+    If the encoder is not trained, its embeddings of the `kept` datasets are computed once, all
+    together, and stay in memory; unless several processes share the work, they are also stored in
+    the folder for other runs. The encoder's parameters must then be the same in all calls.
     """
 
     model: Embedder
@@ -204,10 +203,7 @@ class DatasetEmbedder:
         return self.mapped(encode_batch, dataset) if kept is None else kept
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
-        """Applies a function to all images under the test view, or to features; a row for each.
-
-        It gets batches of one size, sharded, and returns replicated arrays.
-        """
+        """Applies a function to sharded batches of images under the test view, or of features."""
         return _concatenated(self._mapped(function, images))
 
     def _mapped(
@@ -224,18 +220,13 @@ class DatasetEmbedder:
             padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
             batches = (batch[rows.start : rows.stop] for batch in padded)
 
-        def on_host(first: int, result: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: np.asarray(x)[: total - first], result)
-
-        pending = None  # Copied once the device computes the next one.
+        results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in batches)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            for first, batch in zip(starts, batches, strict=True):
-                result = parallel.gather(function(parallel.shard(mesh, batch)))
-                if pending is not None:
-                    yield on_host(*pending)
-                pending = first, result
-            if pending is not None:
-                yield on_host(*pending)
+            following = next(results, None)
+            for rest in (total - first for first in starts):
+                # A batch is copied to the host once the device computes the next one.
+                result, following = following, next(results, None)
+                yield jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
 
     def _kept_features(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
@@ -305,11 +296,10 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 def cached_features(
     folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
 ) -> Features:
-    """Returns the features of so many images from a folder, and computes those it lacks.
+    """Returns the features of so many images from a folder; computes those it lacks, or damaged.
 
     One process at a time fills the folder, and others wait. `compute` gets the number of images
-    whose features are there, and yields the others' in batches. Damaged features are computed
-    again. Where nothing can be written, a warning says so.
+    whose features are there, and yields the others' in batches.
     """
     try:
         table = None

@@ -5,6 +5,7 @@ saved as they are, and compared by cosine unless another space is named.
 """
 
 import concurrent.futures
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -48,16 +49,9 @@ class ExternalEmbedder(ImageEmbedder):
         space: Space | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """Checks on one image that the encoder returns one vector, always the same.
-
-        Args:
-            spec: Name of the encoder, for messages.
-            encoder: The encoder.
-            space: Space to map features into; `Sphere()` if it is None.
-            batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
-        """
+        """Checks on one image that the encoder returns one vector, always the same."""
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
-        self._spec, self._encoder = spec, encoder
+        self._spec, self._encoder = spec, encoder  # Its name is for messages.
         self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
         prepared = encoder.prepare(Image.fromarray(noise))
@@ -81,20 +75,17 @@ class ExternalEmbedder(ImageEmbedder):
             raise UserError(
                 f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
             )
+        prepare, size = functools.partial(self._prepare, dataset), self.batch_size
+        batches = [range(len(dataset))[i : i + size] for i in range(0, len(dataset), size)]
         with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-
-            def submit(first: int) -> list[concurrent.futures.Future]:
-                rows = range(first, min(first + self.batch_size, len(dataset)))
-                return [pool.submit(self._prepare, dataset, i) for i in rows]
-
             try:
-                ahead = submit(0)
-                for first in range(0, len(dataset), self.batch_size):
-                    batch, ahead = ahead, submit(first + self.batch_size)
-                    prepared = [image.result() for image in batch]
+                ahead = pool.map(prepare, batches[0])
+                for following in [*batches[1:], []]:
+                    batch, ahead = ahead, pool.map(prepare, following)
+                    prepared = list(batch)
                     broken = {i: why for i, why in enumerate(prepared) if isinstance(why, str)}
-                    readable = [i for i in range(len(batch)) if i not in broken]
-                    rows = np.zeros((len(batch), self._dim), np.float32)
+                    readable = [i for i in range(len(prepared)) if i not in broken]
+                    rows = np.zeros((len(prepared), self._dim), np.float32)
                     if readable:
                         rows[readable] = self._encoder.features([prepared[i] for i in readable])
                     yield rows, broken
@@ -105,10 +96,8 @@ class ExternalEmbedder(ImageEmbedder):
         """Prepares an image, or returns the reason why it cannot be read."""
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
-        except UserError as error:
-            return pixels.reason(error.__cause__ or error)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
-            return pixels.reason(error)
+            return pixels.reason(error.__cause__ or error)
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The features, and their points."""
@@ -127,7 +116,7 @@ def open_encoder(
             those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
             a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
         space: Space to map features into; `Sphere()` if it is None.
-        batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+        batch_size: `BATCH_SIZE` if it is None.
         pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
     """
     library, _, name = spec.partition(":")

@@ -44,8 +44,7 @@ class Match(NamedTuple):
 def choose(splits: Splits) -> tuple[str, Dataset] | None:
     """Chooses images to measure a `Match` on: whole classes of a split, whose name comes first.
 
-    Without validation images they are test images. None are chosen where queries are judged: their
-    matches are not the images of a class.
+    None are chosen where queries are judged: their matches are not the images of a class.
     """
     name, images = "validation", splits.validation
     if images is None:
@@ -129,10 +128,8 @@ def find_hits(
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    With a refinement, queries are expanded or results are re-ranked, which approximate searches
-    cannot do. An image is not found as its own neighbour. A query's class is known if it is given,
-    if the gallery holds the image, or if the image's folder is named like one of its classes.
-    `match` is what is known of the distance of matches.
+    An image is not found as its own neighbour. A query's class is known if it is given, if the
+    gallery holds the image, or if the image's folder is named like one of its classes.
     """
     require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import glob
-import hashlib
 import pathlib
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
+from hypjax.inference.embedding import fingerprint
 from hypjax.inference.hits import Match
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
@@ -28,20 +28,13 @@ Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
 
 
 class ImageEmbedder(abc.ABC):
-    """A model that embeds images.
+    """A model that embeds images."""
 
-    Attributes:
-        space: Space of the embeddings.
-        fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
-            of equal fingerprints can be compared.
-        batch_size: Number of images that are embedded at once.
-        match: What is known of the distance of matches; None if nothing is.
-    """
-
-    space: Space
+    space: Space  # Of the embeddings.
+    # Hash of everything that embeddings depend on besides the images: equal ones can be compared.
     fingerprint: str
     batch_size: int
-    match: Match | None = None
+    match: Match | None = None  # How far matches are, if that is known.
 
     @abc.abstractmethod
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
@@ -56,12 +49,8 @@ class ImageEmbedder(abc.ABC):
         """The columns of `Embeddings` that rows of readable images become."""
         return {"vectors": rows.astype(np.float32)}
 
-    def embed_few(self, images: Dataset) -> Embeddings:
-        """Embeds a few images, for example a search's queries; see `batches`."""
-        return self.embed_images(images, few=True)
-
     def embed_images(self, images: Dataset, *, few: bool = False) -> Embeddings:
-        """Embeds images in memory, with a progress bar unless they are few."""
+        """Embeds images in memory; a `few`, such as a search's queries, without a progress bar."""
         rows, broken, done = [], {}, 0
         for batch, reasons in self._checked(images, few=few):
             rows.append(batch)
@@ -88,10 +77,6 @@ class ImageEmbedder(abc.ABC):
         """Embeds images into a file, or resumes where that was interrupted.
 
         What is done is saved after each batch in a folder beside the file.
-
-        Raises:
-            UserError: The file or the folder cannot be written, the file exists and holds something
-                else, or no image can be read.
         """
         if path.exists():
             done = Embeddings.load(path)
@@ -102,11 +87,10 @@ class ImageEmbedder(abc.ABC):
                 )
             console.say(f"{path} is complete already")
             return done
-        facts = hashlib.sha256(f"{self.fingerprint} {images.fingerprint}".encode()).hexdigest()
-        folder = path.with_name(f"{path.name}.{facts[:8]}.unfinished")
+        work = fingerprint((self.fingerprint, images.fingerprint))[:8]
+        folder = path.with_name(f"{path.name}.{work}.unfinished")
         unfinished = ArrayCache(folder, len(images))
-        lock = claimed_or_refused(folder, "name another --output")
-        with unfinished.filling(lock) as done:
+        with unfinished.filling(claimed_or_refused(folder, "name another --output")) as done:
             try:
                 for batch in self._checked(images, done=done) if done < len(images) else ():
                     with writing(folder):

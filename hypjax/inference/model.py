@@ -68,8 +68,7 @@ class Model(ImageEmbedder):
             trained = restore_best(folder)
             if part not in trained.spaces:
                 raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
-            self.projection = trained.projection(folder, part)
-            self.fingerprint = trained.fingerprint(part, self.projection)
+            self.projection, self.fingerprint = trained.projection(folder, part)
             self.match = read_matches(folder).get(self.fingerprint)
             if not is_published(folder) and not (folder / RESULTS).exists():
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
@@ -98,7 +97,7 @@ class Model(ImageEmbedder):
         Sub-folders of a folder are classes. `hypjax.search` reads the embeddings if they are saved.
         Images that cannot be read are listed as such.
         """
-        return self.embed_few(given_images(images))
+        return self.embed_images(given_images(images), few=True)
 
     def search(
         self,
@@ -124,17 +123,14 @@ class Model(ImageEmbedder):
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         images = given_images(query)
-        return find_hits(self.embed_few(images), images, gallery, k, refinement, self.match)
+        queries = self.embed_images(images, few=True)
+        return find_hits(queries, images, gallery, k, refinement, self.match)
 
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
         """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
 
-        The manual's page "Take it with you" has a program that searches with such a file. The
-        precision is 'float32', or 'float16' or 'int8' for smaller files.
-
-        Returns:
-            How far the points and their neighbours agree with hypjax's, in words. That they do not
-            is a `UserError`.
+        The precision is 'float32', or 'float16' or 'int8' for smaller files. Returns how far the
+        points and their neighbours agree with hypjax's, in words; if they do not, raises UserError.
         """
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
@@ -195,9 +191,8 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     if not isinstance(source, str):
         return pathlib.Path(source)
     path = pathlib.Path(source).expanduser()
-    if "://" in source or path.exists() or path.parent.exists():
-        return source
-    if not hub.is_name(hub.split(source)[0]):
+    named = "://" not in source and hub.is_name(hub.split(source)[0])
+    if not named or path.exists() or path.parent.exists():
         return source
     console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
     return f"{hub.SCHEME}{source}"
@@ -219,8 +214,7 @@ def load(
         part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
             the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
-            depend. By default it is that of the run's evaluation. Fewer images are padded to a
-            power of two.
+            depend; by default that of the run's evaluation.
         encoder: The module that was trained, if it is not one of hypjax's.
     """
     return Model(_located(source), part, batch_size, encoder=encoder)

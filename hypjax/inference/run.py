@@ -50,10 +50,7 @@ class Run:
 
     @classmethod
     def open(cls, config: ConfigDict, objective: Objective | None = None, **fields: Any) -> Self:
-        """Opens the images that a validated configuration names.
-
-        The objective is the configuration's, or else `saved_objective` of the run's folder.
-        """
+        """Opens a validated configuration's images; a saved run has an objective of its own."""
         objective, splits = objective or create_objective(config), open_splits(config)
         check_depth(config, splits)
         return cls(config=config, objective=objective, splits=splits, **fields)
@@ -100,18 +97,16 @@ class Run:
     def projections(self, params: PyTree) -> Projections:
         """The projections of `eval.pca` for a model, fitted on the training images."""
         fields, spaces = self.config.eval, self.spaces(params)
-        dims = {name: fields.pca[part_of(name)] for name in spaces}
-        dims = {name: dim for name, dim in dims.items() if dim is not None}
+        dims = {name: dim for name in spaces if (dim := fields.pca[part_of(name)]) is not None}
         if not dims:
             return {}
-        training = self.splits.train
-        if training is None:
+        if self.splits.train is None:
             raise UserError(
                 "config.eval.pca is fitted on training images, and this dataset has none; name "
                 "another dataset in data.name and this one in eval.benchmarks"
             )
         if not self._fitted or self._fitted[0] is not params:  # It is scored on several datasets.
-            points, projections = self.images.points(params, training, spaces), {}
+            points, projections = self.images.points(params, self.splits.train, spaces), {}
             for name, dim in dims.items():
                 how = {"space": spaces[name], "dim": dim, "whiten": fields.whiten}
                 try:
@@ -183,15 +178,11 @@ class Run:
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
     """Refuses more neighbours than there are images to find, in precision or query expansion."""
-    items = [task.items for task in splits.tasks.values()]
+    fields, items = config.eval, [task.items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
-    if config.eval.expansion > min(items):
-        raise UserError(
-            f"config.eval.expansion is {config.eval.expansion}, but there are only {min(items)} "
-            "images to find"
-        )
-    if "precision" in config.eval.metrics and max(config.eval.ks) > min(items):
-        raise UserError(
-            f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
-            f"{min(items)} images to find"
-        )
+    deep = {"config.eval.expansion is": fields.expansion}
+    if "precision" in fields.metrics:
+        deep["for precision, config.eval.ks holds"] = max(fields.ks)
+    for words, most in deep.items():
+        if most > min(items):
+            raise UserError(f"{words} {most}, but there are only {min(items)} images to find")

@@ -79,39 +79,41 @@ class TrainedModel(NamedTuple):
     def save_projections(self, folder: pathlib.Path, projections: Projections) -> None:
         """Saves the projections of the model's embeddings in the run's folder."""
         for name, projection in projections.items():
-            path = self._projection_path(folder, name)
+            path = folder / self._projection_file(name, self.fingerprint(name))
             path.parent.mkdir(exist_ok=True)
             projection.save(path)
 
-    def projection(self, folder: pathlib.Path, name: str) -> Projection | None:
-        """Reads the projection of embeddings; None if the run does not ask for one."""
-        if self.config.eval.pca.get(part_of(name)) is None:
-            return None
-        path = self._projection_path(folder, name)
+    def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
+        """The projection that `eval.pca` asks for, and the fingerprint of what it returns."""
+        embeddings = self.fingerprint(name)
+        if self.config.eval.pca[part_of(name)] is None:
+            return None, embeddings
+        path = folder / self._projection_file(name, embeddings)
         if not path.is_file():
             raise UserError(
                 f"{folder} holds no projection of its {name}'s embeddings, which training fits "
                 "after its last step; finish the run, or copy its projections, too"
             )
-        return Projection.load(path, self.spaces[name])
+        projection = Projection.load(path, self.spaces[name])
+        return projection, projection.fingerprint(embeddings)
 
     def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
         """Copies the model's projections; those of a run that is not finished are absent."""
-        for name in self.spaces:
-            path, copy = (self._projection_path(folder, name) for folder in (source, target))
-            if path.exists():
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)
+        pca = self.config.eval.pca
+        for name in (name for name in self.spaces if pca[part_of(name)] is not None):
+            file = self._projection_file(name, self.fingerprint(name))
+            if (source / file).exists():
+                (target / file).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / file, target / file)
 
-    def _projection_path(self, folder: pathlib.Path, name: str) -> pathlib.Path:
-        return folder / files.PROJECTIONS / f"{name.replace(':', '-')}-{self.fingerprint(name)}.npz"
+    def _projection_file(self, name: str, embeddings: str) -> str:
+        return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
 
 
 def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, TrainedModel]:
     """Restores a run's last model and its best one, if there is one, named as by `evaluate`.
 
-    Fields of the configuration that shape neither the images nor the model may differ from the
-    run's.
+    Only fields of the configuration that shape the images or the model must be the run's.
     """
     read = _read_published
     if not files.is_published(workdir):

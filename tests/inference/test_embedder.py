@@ -101,7 +101,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     space, scaling = PoincareBall(config.objective.c), (config.data.mean, config.data.std)
     embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
-    embedded = load(run).embed_few(photos).vectors
+    embedded = load(run).embed_images(photos, few=True).vectors
     evaluated = run_of_config.images.points(params, tested, {"head": space})["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
@@ -171,11 +171,11 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 
     encoder = load(run, "encoder")
     photos = find_images(str(photos_folder))
-    got = encoder.embed_few(photos).vectors
+    got = encoder.embed_images(photos, few=True).vectors
     copy_with(run, tmp_path / "plain", {}, removed=["eval.pca.encoder"])
     plain = load(tmp_path / "plain", "encoder")
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
-    vectors = plain.embed_few(photos).vectors
+    vectors = plain.embed_images(photos, few=True).vectors
     opened, spaces = Run.open(config), {"encoder": Sphere()}
     training = opened.images.points(models["best"].params, opened.splits.train, spaces)["encoder"]
     expected = fit(training, space=Sphere(), dim=5).apply(vectors)
