@@ -246,11 +246,8 @@ class DatasetEmbedder:
     @functools.cached_property
     def _unions(self) -> dict[int, Dataset]:
         """The images that are kept, by the identity of their records."""
-        by_records: dict[int, list[Dataset]] = {}
-        for images in self.kept:
-            if images.boxes is None:
-                by_records.setdefault(id(images.records), []).append(images)
-        return {key: union(images) for key, images in by_records.items()}
+        kept = [(id(images.records), images) for images in self.kept if images.boxes is None]
+        return {key: union([x for other, x in kept if other == key]) for key, _ in kept}
 
     def _computed_once(self, params: PyTree, images: Dataset) -> Features:
         """The embeddings of images from the folder, or else computed, and stored there."""
@@ -283,10 +280,7 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        def place_rows(how: tuple[PyTree, Mapping[str, Space]], pooled: Array) -> dict[str, Array]:
-            return place(self.model, *how, pooled)
-
-        return jax.jit(parallel.map_images(place_rows, self.mesh))
+        return jax.jit(parallel.map_images(lambda how, x: place(self.model, *how, x), self.mesh))
 
 
 def _concatenated(batches: Iterable[PyTree]) -> PyTree:
