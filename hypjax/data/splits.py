@@ -13,11 +13,11 @@ from hypjax.catalogue import PREPARED
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
+    SAME_CLASSES,
     HeldOutClasses,
     Splits,
     check_classes,
-    hold_out,
-    hold_out_validation,
+    divide,
 )
 from hypjax.data.photo_dataset import open_features, open_photos
 from hypjax.errors import UserError
@@ -48,30 +48,19 @@ def open_dataset(
     if name == "features":
         return open_features(path, labels, held_out)
     parts, known = _open(name, data_dir, decoding)
-    train, validation, test, gallery = parts.get("train"), None, parts.get("test"), None
-    if {"query", "gallery"} <= parts.keys():
-        test, gallery = parts["query"], parts["gallery"]
-    if train is None and known.judgements is None:
+    if "train" not in parts and known.judgements is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    if train is not None:
-        train = train.renumbered()
-    if test is None:  # Of a partial copy.
-        train, test = hold_out(train, held_out.test, held_out.seed, "test")
-        if test is None:
-            raise UserError(
-                f"this copy of {name} has no test images; to test on some of its training classes, "
-                "set --config.data.test_classes=0.5"
-            )
+    train, validation, test, gallery = divide(f"this copy of {name}", parts, held_out)
+    splits = known._replace(train=train, validation=validation, test=test, gallery=gallery)
+    if "test" not in parts and gallery is None:  # Of a partial copy.
         note = f"tested on {test.num_classes} of the training classes, held out"
-        known = known._replace(notes=(*known.notes, note))
+        note = SAME_CLASSES if held_out.images else note
+        splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
         raise UserError(
             f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
             "classes"
         )
-    if train is not None:
-        train, validation = hold_out_validation(train, held_out)
-    splits = known._replace(train=train, validation=validation, test=test, gallery=gallery)
     check_classes(name, splits)
     for part in parts.values():
         fill_cache(part, decoding.channels)

@@ -8,27 +8,26 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import GIVEN
 from hypjax.data import photo_dataset, photos, splits
-from hypjax.data.dataset import Decoding
+from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
-from hypjax.data.shards import Rows
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 
-_given: list[Rows] = []  # The images that this process was given, if any.
+_given: list[Dataset] = []  # The images that this process was given, if any.
 
 
 def give(dataset: Any) -> dict[str, str | None]:
     """Makes a dataset from Python that of this process; returns the fields of `config.data`.
 
     Paths are listed in a table, which any process can read later. For the forms of a dataset, see
-    `photos.rows_in_memory`.
+    `photos.labelled_images`.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
-    rows = photos.rows_in_memory(dataset)
-    if isinstance(rows.images[0], str | os.PathLike):
-        return {"name": "folder", "path": str(photos.write_paths(rows))}
-    _given[:] = [rows]
+    images = photos.labelled_images(dataset)
+    if images.path(0):
+        return {"name": "folder", "path": str(photos.write_table(images))}
+    _given[:] = [images]
     return {"name": GIVEN, "path": None}
 
 
@@ -51,7 +50,7 @@ def open_splits(config: ConfigDict) -> Splits:
                 "the images of this run were given from Python, and this process does not have "
                 "them; pass them to hypjax.train as dataset=, or search other images with the model"
             )
-        opened = photo_dataset.open_given(_given[0], decoding, held_out)
+        opened = photo_dataset.open_images("the dataset", _given[0], decoding, held_out)
     else:
         where = {"path": data.path, "labels": data.labels, "data_dir": run.data_dir}
         opened = splits.open_dataset(data.name, decoding, held_out=held_out, **where)
