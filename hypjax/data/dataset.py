@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -45,7 +46,8 @@ _COLUMNS = (
 class Dataset:
     """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    records: Sequence[Any]  # Files of these images, perhaps of others; or images in memory.
+    # Files of these images, perhaps of others: their bytes or paths; or images in memory.
+    records: Sequence[Any]
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
@@ -67,7 +69,7 @@ class Dataset:
     # Positions among the records of two images that show one object, if the dataset lists such
     # pairs. They may name images that this part of the records lacks.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
-    # Embeddings by another model, which stand for the images.
+    # Embeddings by another model, float32, which stand for the images.
     vectors: Float[np.ndarray, "images dim"] | None = None
 
     def __len__(self) -> int:
@@ -94,10 +96,6 @@ class Dataset:
             text += f" in {len(np.unique(self.superlabels))} groups"
         return f"{text}, {len(self)} images"
 
-    def given_vectors(self, rows: slice = np.s_[:]) -> Float[np.ndarray, "images dim"]:
-        """Returns the given embeddings of some images, float32."""
-        return np.asarray(self.vectors[rows], np.float32)
-
     @property
     def fingerprint(self) -> str:
         """Hash of what is known of the images, of their classes and of their order."""
@@ -122,6 +120,11 @@ class Dataset:
         """Returns the name of the i-th image's class."""
         return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
 
+    def content(self, i: int) -> Any:
+        """Returns the bytes of the i-th image's file, or the image in memory."""
+        record = self.records[int(self.positions[i])]
+        return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record
+
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the part of the i-th image that views see, see `boxes`.
 
@@ -129,7 +132,13 @@ class Dataset:
         """
         with self._naming_errors(i):
             if self.decoded is None:
-                image = self._decode(i, self._encoded(i), channels)
+                image = pixels.decode(self.content(i), channels, upright=self.upright)
+                height, width = self.sizes[i].tolist()
+                if height and image.size != (width, height):
+                    raise ValueError(
+                        f"it is {image.width}×{image.height} pixels, but was {width}×{height} "
+                        "before"
+                    )
             else:
                 image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
@@ -148,12 +157,12 @@ class Dataset:
         If a size (height, width) is given, the image is resized to it before it is cropped. Unless
         `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
         """
-        return self._show(i, lambda *own: Frame(size or own, tuple(box)), side, channels)
+        return self._show(i, lambda *whole: Frame(size or whole, tuple(box)), side, channels)
 
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the test view of the i-th image, see `hypjax.data.views`."""
         frame = TEST_VIEWS[view.test]
-        return self._show(i, lambda *own: frame(*own, view), view.side, view.channels)
+        return self._show(i, lambda *size: frame(*size, view), view.side, view.channels)
 
     def _show(
         self, i: int, frame: Callable[[int, int], Frame], side: int, channels: int
@@ -172,50 +181,33 @@ class Dataset:
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             if self.fast:
-                fast = self._show_fast(i, self._encoded(i), frame, side, channels)
-                if fast is not None:
-                    return fast
+                # Boxes of views are within the box of the image, those of the decoder in the file.
+                left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
+                size = bottom - top, right - left
+                down, across, height, width = frame(*size).box_within(size)
+                box = top + down, left + across, height, width
+                shown = pixels.show_fast(self.content(i), channels, box, side, self.upright)
+                if shown is not None:
+                    return shown
         image = self.image(i, channels)
         return pixels.show(image, frame(image.height, image.width), side)
-
-    def _show_fast(
-        self, i: int, encoded: bytes, frame: Callable[[int, int], Frame], side: int, channels: int
-    ) -> UInt8[np.ndarray, "side side channels"] | None:
-        """Does the same with the fast decoder; None if it cannot read the image."""
-        first_column, first_row, right, bottom = self._box(i, *self.sizes[i].tolist())
-        own = bottom - first_row, right - first_column
-        top, left, height, width = frame(*own).box_within(own)
-        box = top + first_row, left + first_column, height, width
-        return pixels.show_fast(encoded, channels, box, side, self.upright)
 
     def _box(self, i: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Returns left, top, right and bottom of the part of the i-th image that views see."""
         if self.boxes is None:
             return 0, 0, width, height
-        left, top, right, bottom = given = self.boxes[i].tolist()
+        left, top, right, bottom = box = self.boxes[i].tolist()
         left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
         if left >= right or top >= bottom:
-            raise ValueError(f"its box {given} is not in the image")
+            raise ValueError(f"its box {box} is not in the image")
         return left, top, right, bottom
 
     def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
 
-    def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
-        image = pixels.decode(encoded, channels, upright=self.upright)
-        height, width = (int(length) for length in self.sizes[i])
-        if height and image.size != (width, height):
-            raise ValueError(
-                f"it is {image.width}×{image.height} pixels, but was {width}×{height} before"
-            )
-        return image
-
-    def _encoded(self, i: int) -> bytes:
-        return self.records[int(self.positions[i])]
-
     @contextlib.contextmanager
     def _naming_errors(self, i: int) -> Iterator[None]:
-        """Turns errors of reading the i-th image into a message that names it."""
+        """Names the i-th image in errors of reading it."""
         try:
             yield
         except UserError:
@@ -294,16 +286,13 @@ def table_of_names(
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    columns = {name: [getattr(images, name) for images in datasets] for name in _COLUMNS}
-    whole = dataclasses.replace(
-        datasets[0],
-        **{
-            name: None if any(x is None for x in parts) else np.concatenate(parts)
-            for name, parts in columns.items()
-        },
-    )
-    whole = dataclasses.replace(whole, labels=np.zeros_like(whole.labels), superlabels=None)
-    return whole.take(np.unique(whole.positions, return_index=True)[1])
+    positions = np.concatenate([images.positions for images in datasets])
+    positions, rows = np.unique(positions, return_index=True)
+    named = all(images.names is not None for images in datasets)
+    columns = ("sizes", "names") if named else ("sizes",)
+    known = {name: np.concatenate([getattr(x, name) for x in datasets])[rows] for name in columns}
+    empty = dict.fromkeys(_COLUMNS) | {"labels": np.zeros_like(positions), "positions": positions}
+    return dataclasses.replace(datasets[0], **(empty | known))
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:

@@ -184,7 +184,7 @@ def _measure_all(images: Dataset) -> Int[np.ndarray, "images 3"]:
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = images.records[images.positions[i]]
+        content = images.content(i)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)

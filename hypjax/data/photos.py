@@ -32,20 +32,6 @@ Pixels = UInt8[np.ndarray, "height width *channels"]
 Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
-class Files(Sequence):
-    """Image files, read on access; images in memory stay as they are."""
-
-    def __init__(self, contents: Sequence[Any]) -> None:
-        self._contents = contents
-
-    def __len__(self) -> int:
-        return len(self._contents)
-
-    def __getitem__(self, i: int) -> Any:
-        content = self._contents[i]
-        return pixels.read_bytes(content) if isinstance(content, str | os.PathLike) else content
-
-
 def given_images(images: Given | Sequence[Given]) -> Dataset:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
@@ -133,7 +119,7 @@ def _files(
     names = [str(path) for path in paths]
     columns = names, classes or [""] * len(paths)
     facts = map(_file_facts, paths)
-    return table_of_names(Files(names), *columns, splits=splits, groups=groups, facts=facts)
+    return table_of_names(names, *columns, splits=splits, groups=groups, facts=facts)
 
 
 def _file_facts(path: pathlib.Path) -> tuple[Any, ...]:
@@ -164,7 +150,7 @@ def _table_of_features(table: Any) -> Dataset:
         splits=() if table.splits is None else table.splits.tolist(),
         groups=() if table.superlabels is None else table.superlabels.tolist(),
         facts=facts,
-        vectors=table.features,
+        vectors=np.asarray(table.features, np.float32),
     )
 
 
@@ -298,7 +284,7 @@ def labelled_images(dataset: Any) -> Dataset:
     if isinstance(images[0], str | os.PathLike):
         return _files([pathlib.Path(x).expanduser().absolute() for x in images], classes, splits)
     names = [f"image {i}" for i in range(len(images))]
-    return table_of_names(Files(images), names, classes, splits=splits)
+    return table_of_names(images, names, classes, splits=splits)
 
 
 def _images_and_labels(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -211,5 +211,5 @@ def _given_batches(
     dataset: Dataset, batch_size: int
 ) -> Generator[Float[np.ndarray, "batch dim"], None, None]:
     for start in range(0, len(dataset), batch_size):
-        batch = dataset.given_vectors(slice(start, start + batch_size))
+        batch = dataset.vectors[start : start + batch_size]
         yield np.pad(batch, [(0, batch_size - len(batch)), (0, 0)])

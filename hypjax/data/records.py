@@ -19,6 +19,7 @@ lacks are skipped.
 import contextlib
 import itertools
 import pathlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -91,15 +92,14 @@ class EncodedImages(Sequence):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass's `_examples_by_split` returns each split's examples in the order of the records: an
-    `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
-    class's name or number), `name`, `class_name` and `superlabel`. For the progress bar, it may set
-    `_total`, the number of all examples.
+    A subclass's `_examples_by_split` names the classes (of the feature `label`), and returns each
+    split's examples in the order of the records: an `image` (encoded bytes), its `height` and
+    `width`, `name`, `class_name` and `superlabel`. For the progress bar, it may set `_total`, the
+    number of all examples.
     """
 
     DESCRIPTION: str
     IMAGE_SHAPE: tuple[int | None, int | None, int] = (None, None, 3)
-    FURTHER_FEATURES: Mapping[str, Any] = {}
     TABLES: tuple[str, ...] = ()  # Names of its tables of relations.
     _total: int | None = None
 
@@ -121,7 +121,6 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "name": tfds.features.Text(doc="What the dataset calls the image; unique."),
             "class_name": tfds.features.Text(),
             "superlabel": tfds.features.Text(doc="Group of the class; '' where there are none."),
-            **self.FURTHER_FEATURES,
         }
         return self.dataset_info_from_configs(
             description=self.DESCRIPTION,
@@ -195,13 +194,15 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _serialize(self, example: Example, index: dict[str, list[Any]]) -> bytes:
         """Serialises an example, and appends it to the index."""
-        features = self.info.features
+        features, image = self.info.features, example["image"]
+        example = {**example, "label": example["class_name"]}
         record = features.serialize_example({name: example[name] for name in features})
         row = {
             **example,
             "label": features["label"].encode_example(example["label"]),
-            "offset": _find(example["image"], record),
-            "length": len(example["image"]),
+            "checksum": zlib.crc32(image),
+            "offset": _find(image, record),
+            "length": len(image),
         }
         for column, values in index.items():
             values.append(row[column])

@@ -60,12 +60,11 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
     return (*linear[0].tolist(), float(offset[0]), *linear[1].tolist(), float(offset[1]))
 
 
-def drawn(pixels: np.ndarray) -> dict[str, Any]:
+def encoded(pixels: np.ndarray) -> dict[str, Any]:
     """Returns the parts of an example that follow from its picture."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
-    image, (height, width) = file.getvalue(), pixels.shape
-    return {"image": image, "checksum": zlib.crc32(image), "height": height, "width": width}
+    return {"image": file.getvalue(), "height": len(pixels), "width": pixels.shape[1]}
 
 
 def split_classes(
@@ -88,14 +87,10 @@ def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
             yield {
-                **drawn(render(glyph)),
-                "label": glyph_class.name,
+                **encoded(render(glyph)),
                 "name": f"U+{glyph.codepoint:04X}/{glyph.face}",
                 "class_name": glyph_class.name,
                 "superlabel": glyph_class.script,
-                "script": glyph_class.script,
-                "base": glyph_class.base,
-                "face": glyph.face,
             }
 
 
@@ -105,11 +100,6 @@ class Glyphs(RecordBuilder):
     VERSION = tfds.core.Version("1.1.0")
     DESCRIPTION = "Letters rendered from the fonts of matplotlib under small random changes."
     IMAGE_SHAPE = (SIZE, SIZE, 1)
-    FURTHER_FEATURES = {
-        "script": tfds.features.Text(doc="The superlabel, too."),
-        "base": tfds.features.Text(doc="The letter without its accents."),
-        "face": tfds.features.Text(doc="Name of the font file."),
-    }
 
     def _examples_by_split(self) -> dict[str, Iterator[Example]]:
         # Finding the classes compares all drawings: too slow for opening a prepared dataset.

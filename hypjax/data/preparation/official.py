@@ -15,7 +15,6 @@ import pathlib
 import re
 import shutil
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -208,10 +207,8 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
         return pixels.reason(error)
     return {
         "image": content,
-        "checksum": zlib.crc32(content),
         "height": decoded.height,
         "width": decoded.width,
-        "label": image.label,
         "name": image.name,
         "class_name": image.label,
         "superlabel": image.superlabel,

@@ -1,6 +1,7 @@
 """Prepares datasets: lists the published files, checks every image once, and writes records."""
 
 import contextlib
+import importlib
 import io
 import os
 import pathlib
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow_datasets as tfds
 
+from hypjax.catalogue import PREPARED
 from hypjax.data import cloud
 from hypjax.data.preparation.official import (
     PART,
@@ -17,12 +19,19 @@ from hypjax.data.preparation.official import (
     OfficialBuilder,
     OfficialDataset,
 )
-from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import RecordBuilder, is_prepared, read_index, reading
 from hypjax.errors import UserError, nearest, reason
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.system.locks import claimed
+
+
+def declared(name: str) -> OfficialDataset | type[RecordBuilder]:
+    """Returns a dataset's declaration, which `hypjax.catalogue` names."""
+    if name not in PREPARED:
+        raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
+    module, _, attribute = PREPARED[name].declaration.partition(".")
+    return getattr(importlib.import_module(f"hypjax.data.preparation.{module}"), attribute)
 
 
 def prepare(
@@ -40,36 +49,50 @@ def prepare(
     dataset or part of it, its files are missing, damaged or of the wrong number, images cannot be
     read, or the folder cannot be written.
     """
-    root = _root(name, data_dir)
+    root, parts = _root(data_dir), getattr(declared(name), "parts", {})
     if is_url(root):
         raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")
-    parts = OFFICIAL_DATASETS[name].parts if name in OFFICIAL_DATASETS else {}
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
     builder = _open(name, root)
+    folder = pathlib.Path(builder.data_dir)
     if is_prepared(builder):
         console.say(f"{name} is already prepared")
     else:
-        files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-        builder = _prepare(builder, root, files, part, allow_partial, skip_corrupt)
-    if (prepared := prepared_part(builder)) != part:
+        with contextlib.ExitStack() as stack:
+            with _explaining_write_errors(folder):
+                stack.enter_context(claimed(folder.parent, f"preparing {name}"))
+            if not is_prepared(builder):  # By another process, while this one waited.
+                for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
+                    shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a killed process.
+                console.say(f"preparing {name} in {folder} (once)")
+                if official := _official(name, part):
+                    files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+                    downloads = pathlib.Path(root, "downloads", official.downloads or name)
+                    builder.found = stack.enter_context(official.open(files, downloads))
+                    builder.part, builder.skip_corrupt = part, skip_corrupt
+                    _check_listing(official, builder.found.images, allow_partial)
+                with _explaining_write_errors(folder), contextlib.redirect_stdout(io.StringIO()):
+                    builder.download_and_prepare()
+        builder = _open(name, root)
+    if (prepared := _prepared_part(builder)) != part:
         raise UserError(
-            f"{builder.data_dir} holds the part {prepared}, not {part} (None is the whole); remove "
-            "that folder, or name another with --data_dir"
+            f"{folder} holds the part {prepared}, not {part} (None is the whole); remove that "
+            "folder, or name another with --data_dir"
         )
     return builder
 
 
 def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
-    """Opens a prepared dataset; glyphs, which needs no files, is prepared first if necessary.
+    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
     `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None. Raises
     UserError if there is no such dataset, or it is not prepared or is damaged.
     """
-    root = _root(name, data_dir)
+    version, root = _builder(name).VERSION, _root(data_dir)
     if is_url(root):
-        root = str(cloud.local_copy(root, name, str(BUILDERS[name].VERSION)))
+        root = str(cloud.local_copy(root, name, str(version)))
     builder = _open(name, root)
     if is_prepared(builder):
         return builder
@@ -79,19 +102,13 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
             f"{name} is not prepared in {root}; run python -m hypjax.prepare --dataset={name}"
             f"{option} (with --manual_dir=FOLDER where the files cannot be downloaded)"
         )
-    return _prepare(builder, root)
-
-
-def count(builder: RecordBuilder) -> dict[str, Count]:
-    """Counts images and classes in each split of a prepared dataset, from its index."""
-    labels = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
-    return {name: Count(len(found), len(found.unique())) for name, found in labels.items()}
+    return prepare(name, data_dir=root)
 
 
 def summary(builder: RecordBuilder) -> str:
     """Describes a prepared dataset: its folder, then one line per split."""
     lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
-    for split, (images, classes) in count(builder).items():
+    for split, (images, classes) in _count(builder).items():
         lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
     return "\n".join([*lines, *(f"  {note}" for note in notes(builder))])
 
@@ -101,13 +118,19 @@ def notes(builder: RecordBuilder) -> tuple[str, ...]:
 
     There is none if it is the complete dataset, or one that is not official.
     """
-    official = _official(builder.name, prepared_part(builder))
+    official = _official(builder.name, _prepared_part(builder))
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, _partial(official, count(builder)))))
+    return tuple(filter(None, (official.note, _partial(official, _count(builder)))))
 
 
-def prepared_part(builder: RecordBuilder) -> str | None:
+def _count(builder: RecordBuilder) -> dict[str, Count]:
+    """Counts images and classes in each split of a prepared dataset, from its index."""
+    columns = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
+    return {name: Count(len(labels), len(labels.unique())) for name, labels in columns.items()}
+
+
+def _prepared_part(builder: RecordBuilder) -> str | None:
     """Name of the part that a prepared dataset is; None if it is the whole."""
     file = pathlib.Path(builder.data_dir, PART)
     return file.read_text().strip() if file.exists() else None
@@ -115,50 +138,28 @@ def prepared_part(builder: RecordBuilder) -> str | None:
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
     """Returns an official dataset, or a part of it; None if it is none."""
-    whole = OFFICIAL_DATASETS.get(name)
-    return whole.parts[part] if whole and part else whole
+    whole = declared(name)
+    if not isinstance(whole, OfficialDataset):
+        return None
+    return whole.parts[part] if part else whole
 
 
-def _root(name: str, data_dir: str | None) -> str:
-    """Returns the folder or URL of prepared datasets, after checking the dataset's name."""
-    if name not in BUILDERS:
-        raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
+def _root(data_dir: str | None) -> str:
+    """Returns the folder or URL of prepared datasets."""
     root = os.fspath(data_dir or tfds.core.constants.DATA_DIR)
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
 
 
+def _builder(name: str) -> type[RecordBuilder]:
+    declaration = declared(name)
+    return declaration.builder if isinstance(declaration, OfficialDataset) else declaration
+
+
 def _open(name: str, root: str) -> RecordBuilder:
     """Returns a dataset's builder, prepared or not."""
-    with reading(name, pathlib.Path(root, name, str(BUILDERS[name].VERSION))):
-        return BUILDERS[name](data_dir=root)
-
-
-def _prepare(
-    builder: RecordBuilder,
-    root: str,
-    manual_dir: pathlib.Path | None = None,
-    part: str | None = None,
-    allow_partial: bool = False,
-    skip_corrupt: bool = False,
-) -> RecordBuilder:
-    """Writes a dataset under a lock."""
-    name, folder = builder.name, pathlib.Path(builder.data_dir)
-    with contextlib.ExitStack() as stack:
-        with _explaining_write_errors(folder):
-            stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        if is_prepared(builder):  # By another process, while this one waited.
-            return _open(name, root)
-        for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
-            shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
-        console.say(f"preparing {name} in {folder} (once)")
-        if official := _official(name, part):
-            downloads = pathlib.Path(root, "downloads", official.downloads or name)
-            found = stack.enter_context(official.open(manual_dir, downloads))
-            _check_listing(official, found.images, allow_partial)
-            builder.found, builder.part, builder.skip_corrupt = found, part, skip_corrupt
-        with _explaining_write_errors(folder), contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-    return _open(name, root)
+    builder = _builder(name)
+    with reading(name, pathlib.Path(root, name, str(builder.VERSION))):
+        return builder(data_dir=root)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data import records
 from hypjax.data.preparation import fonts
-from hypjax.data.preparation.glyphs import drawn
+from hypjax.data.preparation.glyphs import encoded
 from hypjax.data.records import Example, RecordBuilder
 
 SIDE = 64  # Of a picture, in pixels.
@@ -253,8 +253,7 @@ class View(NamedTuple):
     def example(self) -> Example:
         """Renders the picture with the features of its record."""
         return {
-            **drawn(self.render().pixels),
-            "label": self.thing.name,
+            **encoded(self.render().pixels),
             "name": self.name,
             "class_name": self.thing.name,
             "superlabel": self.thing.letter.script,

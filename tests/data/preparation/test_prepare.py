@@ -37,8 +37,11 @@ def complete(monkeypatch):
             split: Count(len(part), len({image.label for image in part}))
             for split, part in written.items()
         }
-        dataset = dataclasses.replace(preparation.OFFICIAL_DATASETS[name], counts=counts)
-        monkeypatch.setitem(preparation.OFFICIAL_DATASETS, name, dataset)
+        dataset, declared = preparation.declared(name), preparation.declared
+        dataset = dataclasses.replace(dataset, counts=counts)
+        monkeypatch.setattr(
+            preparation, "declared", lambda other: dataset if other == name else declared(other)
+        )
         return written
 
     return complete
