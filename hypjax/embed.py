@@ -21,7 +21,7 @@ FLAGS = command.Flags(
         "files, or hf://OWNER/NAME."
     ),
     dataset=command.string("A prepared dataset, such as cub200 or glyphs, instead of --images."),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.string("Folder of prepared datasets. Default: ~/tensorflow_datasets."),
     output=command.string("File to write, such as gallery.npz."),
     embedding=command.string(
         "Output of the run's trained head, of its encoder, or of a prefix that it scores "

@@ -9,7 +9,7 @@ EXAMPLE = "python -m hypjax.export --output=letters"
 FLAGS = command.Flags(
     dataset=command.string("Name of the dataset.", "glyphs"),
     output=command.string("Folder to write, with one sub-folder per split."),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.string("Folder of prepared datasets. Default: ~/tensorflow_datasets."),
 )
 
 

@@ -25,7 +25,7 @@ FLAGS = command.Flags(
         "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the "
         "images in --embeddings, which is needed if its queries are judged."
     ),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.string("Folder of prepared datasets. Default: ~/tensorflow_datasets."),
     batch_size=command.positive("Number of images that --encoder embeds at once. Default: 64."),
     labels=command.string("File with their classes: .npy, or .txt with one on each line."),
     queries=command.string(

@@ -1,6 +1,6 @@
 """Opens datasets by name: prepared ones, and the user's own images or features.
 
-Modules that import TFDS are imported where they are used: users' own images need none of it.
+Users' own images need nothing of what reads records, which is imported where it is used.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def open_dataset(
     """Opens a prepared dataset, or the 'folder' or 'features' of the user's at a path.
 
     Datasets that need no files are prepared first if necessary. `labels` is a file with the classes
-    of features; `data_dir` is the folder or URL of prepared datasets, TFDS's default if None. Test
+    of features; `data_dir` is the folder or URL of prepared datasets. Test
     classes are held out only if there are no test images. Raises UserError if the dataset is
     unknown, is not prepared, cannot be read, or has too few classes.
     """
@@ -120,17 +120,17 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
-    builder = prepare.open_builder(name, data_dir)
-    parts = {split: open_records(builder, split) for split in builder.info.splits}
-    facts = [builder.info.full_name]
+    folder = prepare.open_prepared(name, data_dir)
+    parts = {split: open_records(folder, split) for split in folder.splits}
+    facts = [name]
     judgements = None
-    if PAIRS in builder.TABLES and "train" in parts:
-        pairs = read_pairs(builder, parts["train"].names)
+    if PAIRS in folder.tables and "train" in parts:
+        pairs = read_pairs(folder, parts["train"].names)
         parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
         facts.append(pairs.tobytes())
-    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= parts.keys():
+    if JUDGEMENTS in folder.tables and {"query", "gallery"} <= parts.keys():
         query = parts["query"]
-        boxes, judgements = read_judgements(builder, query.names, parts["gallery"].names)
+        boxes, judgements = read_judgements(folder, query.names, parts["gallery"].names)
         source = hash_facts([query.source, boxes.tobytes()])
         parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
         facts += [items.tolist() for items in itertools.chain(*judgements)]
@@ -142,5 +142,5 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str
             numbers = np.searchsorted(names, part.groups)
             part = dataclasses.replace(part, superlabels=numbers, group_names=names)
         parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
-    notes, empty = prepare.notes(builder), (None, None, None, None)
+    notes, empty = prepare.notes(folder), (None, None, None, None)
     return parts, Splits(*empty, hash_facts(facts), notes, judgements, name)

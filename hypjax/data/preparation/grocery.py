@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hypjax.data.preparation.official import (
+    Archive,
     Count,
     Entry,
+    FileTree,
     OfficialDataset,
     damaged_list,
     read_rows,
 )
-from hypjax.data.preparation.sources import Archive, FileTree
 
 _PARTS = ("train", "val", "test")  # As published.
 
@@ -34,20 +35,12 @@ class _Product(NamedTuple):
         return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
 
 
-def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists photos by product, then in the order of the published lists."""
-    return _photos(tree, _products(tree), tested="test")
+def _list_photos(tree: FileTree, tested: str) -> Iterator[Entry]:
+    """Lists photos by product, then in the order of the published lists.
 
-
-def _list_icons(tree: FileTree) -> Iterator[Entry]:
-    """Lists the same photos, then the iconic picture of each product, which they search."""
+    Those of the products that are not trained on are in the split `tested`.
+    """
     products = _products(tree)
-    yield from _photos(tree, products, tested="query")
-    yield from (product.entry("gallery", product.icon) for product in products)
-
-
-def _photos(tree: FileTree, products: list[_Product], tested: str) -> Iterator[Entry]:
-    """Lists photos; those of the products that are not trained on are in the split `tested`."""
     trained, numbered = _trained(products), []
     for part in _PARTS:
         for match in read_rows(tree, f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
@@ -58,6 +51,12 @@ def _photos(tree: FileTree, products: list[_Product], tested: str) -> Iterator[E
             numbered.append((number, products[number].entry(split, match[1])))
     numbered.sort(key=lambda pair: pair[0])  # Stable.
     return (entry for _, entry in numbered)
+
+
+def _list_icons(tree: FileTree) -> Iterator[Entry]:
+    """Lists the same photos, then the iconic picture of each product, which they search."""
+    yield from _list_photos(tree, tested="query")
+    yield from (product.entry("gallery", product.icon) for product in _products(tree))
 
 
 def _trained(products: list[_Product]) -> set[str]:
@@ -114,7 +113,7 @@ PHOTOS = _dataset(
     "grocery",
     "Grocery Store Dataset, split by coarse class: photos search each other.",
     {"test": Count(2323, 36)},
-    _list_images,
+    lambda tree: _list_photos(tree, tested="test"),
 )
 ICONS = _dataset(
     "grocery_icons",

@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import (
+    Archive,
+    Count,
+    Entry,
+    FileTree,
+    OfficialDataset,
+    read_rows,
+)
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:

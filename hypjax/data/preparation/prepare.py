@@ -2,31 +2,29 @@
 
 import contextlib
 import importlib
-import io
 import os
 import pathlib
-import shutil
-from collections.abc import Iterator, Mapping
-
-import tensorflow_datasets as tfds
+from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
 from hypjax.data import cloud
-from hypjax.data.preparation.official import (
-    PART,
-    Count,
-    Listing,
-    OfficialBuilder,
-    OfficialDataset,
+from hypjax.data.preparation.official import Count, Listing, OfficialDataset, write_files
+from hypjax.data.records import (
+    VERSION,
+    Contents,
+    RecordFolder,
+    open_folder,
+    read_index,
+    write_records,
 )
-from hypjax.data.records import RecordBuilder, is_prepared, read_index, reading
 from hypjax.errors import UserError, nearest, reason
 from hypjax.system import console
 from hypjax.system.cloud import is_url
+from hypjax.system.files import remove, replacing
 from hypjax.system.locks import claimed
 
 
-def declared(name: str) -> OfficialDataset | type[RecordBuilder]:
+def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
     """Returns a dataset's declaration, which `hypjax.catalogue` names."""
     if name not in PREPARED:
         raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
@@ -42,7 +40,7 @@ def prepare(
     part: str | None = None,
     allow_partial: bool = False,
     skip_corrupt: bool = False,
-) -> RecordBuilder:
+) -> RecordFolder:
     """Prepares a dataset unless it is already prepared, and reports progress.
 
     The arguments are the flags of `python -m hypjax.prepare`. Raises UserError if there is no such
@@ -55,48 +53,62 @@ def prepare(
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
-    builder = _open(name, root)
-    folder = pathlib.Path(builder.data_dir)
-    if is_prepared(builder):
+    folder = pathlib.Path(root, name, VERSION)
+    if folder.exists():
         console.say(f"{name} is already prepared")
     else:
-        with contextlib.ExitStack() as stack:
-            with _explaining_write_errors(folder):
-                stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-            if not is_prepared(builder):  # By another process, while this one waited.
-                for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
-                    shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a killed process.
-                console.say(f"preparing {name} in {folder} (once)")
-                if official := _official(name, part):
-                    files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-                    downloads = pathlib.Path(root, "downloads", official.downloads or name)
-                    builder.found = stack.enter_context(official.open(files, downloads))
-                    builder.part, builder.skip_corrupt = part, skip_corrupt
-                    _check_listing(official, builder.found.images, allow_partial)
-                with _explaining_write_errors(folder), contextlib.redirect_stdout(io.StringIO()):
-                    builder.download_and_prepare()
-        builder = _open(name, root)
-    if (prepared := _prepared_part(builder)) != part:
+        files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+        _prepare(name, folder, files, part, allow_partial, skip_corrupt)
+    prepared = open_folder(name, folder)
+    if prepared.part != part:
         raise UserError(
-            f"{folder} holds the part {prepared}, not {part} (None is the whole); remove that "
+            f"{folder} holds the part {prepared.part}, not {part} (None is the whole); remove that "
             "folder, or name another with --data_dir"
         )
-    return builder
+    return prepared
 
 
-def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
+def _prepare(
+    name: str,
+    folder: pathlib.Path,
+    manual_dir: pathlib.Path | None,
+    part: str | None,
+    allow_partial: bool,
+    skip_corrupt: bool,
+) -> None:
+    """Writes a dataset under a lock."""
+    with contextlib.ExitStack() as stack:
+        with _explaining_write_errors(folder):
+            stack.enter_context(claimed(folder.parent, f"preparing {name}"))
+        if folder.exists():  # Another process has prepared it meanwhile.
+            return
+        for unfinished in folder.parent.glob(f".{VERSION}.*.unfinished"):
+            remove(unfinished)  # Of a process that was killed.
+        console.say(f"preparing {name} in {folder} (once)")
+        if official := _official(name, part):
+            downloads = folder.parent.parent / "downloads" / (official.downloads or name)
+            files = stack.enter_context(official.open(manual_dir, downloads))
+            _check_listing(official, files.images, allow_partial)
+        with _explaining_write_errors(folder), replacing(folder) as unfinished:
+            if official:
+                write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
+            else:
+                write_records(unfinished, name, declared(name)(), None)
+
+
+def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
-    `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None. Raises
-    UserError if there is no such dataset, or it is not prepared or is damaged.
+    `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.
+    Raises UserError if there is no such dataset, or it is not prepared or is damaged.
     """
-    version, root = _builder(name).VERSION, _root(data_dir)
+    declaration, root = declared(name), _root(data_dir)
     if is_url(root):
-        root = str(cloud.local_copy(root, name, str(version)))
-    builder = _open(name, root)
-    if is_prepared(builder):
-        return builder
-    if isinstance(builder, OfficialBuilder):
+        root = str(cloud.local_copy(root, name))
+    folder = pathlib.Path(root, name, VERSION)
+    if folder.exists():
+        return open_folder(name, folder)
+    if isinstance(declaration, OfficialDataset):
         option = f" --data_dir={root}" if data_dir else ""
         raise UserError(
             f"{name} is not prepared in {root}; run python -m hypjax.prepare --dataset={name}"
@@ -105,35 +117,29 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
     return prepare(name, data_dir=root)
 
 
-def summary(builder: RecordBuilder) -> str:
+def summary(folder: RecordFolder) -> str:
     """Describes a prepared dataset: its folder, then one line per split."""
-    lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
-    for split, (images, classes) in _count(builder).items():
+    lines = [f"{folder.name} is in {folder.path}"]
+    for split, (images, classes) in _count(folder).items():
         lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
-    return "\n".join([*lines, *(f"  {note}" for note in notes(builder))])
+    return "\n".join([*lines, *(f"  {note}" for note in notes(folder))])
 
 
-def notes(builder: RecordBuilder) -> tuple[str, ...]:
+def notes(folder: RecordFolder) -> tuple[str, ...]:
     """What a prepared dataset lacks, for all results computed from it: a part, or a partial copy.
 
     There is none if it is the complete dataset, or one that is not official.
     """
-    official = _official(builder.name, _prepared_part(builder))
+    official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, _partial(official, _count(builder)))))
+    return tuple(filter(None, (official.note, _partial(official, _count(folder)))))
 
 
-def _count(builder: RecordBuilder) -> dict[str, Count]:
-    """Counts images and classes in each split of a prepared dataset, from its index."""
-    columns = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
-    return {name: Count(len(labels), len(labels.unique())) for name, labels in columns.items()}
-
-
-def _prepared_part(builder: RecordBuilder) -> str | None:
-    """Name of the part that a prepared dataset is; None if it is the whole."""
-    file = pathlib.Path(builder.data_dir, PART)
-    return file.read_text().strip() if file.exists() else None
+def _count(folder: RecordFolder) -> dict[str, Count]:
+    """Counts images and classes in each split, from its index."""
+    columns = {split: read_index(folder, split, ["label"])["label"] for split in folder.splits}
+    return {split: Count(len(labels), len(labels.unique())) for split, labels in columns.items()}
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
@@ -146,20 +152,9 @@ def _official(name: str, part: str | None) -> OfficialDataset | None:
 
 def _root(data_dir: str | None) -> str:
     """Returns the folder or URL of prepared datasets."""
-    root = os.fspath(data_dir or tfds.core.constants.DATA_DIR)
+    default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+    root = os.fspath(data_dir or default)
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
-
-
-def _builder(name: str) -> type[RecordBuilder]:
-    declaration = declared(name)
-    return declaration.builder if isinstance(declaration, OfficialDataset) else declaration
-
-
-def _open(name: str, root: str) -> RecordBuilder:
-    """Returns a dataset's builder, prepared or not."""
-    builder = _builder(name)
-    with reading(name, pathlib.Path(root, name, str(builder.VERSION))):
-        return builder(data_dir=root)
 
 
 @contextlib.contextmanager

@@ -9,19 +9,18 @@ might change single pixels.
 
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow
-import tensorflow_datasets as tfds
 from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data import records
 from hypjax.data.preparation import fonts
-from hypjax.data.preparation.glyphs import encoded
-from hypjax.data.records import Example, RecordBuilder
+from hypjax.data.preparation.glyphs import example
+from hypjax.data.records import Contents, Example
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
@@ -252,12 +251,8 @@ class View(NamedTuple):
 
     def example(self) -> Example:
         """Renders the picture with the features of its record."""
-        return {
-            **encoded(self.render().pixels),
-            "name": self.name,
-            "class_name": self.thing.name,
-            "superlabel": self.thing.letter.script,
-        }
+        letter = self.thing.letter
+        return example(self.render().pixels, self.name, self.thing.name, letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
@@ -315,41 +310,29 @@ def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View
     }
 
 
-class Scenes(RecordBuilder):
-    """Letters as particular objects in cluttered pictures, with pairs and judgements."""
+def contents() -> Contents:
+    """Returns the dataset, with pairs of training images and judgements of queries."""
+    objects = choose_objects(fonts.glyph_classes())
+    splits = split_views(objects)
+    examples = {name: (view.example() for view in views) for name, views in splits.items()}
+    return Contents(examples, sum(map(len, splits.values())), _tables(objects))
 
-    VERSION = tfds.core.Version("1.0.0")
-    DESCRIPTION = "Letters as particular objects, in cluttered pictures under changes of view."
-    IMAGE_SHAPE = (SIDE, SIDE, 1)
-    TABLES = (records.PAIRS, records.JUDGEMENTS)
 
-    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
-        # Drawing all letters is too slow for opening a prepared dataset.
-        self._objects = choose_objects(fonts.glyph_classes())
-        things = itertools.chain.from_iterable(self._objects.values())
-        self.info.features["label"].names = [thing.name for thing in things]
-        splits = split_views(self._objects)
-        self._total = sum(map(len, splits.values()))
-        return {name: (view.example() for view in views) for name, views in splits.items()}
-
-    def tables(self) -> Mapping[str, pyarrow.Table]:
-        """Returns the pairs of training images and the judgements of queries.
-
-        Pairs are all ordered pairs of an easy view and another view of a training object.
-        """
-        pairs = [
-            {"anchor": anchor.name, "positive": positive.name}
-            for thing in self._objects["train"]
-            for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
-            if anchor.difficulty == "easy"
-        ]
-        judgements = []
-        for thing in self._objects["query"]:
-            query = View(thing, "query", 0)
-            judgements.append({"query": query.name, "box": query.render().box})
-            for level, number in GALLERY_VIEWS.items():
-                judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
-        return {
-            records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
-            records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
-        }
+def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
+    """Pairs are all ordered pairs of an easy view and another view of a training object."""
+    pairs = [
+        {"anchor": anchor.name, "positive": positive.name}
+        for thing in objects["train"]
+        for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
+        if anchor.difficulty == "easy"
+    ]
+    judgements = []
+    for thing in objects["query"]:
+        query = View(thing, "query", 0)
+        judgements.append({"query": query.name, "box": query.render().box})
+        for level, number in GALLERY_VIEWS.items():
+            judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
+    return {
+        records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
+        records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
+    }

@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import (
+    Archive,
+    Count,
+    Entry,
+    FileTree,
+    OfficialDataset,
+    damaged_list,
+)
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"

@@ -48,7 +48,10 @@ def downloads(tmp_path):
 def contents(found):
     """Returns what was found, in the form that the writers return."""
     return {
-        split: [disk.Written(i.name, i.label, i.superlabel, found.tree.read(i.file)) for i in part]
+        split: [
+            disk.Written(i.name, i.label, i.superlabel, found.tree.files[i.file].read_bytes())
+            for i in part
+        ]
         for split, part in found.images.items()
     }
 
