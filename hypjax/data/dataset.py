@@ -37,7 +37,7 @@ class Decoding:
 
 # Columns of a `Dataset`.
 _COLUMNS = (
-    *("positions", "labels", "sizes", "names", "class_names", "superlabels", "splits", "facts"),
+    *("positions", "labels", "sizes", "names", "class_names", "groups", "splits", "facts"),
     *("boxes", "vectors"),
 )
 
@@ -52,9 +52,8 @@ class Dataset:
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
     names: Shaped[np.ndarray, " images"] | None = None  # Strings: paths, or names for messages.
-    superlabels: Int[np.ndarray, " images"] | None = None  # Group of each image's class.
     class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
-    group_names: Sequence[str] | None = None  # By number.
+    groups: Shaped[np.ndarray, " images"] | None = None  # Names of coarse classes, if any.
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
     facts: Shaped[np.ndarray, " images"] | None = None
@@ -82,18 +81,18 @@ class Dataset:
 
     def coarse_classes(self) -> tuple[int, ...]:
         """Returns the group of each class, from 0 without gaps; empty if there are no groups."""
-        if self.superlabels is None:
+        if self.groups is None:
             return ()
         _, first = np.unique(self.labels, return_index=True)
-        return tuple(np.unique(self.superlabels[first], return_inverse=True)[1].tolist())
+        return tuple(np.unique(self.groups[first], return_inverse=True)[1].tolist())
 
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
         if self.num_classes == 1:
             return f"{len(self)} images"
         text = f"{self.num_classes} classes"
-        if self.superlabels is not None:
-            text += f" in {len(np.unique(self.superlabels))} groups"
+        if self.groups is not None:
+            text += f" in {len(np.unique(self.groups))} groups"
         return f"{text}, {len(self)} images"
 
     @property
@@ -101,11 +100,6 @@ class Dataset:
         """Hash of what is known of the images, of their classes and of their order."""
         columns = (self.facts, self.class_names, self.splits, self.groups)
         return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
-
-    @property
-    def groups(self) -> Shaped[np.ndarray, " images"] | None:
-        """Name of the group of each image's class, if there are groups."""
-        return None if self.superlabels is None else np.asarray(self.group_names)[self.superlabels]
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
@@ -264,9 +258,6 @@ def table_of_names(
     Sizes are 0. Splits and groups are columns if an image has one. Images that have no facts are
     in memory.
     """
-    superlabels = group_names = None
-    if any(groups):
-        group_names, superlabels = np.unique([x or "" for x in groups], return_inverse=True)
     facts = [""] * len(names) if facts is None else map(repr, facts)
     return Dataset(
         records=records,
@@ -274,10 +265,9 @@ def table_of_names(
         labels=np.unique(classes, return_inverse=True)[1],
         sizes=np.zeros((len(names), 2), np.int32),
         names=np.array([str(name) for name in names], object),
-        superlabels=superlabels,
         class_names=np.array(classes, object),
-        group_names=group_names,
-        splits=np.array([x or "" for x in splits]) if any(splits) else None,
+        groups=np.array([x or "" for x in groups], object) if any(groups) else None,
+        splits=np.array([x or "" for x in splits], object) if any(splits) else None,
         facts=np.array([*facts], object),
         upright=True,
         vectors=vectors,
@@ -307,10 +297,10 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
     def column(name: str) -> list[Any]:
         columns = [(getattr(table, name), len(table)) for table in tables]
-        return [x for own, size in columns for x in ([None] * size if own is None else own)]
+        return [x for part, size in columns for x in ([None] * size if part is None else part)]
 
     starts = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
-    found = table_of_names(
+    stack = table_of_names(
         Chained(table.records for table in tables),
         column("names"),
         [name or "" for name in column("class_names")],
@@ -320,7 +310,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
     )
     boxed = any(table.boxes is not None for table in tables)
     return dataclasses.replace(
-        found,
+        stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
         facts=np.array(column("facts"), object),

@@ -95,7 +95,7 @@ def find_images(where: str) -> Dataset:
     elif path.suffix.lower() in TABLES:
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
-        images = _files([path.parent / line for line in _read_lines(path)])
+        images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
         pattern = glob.escape(str(path)) if path.is_file() else str(path)
         paths = map(pathlib.Path, sorted(glob.glob(pattern, recursive=True)))
@@ -116,19 +116,12 @@ def _files(
     groups: Sequence[str | None] = (),
 ) -> Dataset:
     """The table of image files, whose classes are unknown if none are given."""
-    names = [str(path) for path in paths]
+    names, facts = [str(path) for path in paths], []
+    for path in paths:  # What changes with a file and is known without reading it.
+        stat = path.stat() if os.path.exists(path) else None
+        facts.append((str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)))
     columns = names, classes or [""] * len(paths)
-    facts = map(_file_facts, paths)
     return table_of_names(names, *columns, splits=splits, groups=groups, facts=facts)
-
-
-def _file_facts(path: pathlib.Path) -> tuple[Any, ...]:
-    """Returns what changes with the file and is known without reading it."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return (str(path.absolute()), None)
-    return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
 
 
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
@@ -146,7 +139,9 @@ def _table_of_features(table: Any) -> Dataset:
     """The table of a `FeatureTable`."""
     facts = [zlib.crc32(np.ascontiguousarray(row)) for row in table.features]
     return table_of_names(
-        *(table.ids, table.ids, table.labels.tolist()),
+        table.ids,
+        table.ids,
+        table.labels.tolist(),
         splits=() if table.splits is None else table.splits.tolist(),
         groups=() if table.superlabels is None else table.superlabels.tolist(),
         facts=facts,
@@ -173,40 +168,19 @@ def check_columns(where: object, images: Dataset) -> None:
             )
 
 
-def _read_lines(path: pathlib.Path) -> list[str]:
-    """Reads the non-empty lines of a text file."""
-    try:
-        lines = path.read_text("utf-8-sig").replace("\0", "").split("\n")
-        return [line.strip() for line in lines if line.strip()]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {path}: save it as UTF-8") from error
-
-
 def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
     They are splits if one is named `train` and has sub-folders itself. Files at any depth below a
     class belong to it; outside classes the label is ''. Hidden files and files without an image
-    suffix are ignored.
+    suffix are ignored. Raises UserError if a folder cannot be read.
     """
-    train = root / "train"
-    has_splits = train in _subfolders(root) and bool(_subfolders(train))
-    paths, classes, splits = [], [], []
-    for name in sorted(map(pathlib.PurePath, files_below(root))):
-        if name.suffix.lower() in IMAGES:
-            paths.append(root / name)
-            classes.append(next(iter(name.parts[has_splits:-1]), ""))
-            splits.append(name.parts[0] if has_splits and len(name.parts) > 1 else None)
-    return _files(paths, classes, splits)
-
-
-def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
+    names = sorted(map(pathlib.PurePath, files_below(root)))
+    names = [name for name in names if name.suffix.lower() in IMAGES]
+    has_splits = any(name.parts[0] == "train" and len(name.parts) > 2 for name in names)
+    classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
+    splits = [name.parts[0] if has_splits and len(name.parts) > 1 else None for name in names]
+    return _files([root / name for name in names], classes, splits)
 
 
 def read_table(table: pathlib.Path) -> Dataset:
@@ -236,8 +210,11 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads rows as dictionaries, and checks that the required columns exist."""
+    """Reads rows as dictionaries; the lines of a .txt file that are not empty are paths."""
     try:
+        if table.suffix.lower() == ".txt":
+            lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
+            return [{"path": line.strip()} for line in lines if line.strip()]
         if table.suffix.lower() == ".csv":
             with table.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)

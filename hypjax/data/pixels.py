@@ -129,6 +129,13 @@ def crop(image: Image.Image, box: Iterable[int]) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
+def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resizes to a height and a width, unless the image has them."""
+    height, width = size
+    same = image.size == (width, height)
+    return image if same else image.resize((width, height), Image.Resampling.BICUBIC)
+
+
 def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
     """Resizes to a square with Pillow's bicubic filter and antialiasing."""
     return array(image.resize((side, side), Image.Resampling.BICUBIC))
@@ -136,10 +143,7 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
     """Returns what a view shows of an image: the image resized, a box of that, and its square."""
-    height, width = frame.size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    return resize(crop(image, frame.box), side)
+    return resize(crop(scaled(image, frame.size), frame.box), side)
 
 
 def show_fast(

@@ -172,9 +172,7 @@ def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
 def open_records(folder: RecordFolder, split: str) -> Dataset:
     """Opens one split of a prepared dataset, without reading images."""
     index = read_index(folder, split)
-    groups, superlabels = _strings(index["superlabel"]), None
-    if groups.any():
-        groups, superlabels = np.unique(groups, return_inverse=True)
+    groups = _strings(index["superlabel"])
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
         records=EncodedImages(folder, split),
@@ -182,9 +180,8 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         labels=index["label"].to_numpy(),
         sizes=sizes,
         names=_strings(index["name"]),
-        superlabels=superlabels,
         class_names=_strings(index["class_name"]),
-        group_names=None if superlabels is None else groups,
+        groups=groups if groups.any() else None,
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )

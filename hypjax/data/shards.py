@@ -187,8 +187,8 @@ def table_of(
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
     superlabels = _column(kinds, "superlabel", _SUPERLABELS, options, where)
-    records, rows = EncodedImages(encoded, image), range(len(dataset))
-    names = [f"{place}/{i}" if place else f"image {i}" for i in rows]
+    records = EncodedImages(encoded, image)
+    names = [f"{place}/{i}" if place else f"image {i}" for i in range(len(records))]
     return table_of_names(
         records,
         names,
@@ -209,12 +209,12 @@ def _column(
 ) -> str | None:
     """The column that an option names, or the first of the usual ones; perhaps a field of one."""
     wanted = [options[option]] if option in options else usual
-    found = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
-    if option in options and not found:
+    columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
+    if option in options and not columns:
         raise UserError(
             f"{where} has the columns {', '.join(names)}, and no {wanted[0]} (?{option}=)"
         )
-    return found[0] if found else None
+    return columns[0] if columns else None
 
 
 def _values(dataset: Any, column: str, where: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import GIVEN
-from hypjax.data import photo_dataset, photos, splits
+from hypjax.data import photos, splits
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.errors import UserError
@@ -50,10 +50,13 @@ def open_splits(config: ConfigDict) -> Splits:
                 "the images of this run were given from Python, and this process does not have "
                 "them; pass them to hypjax.train as dataset=, or search other images with the model"
             )
-        opened = photo_dataset.open_images("the dataset", _given[0], decoding, held_out)
+        opened = splits.open_images("the dataset", _given[0], decoding, held_out)
+    elif data.name == "folder":
+        opened = splits.open_photos(data.path, decoding, held_out)
+    elif data.name == "features":
+        opened = splits.open_features(data.path, data.labels, held_out)
     else:
-        where = {"path": data.path, "labels": data.labels, "data_dir": run.data_dir}
-        opened = splits.open_dataset(data.name, decoding, held_out=held_out, **where)
+        opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
     opened = splits.with_benchmarks(
         opened,
         config.eval.benchmarks,

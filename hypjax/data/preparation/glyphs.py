@@ -7,7 +7,7 @@ Nothing is downloaded, and every preparation gives the same records in the same 
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
@@ -61,22 +61,17 @@ def example(pixels: np.ndarray, name: str, class_name: str, superlabel: str) -> 
 
 
 def split_classes(
-    classes: Iterable[fonts.GlyphClass],
+    classes: Sequence[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
-    """Splits the classes at random, with a fixed seed, into training and test classes.
-
-    Both keep the given order.
-    """
-    classes = list(classes)
+    """Splits the classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
-    chosen = set(order[: round(TEST_SHARE * len(classes))].tolist())
-    train = [c for i, c in enumerate(classes) if i not in chosen]
-    test = [c for i, c in enumerate(classes) if i in chosen]
-    return train, test
+    tested = set(order[: round(TEST_SHARE * len(classes))].tolist())
+    train = [c for i, c in enumerate(classes) if i not in tested]
+    return train, [c for i, c in enumerate(classes) if i in tested]
 
 
 def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:
-    """Yields the examples of the given classes, ordered by class, then by face."""
+    """Yields the examples of classes, ordered by class, then by face."""
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
             name = f"U+{glyph.codepoint:04X}/{glyph.face}"

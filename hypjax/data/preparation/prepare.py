@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import cloud
 from hypjax.data.preparation.official import Count, Listing, OfficialDataset, write_files
 from hypjax.data.records import (
+    MANIFEST,
     VERSION,
     Contents,
     RecordFolder,
@@ -19,7 +19,8 @@ from hypjax.data.records import (
 )
 from hypjax.errors import UserError, nearest, reason
 from hypjax.system import console
-from hypjax.system.cloud import is_url
+from hypjax.system.caches import cache_folder
+from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
 from hypjax.system.files import remove, replacing
 from hypjax.system.locks import claimed
 
@@ -104,7 +105,7 @@ def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
     """
     declaration, root = declared(name), _root(data_dir)
     if is_url(root):
-        root = str(cloud.local_copy(root, name))
+        root = str(_local_copy(root, name))
     folder = pathlib.Path(root, name, VERSION)
     if folder.exists():
         return open_folder(name, folder)
@@ -115,6 +116,34 @@ def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
             f"{option} (with --manual_dir=FOLDER where the files cannot be downloaded)"
         )
     return prepare(name, data_dir=root)
+
+
+def _local_copy(url: str, name: str) -> pathlib.Path:
+    """Copies a dataset from the folder at a URL to the cache; returns the folder of copies.
+
+    Records are read in random order, a few kilobytes at a time, which is slow in object storage. A
+    copy is never compared with its source again, since a prepared version does not change.
+    """
+    root = cache_folder() / "datasets" / url_hash(url)
+    folder, source = root / name / VERSION, f"{url.rstrip('/')}/{name}/{VERSION}"
+    if folder.exists():
+        return root
+    with explained(f"cannot copy {url} to {root}"), claimed(root / name, f"copying {name}"):
+        if folder.exists():  # Another process has copied it meanwhile.
+            return root
+        prepared = CloudFolder(source)
+        files = prepared.sizes()
+        if MANIFEST not in files:
+            raise UserError(
+                f"{source} holds no dataset; prepare it on local disk (python -m hypjax.prepare "
+                f"--dataset={name}), and copy its whole folder there"
+            )
+        console.say(f"copying {source} to {folder} (once)")
+        for unfinished in folder.parent.glob(f".{VERSION}.*.unfinished"):
+            remove(unfinished)  # Of a process that was killed.
+        with replacing(folder) as unfinished:
+            prepared.get(files, unfinished)
+    return root
 
 
 def summary(folder: RecordFolder) -> str:

@@ -82,10 +82,7 @@ class Rendered(NamedTuple):
 
 
 def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
-    """Renders a view of an object, which depends on the arguments only.
-
-    `view_name` tells views of the object apart; `difficulty` is a key of `DIFFICULTIES`.
-    """
+    """Renders a view of an object, which depends on its name and difficulty only."""
     names = (zlib.crc32(name.encode()) for name in (glyph.face, view_name))
     rng = np.random.default_rng([SEED, glyph.codepoint, *names])
     certain = rng.choice(HARD_EFFECTS)
@@ -157,10 +154,7 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter somewhere into the picture, turned and in perspective.
-
-    Returns its ink, and the part of the picture that its canvas covers.
-    """
+    """Puts a letter into the picture, turned, in perspective; returns its ink and canvas's box."""
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
@@ -183,10 +177,8 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
 
 
 def _extent(ink: Grey) -> Box:
-    """Returns the smallest box around the ink; all zeros if there is none."""
+    """Returns the smallest box around the ink."""
     rows, columns = np.nonzero(ink > EDGE)
-    if not len(rows):
-        return (0, 0, 0, 0)
     return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
@@ -206,13 +198,13 @@ def _hide(rng: np.random.Generator, ink: Grey) -> tuple[Grey, Mask]:
     turns = int(rng.integers(4))
     ink = np.rot90(ink, turns)
     shares = np.cumsum(ink.sum(axis=0)) / ink.sum()
-    kept = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
+    shown = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
     cover = np.zeros(ink.shape, bool)
     if rng.random() < 0.5:
-        ink = np.pad(ink[:, :kept], ((0, 0), (SIDE - kept, 0)))
+        ink = np.pad(ink[:, :shown], ((0, 0), (SIDE - shown, 0)))
     else:
         _, top, right, bottom = _extent(ink)
-        cover[max(top - 3, 0) : bottom + 3, kept : right + 3] = True
+        cover[max(top - 3, 0) : bottom + 3, shown : right + 3] = True
     return np.rot90(ink, -turns), np.rot90(cover, -turns)
 
 
@@ -250,16 +242,16 @@ class View(NamedTuple):
         return render(self.thing.glyph, f"{self.difficulty}{self.number}", self.difficulty)
 
     def example(self) -> Example:
-        """Renders the picture with the features of its record."""
+        """Renders the picture of a record."""
         letter = self.thing.letter
         return example(self.render().pixels, self.name, self.thing.name, letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses two faces of each letter without accents, at random with a fixed seed.
+    """Chooses two faces of each letter without accents, at random, by what they are for.
 
-    Letters that resemble an earlier one when drawn at the same size are left out. Returns the
-    objects for each key of `LETTERS`; no letter is in two of the lists.
+    Letters that resemble an earlier one when drawn at the same size are left out. No letter is in
+    two of the lists.
     """
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
