@@ -40,8 +40,8 @@ _SCHEMA = pyarrow.schema(
         ("width", pyarrow.int32()),
         ("checksum", pyarrow.uint32()),
         ("name", pyarrow.string()),
-        ("class_name", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
-        ("superlabel", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+        ("class_name", pyarrow.string()),
+        ("superlabel", pyarrow.string()),
     ]
 )
 
@@ -61,6 +61,13 @@ JUDGEMENTS_SCHEMA = pyarrow.schema(
 )
 
 Names = Shaped[np.ndarray, " images"]
+
+
+class Count(NamedTuple):
+    """Size of a split; a number of classes that is not known (None) is not compared."""
+
+    images: int
+    classes: int | None
 
 
 class Example(NamedTuple):
@@ -88,8 +95,8 @@ class RecordFolder:
 
     name: str
     path: pathlib.Path
-    splits: tuple[str, ...]  # Those with images.
-    tables: tuple[str, ...]  # Names of its tables of relations.
+    splits: Mapping[str, Count]  # Those with images.
+    tables: Sequence[str]  # Names of its tables of relations.
     part: str | None  # The part of the dataset that was prepared; None: the whole.
 
 
@@ -119,12 +126,12 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     Classes are numbered in the order in which they first appear.
     """
     folder.mkdir()
-    splits, labels = [], {}
+    splits, labels = {}, {}
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
     with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
-            if _write_split(folder, split, examples, labels, progress):
-                splits.append(split)
+            if (count := _write_split(folder, split, examples, labels, progress)).images:
+                splits[split] = count
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     facts = {"splits": splits, "tables": [*contents.tables], "part": part}
@@ -137,7 +144,7 @@ def _write_split(
     examples: Iterable[Example],
     labels: dict[str, int],
     progress: tqdm.tqdm,
-) -> bool:
+) -> Count:
     """Writes the records of a split and its index, unless it has no images."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -154,10 +161,10 @@ def _write_split(
         writer.close()
     if not rows:
         path.unlink()
-        return False
+        return Count(0, 0)
     columns = dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True))
     _write_table(folder / f"index-{split}.parquet", pyarrow.table(columns, _SCHEMA))
-    return True
+    return Count(len(rows), len({*columns["label"]}))
 
 
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
@@ -166,33 +173,27 @@ def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
     Raises UserError if files are damaged or missing, as all functions below do.
     """
     with reading(name, path):
-        return RecordFolder(name, path, **json.loads((path / MANIFEST).read_text()))
+        facts = json.loads((path / MANIFEST).read_text())
+        facts["splits"] = {split: Count(*count) for split, count in facts["splits"].items()}
+        return RecordFolder(name, path, **facts)
 
 
 def open_records(folder: RecordFolder, split: str) -> Dataset:
     """Opens one split of a prepared dataset, without reading images."""
-    index = read_index(folder, split)
-    groups = _strings(index["superlabel"])
+    index = _read_table(folder, f"index-{split}", _SCHEMA)
+    groups = index["superlabel"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
         records=EncodedImages(folder, split),
         positions=np.arange(len(index)),
         labels=index["label"].to_numpy(),
         sizes=sizes,
-        names=_strings(index["name"]),
-        class_names=_strings(index["class_name"]),
+        names=index["name"].to_numpy(),
+        class_names=index["class_name"].to_numpy(),
         groups=groups if groups.any() else None,
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )
-
-
-def read_index(
-    folder: RecordFolder, split: str, columns: Sequence[str] = tuple(_SCHEMA.names)
-) -> pyarrow.Table:
-    """Reads columns of a split's index."""
-    schema = pyarrow.schema([_SCHEMA.field(column) for column in columns])
-    return _read_table(folder, f"index-{split}", schema)
 
 
 def _read_table(folder: RecordFolder, table_name: str, schema: pyarrow.Schema) -> pyarrow.Table:
@@ -221,14 +222,6 @@ def reading(name: str, path: pathlib.Path) -> Iterator[None]:
             f"{name} in {path} is damaged ({reason}); remove that folder, and prepare it again "
             f"(python -m hypjax.prepare --dataset={name}); a copy from the cloud is made again"
         ) from error
-
-
-def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
-    """Returns an array of strings; equal ones share an object if the column is a dictionary."""
-    if not pyarrow.types.is_dictionary(column.type):
-        return column.to_numpy()
-    values = column.unify_dictionaries().combine_chunks()
-    return values.dictionary.to_numpy(zero_copy_only=False)[values.indices.to_numpy()]
 
 
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:

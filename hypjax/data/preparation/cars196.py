@@ -10,14 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hypjax.data.preparation.official import (
-    Archive,
-    Count,
-    Entry,
-    FileTree,
-    OfficialDataset,
-    damaged_list,
-)
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 _CLASSES = 196  # The first half is for training.
 _ALL = "cars_annos.mat"
@@ -40,7 +33,7 @@ def _list_images(
             box = _box(photos[i]) if boxes else None
             yield Entry(split, f"{folder}{photos[path][i]}", str(names[number - 1]), box=box)
     except (ValueError, TypeError, IndexError) as error:
-        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
+        raise tree.damaged("", f"annotations cannot be read ({error})") from error
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
@@ -59,7 +52,7 @@ def _read(tree: FileTree, file: str, variable: str) -> Any:
         return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
     except Exception as error:  # scipy raises almost anything on damaged files.
         problem = f"{variable} cannot be read ({type(error).__name__})"
-        raise damaged_list(tree, file, problem) from error
+        raise tree.damaged(file, problem) from error
 
 
 def _half(note: str, *, boxes: bool) -> OfficialDataset:

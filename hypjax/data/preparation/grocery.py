@@ -10,15 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hypjax.data.preparation.official import (
-    Archive,
-    Count,
-    Entry,
-    FileTree,
-    OfficialDataset,
-    damaged_list,
-    read_rows,
-)
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 _PARTS = ("train", "val", "test")  # As published.
 
@@ -43,10 +35,10 @@ def _list_photos(tree: FileTree, tested: str) -> Iterator[Entry]:
     products = _products(tree)
     trained, numbered = _trained(products), []
     for part in _PARTS:
-        for match in read_rows(tree, f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
+        for match in tree.rows(f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
             number = int(match[2])
             if number >= len(products):
-                raise damaged_list(tree, f"{part}.txt", f"there is no product {number}")
+                raise tree.damaged(f"{part}.txt", f"there is no product {number}")
             split = "train" if products[number].coarse in trained else tested
             numbered.append((number, products[number].entry(split, match[1])))
     numbered.sort(key=lambda pair: pair[0])  # Stable.
@@ -70,11 +62,11 @@ def _trained(products: list[_Product]) -> set[str]:
 def _products(tree: FileTree) -> list[_Product]:
     """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
     products = []
-    for match in read_rows(tree, "classes.csv", ".+", skip=1):
+    for match in tree.rows("classes.csv", ".+", skip=1):
         fields = next(csv.reader([match[0]]))
         icon = pathlib.PurePosixPath(*fields[4:5]).parts[1:]  # It begins with a slash.
         if len(fields) != 6 or fields[1] != str(len(products)) or len(icon) < 2:
-            raise damaged_list(tree, "classes.csv", f"{match[0][:100]!r} is unexpected")
+            raise tree.damaged("classes.csv", f"{match[0][:100]!r} is unexpected")
         products.append(_Product(fields[0], fields[2], icon[1], "/".join(icon)))
     return products
 

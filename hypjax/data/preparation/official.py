@@ -27,7 +27,7 @@ import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.records import Contents, Example, write_records
+from hypjax.data.records import Contents, Count, Example, write_records
 from hypjax.errors import UserError, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
@@ -36,13 +36,6 @@ SKIPPED = "skipped.tsv"
 _CROP_QUALITY = 95  # Of JPEGs, for images that are cut to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
 _AHEAD = 16 * _THREADS  # Images read before any of them is written; they are held in memory.
-
-
-class Count(NamedTuple):
-    """Size of a split; a number of classes that is not known (None) is not compared."""
-
-    images: int
-    classes: int | None
 
 
 class Entry(NamedTuple):
@@ -72,6 +65,20 @@ class FileTree(NamedTuple):
                 f"{self.root} lacks {name}, which lists the images, or it cannot be read; fetch it "
                 "again"
             ) from error
+
+    def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
+        """Parses the non-empty lines of a list, without some at its beginning, by a pattern."""
+        # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
+        lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
+        for n, line in enumerate(lines[skip:], skip + 1):
+            if match := re.fullmatch(pattern, line.strip()):
+                yield match
+            elif line.strip():
+                raise self.damaged(f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
+
+    def damaged(self, place: str, problem: object) -> UserError:
+        """Returns the error for a damaged list; the place is its file, and line if known."""
+        return UserError(f"{self.root / place}: {problem}; the list is damaged, fetch it again")
 
 
 class Archive(NamedTuple):
@@ -227,7 +234,7 @@ class OfficialDataset:
         names, missing = set(), []
         for entry in self.list_images(tree):
             if entry.name in names:
-                raise damaged_list(tree, "", f"{entry.name!r} is listed twice")
+                raise tree.damaged("", f"{entry.name!r} is listed twice")
             names.add(entry.name)
             file = entry.file or entry.name
             if file in tree.files:
@@ -237,25 +244,6 @@ class OfficialDataset:
         if missing:
             console.warn(f"{len(missing)} images are listed but missing, such as {missing[0]}")
         return splits
-
-
-def read_rows(tree: FileTree, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
-    """Parses the non-empty lines of a list, without some at its beginning, by a pattern.
-
-    Raises UserError if the list is missing or damaged.
-    """
-    # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
-    lines = tree.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
-    for n, line in enumerate(lines[skip:], skip + 1):
-        if match := re.fullmatch(pattern, line.strip()):
-            yield match
-        elif line.strip():
-            raise damaged_list(tree, f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
-
-
-def damaged_list(tree: FileTree, place: str, problem: object) -> UserError:
-    """Returns the error for a damaged list; the place is its file, and line if known."""
-    return UserError(f"{tree.root / place}: {problem}; the list is damaged, fetch it again")
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:

@@ -7,14 +7,14 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset, write_files
+from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
 from hypjax.data.records import (
     MANIFEST,
     VERSION,
     Contents,
+    Count,
     RecordFolder,
     open_folder,
-    read_index,
     write_records,
 )
 from hypjax.errors import UserError, nearest, reason
@@ -149,7 +149,7 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
 def summary(folder: RecordFolder) -> str:
     """Describes a prepared dataset: its folder, then one line per split."""
     lines = [f"{folder.name} is in {folder.path}"]
-    for split, (images, classes) in _count(folder).items():
+    for split, (images, classes) in folder.splits.items():
         lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
     return "\n".join([*lines, *(f"  {note}" for note in notes(folder))])
 
@@ -162,13 +162,7 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, _partial(official, _count(folder)))))
-
-
-def _count(folder: RecordFolder) -> dict[str, Count]:
-    """Counts images and classes in each split, from its index."""
-    columns = {split: read_index(folder, split, ["label"])["label"] for split in folder.splits}
-    return {split: Count(len(labels), len(labels.unique())) for split, labels in columns.items()}
+    return tuple(filter(None, (official.note, _partial(official, folder.splits))))
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:

@@ -7,6 +7,7 @@ import zlib
 
 import fsspec
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -15,7 +16,6 @@ from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
-from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.prepare import open_prepared, prepare
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -32,7 +32,7 @@ def complete(monkeypatch):
 
     def complete(name, written):
         counts = {
-            split: Count(len(part), len({image.label for image in part}))
+            split: records.Count(len(part), len({image.label for image in part}))
             for split, part in written.items()
         }
         dataset, declared = preparation.declared(name), preparation.declared
@@ -81,8 +81,8 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete)
         assert found.groups.tolist() == [file.superlabel for file in files]
         for label, name in zip(found.labels, found.class_names, strict=True):
             assert numbers.setdefault(name, label) == label  # In all splits.
-        checksums = records.read_index(folder, split, ["checksum"])["checksum"].to_pylist()
-        assert checksums == [zlib.crc32(file.content) for file in files]
+        index = pyarrow.parquet.read_table(folder.path / f"index-{split}.parquet")
+        assert index["checksum"].to_pylist() == [zlib.crc32(file.content) for file in files]
         sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
         assert list(map(tuple, found.sizes)) == sizes
 
