@@ -18,6 +18,7 @@ _LEAST = 4  # Images of a class that are split: two to train on, and two that ca
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
+_Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +127,7 @@ def divide(
     return train, validation, test, gallery
 
 
-def _hold_out_test(
-    where: str, images: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset]:
+def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
     if 2 <= images.num_classes < 4 or not held_out.test:
         raise UserError(
@@ -146,9 +145,7 @@ def _hold_out_test(
     return train, test
 
 
-def _hold_out_validation(
-    images: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset | None]:
+def _hold_out_validation(images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out validation classes, if any; a share of few classes holds out none."""
     if not held_out.validation:
         return images, None
@@ -160,12 +157,9 @@ def _hold_out_validation(
     return _hold_out(images, held_out.validation, held_out.seed, "validation")
 
 
-def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> tuple[Dataset, Dataset]:
-    """Holds out a number of random classes or, below 1, a share of them, but at least two.
-
-    The seed is not the run's seed, so that runs with different seeds are compared on the same
-    classes.
-    """
+def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
+    """Holds out a number of random classes or, below 1, a share of them, but at least two."""
+    # The seed is not the run's: runs with different seeds are compared on the same classes.
     classes = np.unique(images.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
@@ -178,10 +172,7 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> tuple[Dat
 
 
 def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset]:
-    """Holds out a quarter of the images of each class, at random, but at least two.
-
-    Classes with fewer than four images are only trained on.
-    """
+    """Holds out a share of the images of each class that has enough, but at least two."""
     draw, chosen = np.random.default_rng(seed), []
     for label in np.unique(images.labels):
         members = draw.permutation(np.flatnonzero(images.labels == label))
@@ -206,21 +197,22 @@ def check_classes(name: str, splits: Splits) -> None:
     Raises UserError if a part has fewer than two classes, or no query has an image to find.
     """
     train, judged = splits.train, splits.judgements is not None
-    test = None if judged else splits.test
-    parts = {"train": train, "validation": splits.validation, "test": test}
-    for part, images in parts.items():
-        if images is not None and images.num_classes < 2:
+    for part, images, gallery in (
+        ("train", train, None),
+        ("validation", splits.validation, None),
+        ("test", None if judged else splits.test, splits.gallery),
+    ):
+        if images is None:
+            continue
+        if images.num_classes < 2:
             raise UserError(
                 f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
             )
-    for part, gallery in (("validation", None), ("test", splits.gallery)):
-        if (queries := parts[part]) is None:
-            continue
         if gallery is None:
-            match = np.bincount(queries.labels).max() > 1
+            match = np.bincount(images.labels).max() > 1
         else:
-            match = np.isin(queries.labels, gallery.labels).any()
-        if not match:
+            match = np.isin(images.labels, gallery.labels).any()
+        if part != "train" and not match:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
     if judged and not any(map(len, [*splits.judgements.easy, *splits.judgements.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")

@@ -7,6 +7,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tqdm
@@ -58,12 +59,11 @@ def open_prepared(
     or has too few classes.
     """
     parts, known = _open(name, data_dir, decoding)
-    if "train" not in parts and known.judgements is None:
+    if "train" not in parts and known["judgements"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    train, validation, test, gallery = divide(f"this copy of {name}", parts, held_out)
-    splits = known._replace(train=train, validation=validation, test=test, gallery=gallery)
-    if "test" not in parts and gallery is None:  # Of a partial copy.
-        note = f"tested on {test.num_classes} of the training classes, held out"
+    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **known)
+    if "test" not in parts and splits.gallery is None:  # Of a partial copy.
+        note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.images else note
         splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
@@ -105,7 +105,7 @@ def with_benchmarks(
     if distractors:
         parts, known = _open(DISTRACTORS, data_dir, decoding)
         further = parts["gallery"]
-        notes += known.notes
+        notes += known["notes"]
         tasks = {
             f"{name}+1m": task._replace(gallery=stacked([task.gallery, further]))
             for name, task in tasks.items()
@@ -116,15 +116,16 @@ def with_benchmarks(
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
 
 
-def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str, Dataset], Splits]:
-    """Opens a prepared dataset: its tables by split, and what else is known of its `Splits`."""
+def _open(
+    name: str, data_dir: str | None, decoding: Decoding
+) -> tuple[dict[str, Dataset], dict[str, Any]]:
+    """Opens a prepared dataset: its tables by split, and the other fields of its `Splits`."""
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
     folder = prepare.open_prepared(name, data_dir)
     parts = {split: open_records(folder, split) for split in folder.splits}
-    facts = [name]
-    judgements = None
+    facts, judgements = [name], None
     if PAIRS in folder.tables and "train" in parts:
         pairs = read_pairs(folder, parts["train"].names)
         parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
@@ -138,21 +139,20 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
         parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
-    notes, empty = prepare.notes(folder), (None, None, None, None)
-    return parts, Splits(*empty, hash_facts(facts), notes, judgements, name)
+    known = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
+    return parts, {"fingerprint": hash_facts(facts), **known}
 
 
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
     """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
-    See `photos.list_folder`, `photos.read_table` and `shards.find_dataset`. Every image is decoded
-    once to check that it is readable, unless that was done before and no file has changed. Raises
-    UserError if one is not, or there are too few classes or images to train or to search.
+    Every image is decoded once to check that it is readable, unless that was done before and no
+    file has changed. Raises UserError if one is not, a class is unknown, or there are too few
+    classes or images to train or to search.
     """
     path = pathlib.Path(where).expanduser()
-    if (images := find_dataset(where)) is not None:
-        _require_classes(images, "name a column of classes by ?label=")
-    elif path.is_dir():
+    images = find_dataset(where)
+    if images is None and path.is_dir():
         images = list_folder(path)
         images = images.take(np.flatnonzero(images.class_names != ""))
         if not len(images):
@@ -160,9 +160,9 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
                 f"no images in sub-folders of {path} ({', '.join(sorted(IMAGES))}); put the images "
                 "of each class into one"
             )
-    elif path.suffix.lower() in TABLES:
+    elif images is None and path.suffix.lower() in TABLES:
         images = read_table(path)
-    else:
+    elif images is None:
         raise UserError(
             f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
             "nor a dataset in Parquet, Arrow or tar files"
@@ -172,26 +172,12 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
-    """Opens the features of a file; holds out classes if they are not split already.
+    """Opens the features of a file as `open_photos` opens images.
 
-    `labels` is a file with the classes, if the first one has none. Raises UserError if a file
-    cannot be read or is damaged, a class is unknown, or there are too few classes to train or to
-    search.
+    `labels` is a file with the classes, if the first one has none.
     """
     images = read_vectors(path, labels)
-    _require_classes(
-        images,
-        "give classes as the array labels (of a table: the column label), or set "
-        "--config.data.labels",
-    )
     return _split(path, images, images.fingerprint, held_out)
-
-
-def _require_classes(images: Dataset, remedy: str) -> None:
-    nameless = np.flatnonzero(images.class_names == "")
-    if len(nameless):
-        row = nameless[0]
-        raise UserError(f"row {row} ({images.names[row]}) has no label; {remedy}")
 
 
 def open_images(
@@ -220,6 +206,13 @@ def open_images(
 
 def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:
     """Splits images as they are labelled, or holds out classes, or images of each class."""
+    unlabelled = np.flatnonzero(images.class_names == "")
+    if len(unlabelled):
+        raise UserError(
+            f"{where} has {len(unlabelled)} rows without a class, such as row {unlabelled[0]}; "
+            "name the column of classes (?label=NAME), or give features the array labels, or "
+            "--config.data.labels"
+        )
     check_columns(where, images)
     parts = {"train": images}
     if images.splits is not None:

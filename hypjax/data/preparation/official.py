@@ -173,20 +173,16 @@ class OfficialDataset:
     @property
     def advice(self) -> str:
         """Tells users without the files what to do."""
-        return (
-            f"get {self.required} from {self.origin}, put everything in one folder, "
-            "and pass that folder with --manual_dir=FOLDER"
-        )
+        return f"get {self.required} from {self.origin}; pass their folder with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:
         """Finds or downloads the files; they are readable in the body.
 
         `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
-        None, `downloads` is searched, and missing archives are downloaded where possible.
-        Archives are unpacked there for the time being. Listed images whose files are missing are
-        left out, so a split may be empty. Raises UserError if no images are found, or a list or an
-        archive is damaged.
+        None, `downloads` is searched, and missing archives are downloaded where possible. Archives
+        are unpacked there for the time being. Listed images without a file are left out. Raises
+        UserError if no images are found, or a list or an archive is damaged.
         """
         base = (manual_dir or downloads).absolute()
         root = self._find_root(base) or base

@@ -101,7 +101,6 @@ def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
     `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.
-    Raises UserError if there is no such dataset, or it is not prepared or is damaged.
     """
     declaration, root = declared(name), _root(data_dir)
     if is_url(root):
@@ -155,10 +154,7 @@ def summary(folder: RecordFolder) -> str:
 
 
 def notes(folder: RecordFolder) -> tuple[str, ...]:
-    """What a prepared dataset lacks, for all results computed from it: a part, or a partial copy.
-
-    There is none if it is the complete dataset, or one that is not official.
-    """
+    """What results computed from a dataset must say: it is a part, or a partial copy."""
     official = _official(folder.name, folder.part)
     if official is None:
         return ()

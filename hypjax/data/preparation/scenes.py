@@ -2,9 +2,8 @@
 
 An object is a letter in one face, seen in many pictures: on clutter, tilted, blurred and covered in
 part. Each letter is there in two faces, so the letter alone does not tell an object. Queries have
-a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. Every
-preparation gives the same records on one kind of machine; on others, roundings of the perspective
-might change single pixels.
+a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. On other
+kinds of machines, roundings of the perspective might change single pixels.
 """
 
 import itertools
