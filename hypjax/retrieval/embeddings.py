@@ -224,9 +224,8 @@ def describe_space(space: Space) -> dict[str, object]:
         return {"name": "fused", "parts": parts, "normalized": space.normalized}
     name = next((name for name, kind in SPACES.items() if type(space) is kind), None)
     if name is None:
-        raise UserError(
-            f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
-        )
+        kind = type(space).__name__
+        raise UserError(f"{kind} cannot be written to a file; name it by hypjax.register_space")
     fields = dataclasses.asdict(space)
     return {"name": name} | {key: float(x) if key == "c" else x for key, x in fields.items()}
 

@@ -66,10 +66,7 @@ def nearest_neighbors(
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and len(queries) != len(gallery):
-        raise UserError(
-            f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
-            f"{len(gallery)} items"
-        )
+        raise UserError("exclude_self requires the queries as the gallery; their numbers differ")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)
 
@@ -117,10 +114,7 @@ def nearest_among(
     whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
     inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
     if not (whole and inside and len(candidates) == len(queries)):
-        raise UserError(
-            f"candidates must be indices into the gallery for each of {len(queries)} queries, got "
-            f"{candidates.dtype} of shape {candidates.shape}"
-        )
+        raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
     inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
     found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)

@@ -102,11 +102,8 @@ def fit(
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
     varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * square / n))
-    if varying < (dim if whiten else 1):
-        raise UserError(
-            f"the points vary along {varying} components; PCA with whitening needs {dim}, without "
-            "it 1"
-        )
+    if varying < (needed := dim if whiten else 1):
+        raise UserError(f"the points vary along {varying} components; this PCA needs {needed}")
     largest = np.argmax(np.abs(components), axis=1)
     components = components * np.sign(components[np.arange(dim), largest])[:, None]
     return Projection(space, mean, components, np.maximum(variances, 0), whiten)
@@ -137,9 +134,7 @@ def prefix_points(
     one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
     features = jax.eval_shape(space.features, one).shape[1]
     if not 1 <= dim < features:
-        raise UserError(
-            f"a prefix of {dim} dimensions must be shorter than the {features} features"
-        )
+        raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
     inputs.check_in(space, points)
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)

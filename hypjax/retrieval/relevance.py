@@ -47,9 +47,7 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
         whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
         inside = array[(array >= 0) & (array < items)] if whole else array[:0]
         if len(np.unique(inside)) < array.size or not whole:
-            raise UserError(
-                f"{name} of query {i} must be indices from 0 to {items - 1}, none twice"
-            )
+            raise UserError(f"{name} of query {i} must be indices below {items}, none twice")
         found.append(array.astype(np.int64))
     return found
 

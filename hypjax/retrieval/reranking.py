@@ -45,10 +45,7 @@ class Reranking:
     def __post_init__(self) -> None:
         least = min(self.k1, self.k2, self.depth)
         if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
-            raise UserError(
-                f"{self} is out of range: k1, k2 and depth must be at least 1, k2 at most k1 + 1, "
-                "and weight between 0 and 1"
-            )
+            raise UserError(f"{self} needs 1 ≤ k1, k2 and depth, k2 ≤ k1 + 1, and 0 ≤ weight ≤ 1")
 
 
 def rerank(
