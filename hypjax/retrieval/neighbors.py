@@ -49,16 +49,10 @@ def nearest_neighbors(
     and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
     memory, of host and devices together; the C library may keep some of what was freed.
 
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d].
-        k: Number of neighbours per query.
-        space: Space that measures the distances.
-        exclude_self: Whether the gallery is the queries and no query is its own neighbour.
-        block_size: Number of queries searched at once, or None for the default.
-
-    Returns:
-        Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.
+    Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
+    gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
+    searched at once. Returns distances [n, k], float32, and indices into the gallery [n, k], int32;
+    nearest first.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, or k is not
