@@ -63,7 +63,7 @@ def _write_timm(output: pathlib.Path) -> None:
     from hypjax.runs.cloud_copy import reading
 
     with reading(FLAGS.workdir) as folder:
-        _, model, params = restore_best(folder)
+        _, model, params, _ = restore_best(folder)
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")

@@ -15,18 +15,19 @@ from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.run import Run
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import model_shapes
-from hypjax.objectives.create import SAVED_SPACE
+from hypjax.objectives import Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
-from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_config
+from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -57,8 +58,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         with reading(workdir) as folder:
             _, states = restore_models(config, folder)
             trained = saved_config(folder)
-    run = Run.open(_scored_as(config, trained))
-    config, splits = run.config, run.splits
+    run = Run.open(config, _objective(config, folder))
+    splits = run.splits
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if folder is not None:
@@ -70,7 +71,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     # A run whose encoder was trained has more than one: their embeddings cannot be shared.
     frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
-    evaluator = run.evaluator if frozen else create_evaluator(config, mesh=run.mesh)
+    evaluator = run.evaluator if frozen else create_evaluator(config, run.objective, mesh=run.mesh)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
@@ -78,14 +79,12 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
 
 
-def _scored_as(config: ConfigDict, trained: ConfigDict) -> ConfigDict:
-    """Returns a configuration with the space that was saved with a run, which one process reads."""
-    space = trained[SAVED_SPACE]
-    space = processes.from_first(lambda: None if space is None else describe_space(space))
-    config = config.copy_and_resolve_references()
-    with config.ignore_type():
-        config[SAVED_SPACE] = None if space is None else space_of(space)
-    return config
+def _objective(config: ConfigDict, folder: pathlib.Path | None) -> Objective:
+    """The objective that scores a run, whose folder only the first process reads."""
+    if config.objective.name in BUILT_IN:
+        return create_objective(config)
+    space = processes.from_first(lambda: describe_space(saved_objective(folder, config).space))
+    return SavedObjective(space_of(space))
 
 
 def score_queries(
@@ -95,8 +94,8 @@ def score_queries(
 
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
-    config, _, params = restore_best(workdir)
-    run = Run.open(config)
+    config, _, params, objective = restore_best(workdir)
+    run = Run.open(config, objective)
     require_provenance(workdir, {"images": run.splits.fingerprint})
     fitted = run.evaluator.fit(params, run.splits.train)
     scores = run.evaluator.query_scores(params, run.splits.task, fitted)
@@ -111,7 +110,8 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """
     config = fit_to_features(config)
     validate(config)
-    splits, evaluator = open_splits(config), create_evaluator(config, parts=["encoder"])
+    splits = open_splits(config)
+    evaluator = create_evaluator(config, create_objective(config), parts=["encoder"])
     check_depth(config, splits)
     model = evaluator.images.model
     shapes = model_shapes(model, View.of(config.data))

@@ -60,8 +60,8 @@ def main() -> None:
     """Prints the scores and their intervals, and writes them."""
     _check_flags()
     output = FLAGS.output_file("output", ".json") if FLAGS.output else None
+    from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
-    from hypjax.retrieval.embeddings import describe_space
     from hypjax.retrieval.metrics import metric_names
     from hypjax.runs.tables import aligned
     from hypjax.system import console

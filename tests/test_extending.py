@@ -20,7 +20,7 @@ from hypjax.data import views
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Sphere
 from hypjax.inference.run import Run
-from hypjax.objectives import Objective, objective_at, pair_losses
+from hypjax.objectives import Objective, create_objective, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
@@ -76,7 +76,7 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
     commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
-    run = Run.open(config, "run", str(tmp_path / "run"))
+    run = Run.open(config, name="run", workdir=str(tmp_path / "run"))
     head, labels = scored_head(run), run.splits.test.labels
     points = head.embed(run.splits.test)
     far = {i: head.space.distance(points[i], points) for i in range(len(points))}
@@ -109,7 +109,7 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     config = default_config()
     config.objective.space, config.objective.learn_c = "klein", True
     validate(config)
-    space = objective_at(config, {"space": {"log_c": np.log(0.3)}}).space
+    space = create_objective(config).with_scalars({"c": 0.3}).space
     features = np.random.default_rng(0).normal(size=(20, 5))
     x, expected = space.embed(features), PoincareBall(0.3, 2.3).embed(features)
     space.check(x)

@@ -14,9 +14,10 @@ from PIL import Image
 
 import hypjax
 from hypjax import objectives
-from hypjax.config import flatten, own, validate
+from hypjax.config import own, validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.models import create_embedder, model_shapes
@@ -27,10 +28,9 @@ from hypjax.objectives import (
     Objective,
     create_objective,
 )
-from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import images as run_images
 from hypjax.runs.images import give, open_splits
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.workdir import Workdir, saved_config, saved_objective
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import commands, small_runs
 
@@ -183,15 +183,15 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
         if forgotten:  # All are of one name and have equal fields.
             forget()
         configs = [saved_config(folder) for folder in runs]
-        assert [objectives.scored_space(config, {}) for config in configs] == spaces
-        assert scored_spaces(configs[0].copy_and_resolve_references(), {})["head"] == BALL
-    assert "saved_space" not in flatten(configs[0])
+        saved = [saved_objective(*each) for each in zip(runs, configs, strict=True)]
+        assert [objective.score_space for objective in saved] == spaces
+        assert scored_spaces(configs[0], saved[0], {})["head"] == BALL
     with pytest.raises(UserError, match="own:SpaceLoss is not known in this process"):
         create_objective(configs[0]).score_space  # noqa: B018
 
     del SPACES["half"]
     with pytest.raises(UserError, match=r"the space half, which is .* register it by hypjax"):
-        saved_config(runs[2])
+        saved_objective(runs[2], configs[2])
 
 
 def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration():
@@ -201,11 +201,9 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
     config = small_runs.load("unused", "objective.learn_c=True")
     own.choose_own_objective(config, spread)
     validate(config)
-    learned = {"space": {"log_c": np.float32(np.log(0.5))}}
-    for forgotten in (False, True):
-        if forgotten:  # What was saved with the run is the space before training.
-            config["saved_space"] = BALL
-        assert objectives.scored_space(config, learned) == PoincareBall(0.5, 2.3)
+    # What is saved with the run is the space before training.
+    for objective in (create_objective(config), objectives.SavedObjective(BALL)):
+        assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
 
 
 @pytest.mark.slow

@@ -19,11 +19,10 @@ from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
-from hypjax.objectives import scored_space
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
-from hypjax.runs.workdir import require_provenance, saved_config
+from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training import setup, states
@@ -46,9 +45,10 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
             config = saved_config(folder)
+            objective = saved_objective(folder, config)
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-        runs.append(Run.open(config, name, workdir))
+        runs.append(Run.open(config, objective, name=name, workdir=workdir))
         if not _same_test_images(runs[0].splits, runs[-1].splits):
             raise UserError(
                 f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
@@ -80,10 +80,7 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, most: int, seed: int) -> Self:
-        """Chooses random classes that have at most so many images together.
-
-        If fewer than two classes fit, random images are chosen instead.
-        """
+        """Chooses random classes with at most so many images; random images if no two fit."""
         name, test = run.config.data.name, run.splits.test
         chosen = _choose(test.labels, most, np.random.default_rng(seed))
         images = test.take(chosen)
@@ -97,9 +94,7 @@ class ChosenImages(NamedTuple):
         return cls(images, chosen, groupings(name, images), summary)
 
 
-def _choose(
-    labels: Int[np.ndarray, " images"], most: int, rng: np.random.Generator
-) -> Int[np.ndarray, " chosen"]:
+def _choose(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     classes, counts = np.unique(labels, return_counts=True)
     taken, room = [], most
     for place in rng.permutation(len(classes)):
@@ -112,10 +107,10 @@ def _choose(
 
 
 def restore_trained(run: Run) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
+    """Restores a run's model as by `restore_best`, if the images are still the run's."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
-        return restore_best(folder)[1:]
+        return restore_best(folder)[1:3]
 
 
 class ScoredHead(NamedTuple):
@@ -132,7 +127,7 @@ def scored_head(run: Run) -> ScoredHead:
     proxies = None
     if run.config.objective.name.startswith("hier+"):
         params, proxies = _restore_proxies(run)
-    space = scored_space(run.config, params)
+    space = run.score_space(params)
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
@@ -144,9 +139,8 @@ def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     built = setup.build(run.config)
-    like = jax.eval_shape(
-        lambda: states.trees(built.learner, create_state(built.learner, built.spec))
-    )
+    learner, spec = built.learner, built.spec
+    like = jax.eval_shape(lambda: states.trees(learner, create_state(learner, spec)))
     with (
         reading(run.workdir, training=True) as folder,
         contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
@@ -164,8 +158,7 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     config.run.cache = "none"  # No step is made; the device cache might not fit this device.
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
-    pretrained = states.starting_parameters(config, built.learner)
-    state = states.initialized(built, state, pretrained)
+    state = states.initialized(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)
 
 

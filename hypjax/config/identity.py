@@ -9,7 +9,6 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from hypjax.errors import redacted
-from hypjax.objectives.create import SAVED_SPACE
 
 _LONGEST = 60  # Characters of the changes in a folder's name.
 _PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may hold.
@@ -62,6 +61,5 @@ def _text(value: Any) -> str:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields of a configuration by dotted name, but the space of a saved run."""
-    fields = flatten_dict(config.to_dict(), sep=".")
-    return {name: value for name, value in fields.items() if name != SAVED_SPACE}
+    """Returns all fields of a configuration by dotted name."""
+    return flatten_dict(config.to_dict(), sep=".")

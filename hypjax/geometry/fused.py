@@ -1,6 +1,8 @@
 """Weighted sums of the distances of several spaces."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -98,6 +100,15 @@ class Fused(Space):
         """The weighted sum of the spaces' distance matrices."""
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return sum(weight * space.distance_matrix(a, b) for (space, weight), a, b in pairs)
+
+    def with_scalars(self, scalars: Mapping[str, Any]) -> "Fused":
+        """The sum with other values of its spaces' fields; "curvatures" holds a c for each."""
+        each = [scalars] * len(self.parts)
+        if "curvatures" in scalars:
+            each = [{**scalars, "c": c} for c in scalars["curvatures"]]
+        pairs = zip(self.parts, each, strict=True)
+        parts = tuple((space.with_scalars(own), weight) for (space, weight), own in pairs)
+        return dataclasses.replace(self, parts=parts)
 
     def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points of each space."""

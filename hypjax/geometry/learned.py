@@ -9,19 +9,18 @@ from `values`.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from hypjax.geometry.spaces import Space
 
 Numbers = Mapping[str, float | Sequence[float]]  # By the name of their field.
 LearnedParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
 CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
-_Space = TypeVar("_Space", bound=Space)
 
 
 def has_curvature(space: type[Space]) -> bool:
@@ -59,6 +58,14 @@ def values(params: LearnedParameters) -> dict[str, Any]:
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
 
 
+def learned_values(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
+    """`values` of a model's parameters; nothing if `config.objective` learns no numbers.
+
+    A model that lacks what is learned is a `KeyError`: the first values would be wrong ones.
+    """
+    return values(params["space"]) if learned_numbers(fields) else {}
+
+
 def named_values(params: LearnedParameters) -> dict[str, Any]:
     """The same for reports: numbers of a vector have names of their own, as "curvatures_0"."""
     return {
@@ -79,13 +86,6 @@ def _value(log: Float[Array, "..."]) -> Any:
         return jnp.exp(log)
     found = np.float32(np.exp(np.asarray(log, np.float64)))
     return tuple(float(str(each)) for each in found) if np.ndim(found) else float(str(found))
-
-
-def space_at(space: _Space, params: LearnedParameters | None) -> _Space:
-    """A space with the c that parameters hold; the given one if one of them has none."""
-    if params is None or not has_curvature(type(space)) or "log_c" not in params:
-        return space
-    return dataclasses.replace(space, c=_value(params["log_c"]))
 
 
 def projected(

@@ -2,8 +2,8 @@
 
 import dataclasses
 import numbers
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +108,11 @@ class Space(Protocol):
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks finite rows that are not points of the space, by what a message says of them."""
         return {}
+
+    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+        """The space with other values of its fields, by name; other names have no effect."""
+        own = {field.name for field in dataclasses.fields(self)} & scalars.keys()
+        return dataclasses.replace(self, **{name: scalars[name] for name in own}) if own else self
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Checks that all rows are points of the space.

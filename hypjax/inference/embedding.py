@@ -9,18 +9,19 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.geometry.learned import learned_values
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
-from hypjax.objectives import scored_space
-from hypjax.objectives.create import config_at, create_space
+from hypjax.objectives import Objective
+from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.types import Outputs
 
 Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
 
 
-def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
+def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
 
     Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
@@ -28,15 +29,15 @@ def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
     curvature that the model has learned is that of all of them. Prefixes of the head's output, of
     `eval.prefixes` and of the objective, have names such as "head@16" and "head@16:sphere".
     """
-    spaces = {}
+    spaces, fields = {}, config.objective
+    scalars = learned_values(fields, params)
     prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
     for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
         for i, name in enumerate(config.eval.spaces[part_of(part)]):
             if name == "objective":
-                space = scored_space(config, params)
+                space = objective.with_scalars(scalars).score_space
             else:
-                fields = config_at(config, params).objective
-                space = create_space(ConfigDict({**fields, "space": name}))
+                space = create_space(ConfigDict({**fields, "space": name})).with_scalars(scalars)
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
 

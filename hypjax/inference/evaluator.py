@@ -18,6 +18,7 @@ from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Projections
 from hypjax.inference.scoring import task_scores
 from hypjax.models import create_embedder
+from hypjax.objectives import Objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.metrics import metric_names
@@ -129,6 +130,7 @@ class Evaluator:
 
 def create_evaluator(
     config: ConfigDict,
+    objective: Objective,
     *,
     parts: Sequence[str] = PARTS,
     mesh: Mesh | None = None,
@@ -138,7 +140,7 @@ def create_evaluator(
     model, source = create_embedder(config, evaluating=True), evaluation_input(config, mesh)
 
     def spaces(params: PyTree) -> dict[str, Space]:
-        found = scored_spaces(config, params)
+        found = scored_spaces(config, objective, params)
         return {name: space for name, space in found.items() if part_of(name) in parts}
 
     encodings = splits and frozen_encodings(config, model, source, splits)

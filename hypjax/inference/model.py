@@ -83,8 +83,8 @@ class Model(ImageEmbedder):
 
     def _read(self, folder: pathlib.Path) -> None:
         self.config: ConfigDict
-        self.config, self.model, self.params = restore_best(folder)
-        spaces = scored_spaces(self.config, self.params)
+        self.config, self.model, self.params, objective = restore_best(folder)
+        spaces = scored_spaces(self.config, objective, self.params)
         if self.part not in spaces:
             raise UserError(f"part is {self.part!r}; it must be {' or '.join(spaces)}")
         self.space = spaces[self.part]

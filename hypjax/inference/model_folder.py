@@ -15,11 +15,11 @@ from hypjax.config import identity
 from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.geometry.registry import describe_space
 from hypjax.models import Embedder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
-from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json

@@ -14,9 +14,10 @@ from ml_collections import ConfigDict
 from hypjax.config.own import own_name
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import part_of, scored_spaces
 from hypjax.models.own import ENCODERS
-from hypjax.retrieval.embeddings import describe_space
+from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
 from hypjax.runs.files import PROJECTIONS
 
@@ -67,10 +68,14 @@ def saved_projection(
 
 
 def copy_projections(
-    source: pathlib.Path, target: pathlib.Path, config: ConfigDict, params: PyTree
+    source: pathlib.Path,
+    target: pathlib.Path,
+    config: ConfigDict,
+    params: PyTree,
+    objective: Objective,
 ) -> None:
     """Copies the projections of a model's parts; those of a run that is not finished are absent."""
-    spaces = scored_spaces(config, params)
+    spaces = scored_spaces(config, objective, params)
     for part in (part for part, dim in config.eval.pca.items() if dim is not None):
         fingerprint = model_fingerprint(config, part, spaces[part], params)
         path, copy = (_path(folder, part, fingerprint) for folder in (source, target))

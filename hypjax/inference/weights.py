@@ -15,6 +15,7 @@ from hypjax.geometry.learned import (
     first_parameters,
     has_curvature,
     learned_numbers,
+    learned_values,
     projected,
     values,
 )
@@ -29,6 +30,7 @@ from hypjax.models.pretrained import (
     timm_state_dict,
 )
 from hypjax.models.weight_files import read_state_dict, timm_weights
+from hypjax.objectives import Objective
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import (
@@ -45,6 +47,7 @@ from hypjax.runs.workdir import (
     require_identity,
     saved_config,
     saved_fingerprint,
+    saved_objective,
 )
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -87,11 +90,16 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
     return params
 
 
-def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
+def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree, Objective]:
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
+
+    The objective has the numbers that these parameters hold.
+    """
     config = saved_config(workdir)
     model, states = restore_models(config, workdir)
-    return config, model, states.get("best", next(iter(states.values())))
+    params = states.get("best", next(iter(states.values())))
+    scalars = learned_values(config.objective, params)
+    return config, model, params, saved_objective(workdir, config).with_scalars(scalars)
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
@@ -181,7 +189,7 @@ def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree
     """Reads the parameters of a run's best model, or else its last, for an encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
-        other, model, params = restore_best(folder)
+        other, model, params, _ = restore_best(folder)
     if not same_architecture(model.encoder, encoder):
         raise UserError(
             f"the encoder of the run in {weights} has a different architecture or size; set "

@@ -22,7 +22,6 @@ from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
-from hypjax.objectives import scored_space
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -135,16 +134,16 @@ def push(
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        config, model, params = restore_best(run)
+        config, model, params, objective = restore_best(run)
         began = _base_model(config)
         config = without_paths(config)
         results = files.read_results(run / files.RESULTS)
         provenance = {"images": saved_fingerprint(run)}
-        copy_projections(run, folder, config, params)
+        copy_projections(run, folder, config, params, objective)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
-    space = scored_space(config, params)
+    space = objective.score_space
     write_text(folder / _README, _model_card(name, config, model, space, results, began))
     write_model(folder, config, model, params, space, provenance)
 

@@ -23,11 +23,11 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import array, from_array
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
+from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.model import Model
 from hypjax.integrations.torch_model import TorchModel, flatten
 from hypjax.models import create_embedder
-from hypjax.retrieval.embeddings import describe_space
 from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing
 from hypjax.types import View

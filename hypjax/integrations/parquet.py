@@ -9,7 +9,8 @@ import numpy as np
 from hypjax import __version__
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.geometry.registry import describe_space
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import hub
 from hypjax.system.files import replacing, sha256, write_text
 

@@ -26,8 +26,9 @@ from tqdm import tqdm
 
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
-from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import GalleryItem, Neighbours
 from hypjax.system.files import replacing
 

@@ -26,7 +26,8 @@ from jaxtyping import Float, Float32, Float64, Int
 
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, Sphere
-from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from hypjax.geometry.registry import describe_space, space_of
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import (
     NEAREST,
     curvature,

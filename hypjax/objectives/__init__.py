@@ -8,10 +8,9 @@ from hypjax.objectives.base import loss_function as loss_function
 from hypjax.objectives.cones import Cones as Cones
 from hypjax.objectives.cones import entailment as entailment
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
+from hypjax.objectives.create import SavedObjective as SavedObjective
 from hypjax.objectives.create import create_objective as create_objective
-from hypjax.objectives.create import objective_at as objective_at
 from hypjax.objectives.create import register_objective as register_objective
-from hypjax.objectives.create import scored_space as scored_space
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
 from hypjax.objectives.create import unused_fields as unused_fields
 from hypjax.objectives.hier import Hier as Hier
@@ -27,6 +26,7 @@ from hypjax.objectives.pair_losses import scalable_nca as scalable_nca
 from hypjax.objectives.pair_losses import supcon as supcon
 from hypjax.objectives.pair_losses import triplet as triplet
 from hypjax.objectives.pair_losses import tuple_contrastive as tuple_contrastive
+from hypjax.objectives.pairwise import HypMix as HypMix
 from hypjax.objectives.pairwise import PairwiseCrossEntropy as PairwiseCrossEntropy
 from hypjax.objectives.pairwise import mixed_space as mixed_space
 from hypjax.objectives.pairwise import negative_weights as negative_weights

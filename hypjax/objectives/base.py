@@ -1,9 +1,10 @@
 """The interface between objectives and the train step."""
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -85,6 +86,18 @@ class Objective(Protocol):
     def score_space(self) -> Space:  # noqa: D102
         return self.space
 
+    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+        """The objective with other values, perhaps traced, of its numbers and its spaces'.
+
+        By default these are fields of a dataclass, arguments of a partial function in one, and
+        those of `Space.with_scalars`. Other names have no effect.
+        """
+        if not scalars or not dataclasses.is_dataclass(self):
+            return self
+        names = [field.name for field in dataclasses.fields(self) if field.init]
+        changed = {name: _with_scalars(name, getattr(self, name), scalars) for name in names}
+        return dataclasses.replace(self, **changed)
+
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
         """Initialises parameters and state; by default there are none.
 
@@ -116,9 +129,21 @@ class Objective(Protocol):
         """
 
 
+def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
+    """Value of a field with other numbers in it."""
+    if isinstance(value, Space):
+        return value.with_scalars(scalars)
+    if isinstance(value, functools.partial):
+        own = {key: scalars[key] for key in value.keywords.keys() & scalars.keys()}
+        return functools.partial(value, **own) if own else value
+    return scalars.get(name, value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
+
+    Learned numbers are the other one's, and those of spaces.
 
     Attributes:
         base: The other objective.
@@ -135,6 +160,10 @@ class Extension(Objective):
     def score_space(self) -> Space:
         """Space in which the other objective is scored."""
         return self.base.score_space
+
+    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+        """Replaces those of the other objective."""
+        return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
     @property
     def groups(self) -> Sequence[Group]:

@@ -91,7 +91,7 @@ def create_cones(
             f"config.objective.space is {fields.space}; it must be poincare or lorentz for "
             f"{fields.name}, whose cones are hyperbolic"
         )
-    if not isinstance(ball.c, jax.Array) and not _has_cones(ball, fields.cone_radius):
+    if not _has_cones(ball, fields.cone_radius):
         raise UserError(
             f"config.objective.c is {fields.c}, where no cone of cone_radius {fields.cone_radius} "
             f"is narrower than 90 degrees within the clip_radius {fields.clip_radius}; choose a "

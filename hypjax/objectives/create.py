@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
 from hypjax.fields import Field, Rule
 from hypjax.geometry import SPACES, Fused, Space
-from hypjax.geometry.learned import has_curvature, learned_numbers, space_at, values
+from hypjax.geometry.learned import has_curvature
 from hypjax.objectives import matryoshka, pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import GROUPED, Metrics, Objective, loss_function, requested
 from hypjax.objectives.comparisons import batch_metrics
@@ -34,7 +34,11 @@ class Entry(NamedTuple):
     code: Any = None  # The user's function or `Objective`; None for hypjax's own.
 
 
-SAVED_SPACE = "saved_space"  # Field of the configuration of a saved run, see `default_config`.
+@dataclasses.dataclass(frozen=True)
+class SavedObjective(Objective):
+    """The space in which a run with a loss of the user's is scored; the code may be unknown."""
+
+    space: Space
 
 
 _LOSSES = {
@@ -106,7 +110,7 @@ def unused_fields(fields: ConfigDict) -> set[str]:
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's whole configuration, already validated, describes.
 
-    Its learned numbers are those before training; with a trained model, use `objective_at`.
+    Its learned numbers are those before training, see `Objective.with_scalars`.
     """
     name = config.objective.name
     if OBJECTIVES[name].create is None:
@@ -118,46 +122,19 @@ def create_objective(config: ConfigDict) -> Objective:
     return OBJECTIVES[name].create(config, create_space(config.objective))
 
 
-def objective_at(config: ConfigDict, params: PyTree) -> Objective:
-    """Builds a run's objective with the numbers that a model, perhaps traced, has learned."""
-    return create_objective(config_at(config, params))
-
-
-def config_at(config: ConfigDict, params: PyTree) -> ConfigDict:
-    """A configuration with the numbers that a model has learned in place of their first ones.
-
-    `params` are the parameters of the model, perhaps traced.
-    """
-    if not learned_numbers(config.objective):
-        return config
-    found = config.copy_and_resolve_references()
-    with found.unlocked(), found.ignore_type():
-        found.objective.update(values(params["space"]))
-    return found
-
-
-def scored_space(config: ConfigDict, params: PyTree) -> Space:
-    """The space in which the head of a model with these parameters is scored.
-
-    It is the one that was saved with the run, or else that of its objective.
-    """
-    saved = config.get(SAVED_SPACE)
-    if saved is None:
-        return objective_at(config, params).score_space
-    return space_at(saved, params["space"] if config.objective.learn_c else None)
-
-
 # By what a loss divides distances in its softmax; HypMix's space holds its temperatures.
 _DIVISORS = {
-    "pairwise_cross_entropy": lambda fields: fields.temperature,
+    "pairwise_cross_entropy": lambda fields: fields["temperature"],
     "hypmix": lambda fields: 1.0,
-    "supcon": lambda fields: 2 * fields.temperature,
-    "scalable_nca": lambda fields: 2 * fields.temperature,
+    "supcon": lambda fields: 2 * fields["temperature"],
+    "scalable_nca": lambda fields: 2 * fields["temperature"],
 }
 
 
-def softmax_temperature(config: ConfigDict) -> float:
+def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The number that divides distances in the softmax of a run's objective.
+
+    Learned scalars, by name, replace those of the configuration.
 
     Raises:
         UserError: The objective has no softmax over the negatives of an anchor.
@@ -168,7 +145,7 @@ def softmax_temperature(config: ConfigDict) -> float:
             f"the objective {name} has no softmax over the negatives of an anchor; "
             f"{', '.join(_DIVISORS)} have one"
         )
-    return float(_DIVISORS[name](config.objective))
+    return float(_DIVISORS[name]({**config.objective, **(scalars or {})}))
 
 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:

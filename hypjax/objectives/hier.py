@@ -1,8 +1,8 @@
 """HIER: hierarchical proxies as common ancestors of images (Kim et al., CVPR 2023)."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +214,11 @@ class Hier(Extension):
     def score_space(self) -> PoincareBall:
         """The ball."""
         return self.ball
+
+    def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
+        """Replaces those of the other loss, and those of the ball."""
+        ball = self.ball.with_scalars(scalars)
+        return dataclasses.replace(super().with_scalars(scalars), ball=ball)
 
     @property
     def groups(self) -> tuple[Group, ...]:

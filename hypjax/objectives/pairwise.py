@@ -236,18 +236,43 @@ def mixed_space(
     return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
 
 
-def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> PairwiseCrossEntropy:
+@dataclasses.dataclass(frozen=True)
+class HypMix(Objective):
+    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`.
+
+    Attributes:
+        ball: The ball.
+        sphere_temperature: τ_e.
+        ball_temperature: τ_h.
+        ball_weight: λ.
+        samples_per_class: Images of each class in a batch.
+    """
+
+    ball: PoincareBall
+    sphere_temperature: float
+    ball_temperature: float
+    ball_weight: float
+    samples_per_class: int
+
+    @property
+    def space(self) -> Fused:
+        """Space in which the head's output is embedded, trained and scored."""
+        return mixed_space(self.ball, **{name: getattr(self, name) for name in HYPMIX_FIELDS})
+
+    def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
+        """Loss of a batch, see `PairwiseCrossEntropy.loss`."""
+        return PairwiseCrossEntropy(self.space, 1.0, self.samples_per_class).loss(outputs)
+
+
+def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> HypMix:
     """Builds the objective of a run; another space than the ball is a `UserError`."""
     if not isinstance(space, PoincareBall):
         raise UserError(
             f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "
             "which adds the sphere itself"
         )
-    return PairwiseCrossEntropy(
-        space=mixed_space(space, **{name: config.objective[name] for name in HYPMIX_FIELDS}),
-        temperature=1.0,
-        samples_per_class=config.train.samples_per_class,
-    )
+    numbers = (config.objective[name] for name in HYPMIX_FIELDS)
+    return HypMix(space, *numbers, config.train.samples_per_class)
 
 
 def negative_weights(

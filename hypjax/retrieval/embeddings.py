@@ -18,7 +18,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
+from hypjax.geometry import InnerProductSpace, Space, Sphere
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
@@ -259,28 +260,3 @@ def read_features(
     if "features" not in arrays and "space" in arrays:
         arrays |= {"features": Embeddings._of_file(path, arrays, None).features()}
     return feature_table(arrays, str(path))
-
-
-def describe_space(space: Space) -> dict[str, object]:
-    """Describes a space in values that JSON can hold; `space_of` is the inverse."""
-    if isinstance(space, Fused):
-        parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
-        return {"name": "fused", "parts": parts, "normalized": space.normalized}
-    for name, kind in SPACES.items():
-        if type(space) is kind:
-            fields = dataclasses.asdict(space)
-            return (
-                {"name": name} | ({"c": float(fields.pop("c"))} if "c" in fields else {}) | fields
-            )
-    raise UserError(
-        f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
-    )
-
-
-def space_of(description: dict[str, object]) -> Space:
-    """The space that `describe_space` described, or a Key-, Type- or ValueError if it is none."""
-    fields = dict(description)
-    if fields["name"] == "fused":
-        parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
-        return Fused(parts, normalized=bool(fields["normalized"]))
-    return SPACES[fields.pop("name")](**fields)

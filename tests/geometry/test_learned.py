@@ -9,7 +9,7 @@ import pytest
 
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall, Sphere, learned
-from hypjax.geometry.learned import bounds, first_parameters, projected, space_at, values
+from hypjax.geometry.learned import bounds, first_parameters, projected, values
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -22,20 +22,20 @@ def parameters(c):
 def test_a_space_has_the_curvature_of_its_parameters(c):
     params = first_parameters({"c": c})
     assert params == parameters(c) and params["log_c"].dtype == jnp.float32
-    found = space_at(BALL, params)
+    found = BALL.with_scalars(values(params))
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
     assert type(found.c) is float and np.float32(found.c) == np.float32(values(params)["c"])
-    assert space_at(BALL, None) is BALL and space_at(Sphere(), params) == Sphere()
+    assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
     assert [*map(learned.has_curvature, (PoincareBall, Sphere))] == [True, False]
 
 
 def test_a_program_is_compiled_once_for_all_curvatures():
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     of_space = jax.jit(lambda space, x: space.embed(x))
-    of_params = jax.jit(lambda params, x: space_at(BALL, params).embed(x))
+    of_params = jax.jit(lambda params, x: BALL.with_scalars(values(params)).embed(x))
     for c in (0.05, 0.1, 0.7):
-        space = space_at(BALL, parameters(c))
+        space = BALL.with_scalars(values(parameters(c)))
         np.testing.assert_allclose(of_space(space, x), PoincareBall(c, 2.3).embed(x), rtol=1e-6)
         np.testing.assert_allclose(of_params(parameters(c), x), of_space(space, x), rtol=1e-6)
     assert of_space._cache_size() == of_params._cache_size() == 1

@@ -20,6 +20,7 @@ from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.model import load
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
+from hypjax.objectives import create_objective
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.projection import fit
@@ -94,7 +95,7 @@ def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
 def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_folder, tmp_path):
     fields = {"data.test_view": "squash", "eval.scales": [1.0, 0.5]}
     run = copy_with(run, tmp_path / "run", fields)
-    config, model, params = restore_best(run)
+    config, model, params, objective = restore_best(run)
     tested = open_splits(config).test
     photos = given_images(tested.names.tolist())
     images = [Image.open(path) for path in photos.names]
@@ -103,7 +104,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     embed = embed_function(model, scaling, lambda params: {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
     embedded = load(run).embed_few(photos).vectors
-    evaluated = create_evaluator(config).images.points(params, tested)["head"]
+    evaluated = create_evaluator(config, objective).images.points(params, tested)["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
 
@@ -178,7 +179,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed_few(photos).vectors
     splits = open_splits(config)
-    images = create_evaluator(config, parts=["encoder"]).images
+    images = create_evaluator(config, create_objective(config), parts=["encoder"]).images
     training = images.points(states["best"], splits.train)["encoder"]
     expected = fit(training, space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
@@ -188,7 +189,8 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 def test_scores_are_those_of_refined_searches(run, photos_folder):
     config = small_runs.load(photos_folder, *RUN, "eval.expansion=2", "eval.rerank=True")
     params = restore_models(config, run)[1]["best"]
-    evaluator, splits = create_evaluator(config, parts=["encoder"]), open_splits(config)
+    evaluator = create_evaluator(config, create_objective(config), parts=["encoder"])
+    splits = open_splits(config)
     fitted = evaluator.fit(params, splits.train)
     x = fitted["encoder"].apply(evaluator.images.points(params, splits.test)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())

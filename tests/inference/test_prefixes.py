@@ -11,6 +11,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.embedding import part_of, place_function, scored_spaces
 from hypjax.models import create_embedder
+from hypjax.objectives import create_objective
 
 
 def placed(config):
@@ -18,7 +19,8 @@ def placed(config):
     model = create_embedder(config, evaluating=True)
     pooled = 3 * jax.random.normal(jax.random.key(0), (5, 384))
     params = model.init(jax.random.key(1), pooled, method="project").get("params", {})
-    place = place_function(model, functools.partial(scored_spaces, config))
+    spaces = functools.partial(scored_spaces, config, create_objective(config))
+    place = place_function(model, spaces)
     outputs = model.apply({"params": params}, pooled, method="project")
     return place(params, [pooled]), np.asarray(outputs.projected)
 

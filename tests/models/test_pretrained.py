@@ -266,7 +266,7 @@ def test_convert_command_writes_timm_names(finished, tmp_path, capsys):
     commands.call("convert", f"--workdir={workdir}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    _, model, params = restore_best(workdir)
+    _, model, params, _ = restore_best(workdir)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
     with pytest.raises(UserError, match="already exists"):

@@ -8,8 +8,8 @@ from hypjax.config import choose_objective, default_config
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz
-from hypjax.geometry.learned import learned_numbers
-from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function, objective_at
+from hypjax.geometry.learned import learned_numbers, learned_values, values
+from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function
 from hypjax.types import Batch, Outputs
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
@@ -46,15 +46,15 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
     batch = Batch(None, labels, np.arange(size), None)
     spec = Spec(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_classes=(0, 0, 1, 1, 2))
-    params, state = create_objective(config).init(jax.random.key(0), spec)
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), spec)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
     @jax.jit
     @jax.value_and_grad
     def loss(learned):
-        objective = objective_at(config, {"space": learned})
-        values = params, state, Outputs(features, features), None, batch, jax.random.key(1)
-        return loss_function(objective)(*values)[0]
+        arguments = params, state, Outputs(features, features), None, batch, jax.random.key(1)
+        return loss_function(objective.with_scalars(values(learned)))(*arguments)[0]
 
     for c in (0.05, 0.8):
         start = {**learned_numbers(config.objective), "c": c}
@@ -72,7 +72,8 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
     config.objective.space, config.objective.learn = "lorentz", ("feature_scale",)
     validate(config)
     learned = {"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)}
-    assert objective_at(config, {"space": learned}).space == Lorentz(0.5, 2.3, 2.0)
+    objective = create_objective(config).with_scalars(values(learned))
+    assert objective.space == Lorentz(0.5, 2.3, 2.0)
     config.objective.space = "poincare"
     with pytest.raises(UserError, match="must be any of temperature, each once"):
         validate(config)
@@ -81,8 +82,9 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
 def test_the_space_before_training_is_that_of_the_configuration():
     config = configured("pairwise_cross_entropy")
     assert create_objective(config).space.c == config.objective.c == 0.1
-    assert objective_at(config, {"space": {"log_c": np.log(0.5)}}).space.c == 0.5
+    learned = learned_values(config.objective, {"space": {"log_c": np.log(0.5)}})
+    assert create_objective(config).with_scalars(learned).space.c == 0.5
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
-        objective_at(config, {})
+        learned_values(config.objective, {})
     config.objective.learn_c = False
-    assert objective_at(config, {}).space == create_objective(config).space
+    assert learned_values(config.objective, {}) == {}

@@ -230,10 +230,13 @@ def test_hypmix_is_the_loss_of_either_space_without_the_other():
 
 def test_configurations_describe_hypmix():
     config = default_config("hypmix")
-    config.objective.ball_weight = 8.0
+    config.objective.ball_weight, samples = 8.0, FEATURES.shape[1]
+    config.train.samples_per_class = samples
     objective = create_objective(config)
     assert objective.space == mixed_space(BALL, **MIX, ball_weight=8.0)
-    assert objective.temperature == 1
+    outputs = Outputs(None, FEATURES.reshape(-1, FEATURES.shape[-1]))
+    expected = PairwiseCrossEntropy(objective.space, 1.0, samples).loss(outputs)
+    assert jax.tree.map(float, objective.loss(outputs)) == jax.tree.map(float, expected)
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
         create_objective(config)

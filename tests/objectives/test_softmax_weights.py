@@ -11,6 +11,7 @@ from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.objectives import (
     OBJECTIVES,
+    PairwiseCrossEntropy,
     create_objective,
     loss_function,
     negative_weights,
@@ -49,14 +50,14 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
     config = default_config(name)
     config.objective.space, config.train.samples_per_class = space, SAMPLES
     objective, temperature = create_objective(config), softmax_temperature(config)
-    labels = np.repeat(np.arange(CLASSES), SAMPLES)
+    labels, base = np.repeat(np.arange(CLASSES), SAMPLES), objective
+    if name == "hypmix":  # Its space follows from its numbers.
+        base = PairwiseCrossEntropy(objective.space, temperature, SAMPLES)
 
     @jax.jit
     @jax.grad
     def by_logit(shift):
-        shifted = dataclasses.replace(
-            objective, space=Shifted(objective.space, -temperature * shift)
-        )
+        shifted = dataclasses.replace(base, space=Shifted(objective.space, -temperature * shift))
         outputs = Outputs(pooled=None, projected=jnp.asarray(features))
         return loss_function(shifted)({}, {}, outputs, None, Batch(None, labels, None, None), None)[
             0

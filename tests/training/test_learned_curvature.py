@@ -18,7 +18,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import first_parameters, values
 from hypjax.inference.weights import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.objectives import objective_at, scored_space
+from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
@@ -108,7 +108,8 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
 
     (opened,) = open_runs([run])
     assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
-    assert objective_at(opened.config, params).space == model.space
+    objective = create_objective(opened.config).with_scalars(values(params["space"]))
+    assert objective.space == model.space
 
 
 def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatch):
@@ -207,7 +208,8 @@ def test_further_numbers_are_learned_and_used_by_whatever_is_made_of_the_run(fil
         abs(np.log(final[name] / first)) > 0.01 for name, first in results["untrained"].items()
     )
     model = restored(tmp_path / "run")["final"]
-    space = scored_space(saved_config(tmp_path / "run"), model)
+    objective = create_objective(saved_config(tmp_path / "run"))
+    space = objective.with_scalars(values(model["space"])).score_space
     ball = PoincareBall(final["c"], 2.3)
     assert space.parts[0][1] == pytest.approx(1 / (2 * final["sphere_temperature"]))
     assert space.parts[1] == (ball, final["ball_weight"] / 0.2)

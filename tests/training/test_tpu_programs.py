@@ -14,6 +14,7 @@ from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import create_embedder
+from hypjax.objectives import create_objective
 from hypjax.retrieval import ranks, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
@@ -53,7 +54,7 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
 def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
     mesh = parallel.create_mesh((-1, 1), slice_of_eight)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = functools.partial(scored_spaces, config)
+    spaces = functools.partial(scored_spaces, config, create_objective(config))
     embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     shape = config.data.image_size, config.data.image_size, config.data.channels
