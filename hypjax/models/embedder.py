@@ -26,7 +26,7 @@ class Embedder(nn.Module):
     code), or nothing (IRT). Its output is not yet mapped into any space.
 
     Attributes:
-        encoder: Module that maps normalised images to embeddings.
+        encoder: The encoder.
         head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
         head_kind: 'dense', 'norm_dense', or 'none'.
         learned: Numbers of the objective that are learned, by name, as they are before training.

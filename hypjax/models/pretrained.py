@@ -109,9 +109,8 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     """Converts a Dense layer on an encoder to timm's classifier.
 
-    The layer has a `kernel` [dim, outputs] and a `bias` [outputs]. timm averages the two
-    classifiers of a distilled model, one per token. Two copies of the layer therefore compute what
-    the layer computes from the mean of the tokens.
+    timm averages the two classifiers of a distilled model, one per token. Two copies of the layer
+    therefore compute what the layer computes from the mean of the tokens.
     """
     kernel, bias = (np.asarray(head[part]) for part in ("kernel", "bias"))
     parts = {"weight": np.ascontiguousarray(kernel.T), "bias": bias}
