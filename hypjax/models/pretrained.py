@@ -19,15 +19,10 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
 from hypjax.models import tensors
-from hypjax.models.architectures import (
-    create_encoder,
-    encoder_shapes,
-    image_sides,
-    timm_name,
-)
+from hypjax.models.architectures import create_encoder, encoder_shapes, timm_name
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder
-from hypjax.models.vit import resize_positions
+from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
 
@@ -82,10 +77,9 @@ def convert_timm(
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
         state[name] = np.asarray(value, np.float32)
-    if interpolate and "pos_embed" in state and state["pos_embed"].ndim == 3:
-        grid = [side // encoder.patch_size for side in image_sides(encoder)]
-        prefix = expected["pos_embed"][1] - math.prod(grid)
-        state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], grid, prefix))
+    positions = state.get("pos_embed")
+    if interpolate and isinstance(encoder, VisionTransformer) and np.ndim(positions) == 3:
+        state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(

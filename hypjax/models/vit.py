@@ -215,6 +215,20 @@ class VisionTransformer(Encoder):
         """The projection of patches, see `Encoder`."""
         return {"patch_embed": self.patch_size}
 
+    def resized(
+        self, positions: Float[ArrayLike, "1 tokens dim"]
+    ) -> Float[ArrayLike, "1 tokens2 dim"]:
+        """Interpolates a square of positions to the patches as timm does: bicubic, antialiased."""
+        prefix = self.num_prefix_tokens if self.positions == "all" else 0
+        grid = tuple(side // self.patch_size for side in self.sides)
+        side = math.isqrt(max(positions.shape[1] - prefix, 0))
+        if grid == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
+            return positions
+        square = rearrange(jnp.asarray(positions[:, prefix:]), "1 (h w) d -> h w d", h=side)
+        square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
+        square = rearrange(square, "h w d -> 1 (h w) d")
+        return jnp.concatenate([positions[:, :prefix], square], axis=1)
+
     @nn.compact
     def __call__(
         self,
@@ -445,15 +459,3 @@ class AttentionPool(nn.Module):
         normed = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
         hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
         return x + Dense(width, self.dtype, name="fc_2")(activate(hidden, self.design.activation))
-
-
-def resize_positions(
-    positions: Float[ArrayLike, "1 tokens dim"], grid: tuple[int, int], prefix: int
-) -> Float[ArrayLike, "1 tokens2 dim"]:
-    """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
-    side = math.isqrt(max(positions.shape[1] - prefix, 0))
-    if tuple(grid) == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
-        return positions
-    square = rearrange(jnp.asarray(positions[0, prefix:]), "(h w) d -> h w d", h=side)
-    square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
-    return jnp.concatenate([positions[:, :prefix], rearrange(square, "h w d -> 1 (h w) d")], axis=1)
