@@ -68,22 +68,21 @@ def main(kind: str | None) -> None:
         print(draw_hits(FLAGS.workdir, FLAGS.queries, FLAGS.k, FLAGS.seed, output))
         console.say(f"wrote {output}")
         return
-    page = output.suffix == PAGE
-    most = FLAGS.images or _DEFAULT_IMAGES[PAGE if page else kind]
+    most = FLAGS.images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
     if FLAGS.embeddings:
         path = pathlib.Path(FLAGS.embeddings).expanduser()
-        data = disk.gallery_data(path, most, FLAGS.seed)
+        shown = disk.drawing_of_gallery(path, most, FLAGS.seed, FLAGS.colour)
     else:
-        data = disk.run_data(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed)
-    drawing, ranks = disk.place_in_disk(data, FLAGS.layout, FLAGS.colour, FLAGS.seed)
+        shown = disk.drawing_of_run(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed, FLAGS.colour)
+    drawing, ranks = disk.place_in_disk(*shown, FLAGS.layout, FLAGS.seed)
     if ranks:
         print(
-            f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
+            f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
             f"({FLAGS.layout}); of two principal components: {ranks[1]:.3f}"
         )
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
-    elif page:
+    elif output.suffix == PAGE:
         disk.write_disk_page(drawing, output)
     else:
         disk.draw_disks(drawing, output, FLAGS.thumbnails)

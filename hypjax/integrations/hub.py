@@ -21,7 +21,7 @@ from hypjax.models import Embedder
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
-from hypjax.models.weight_files import is_hub_name, repository_of, timm_weights
+from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -150,7 +150,7 @@ def without_paths(config: ConfigDict) -> ConfigDict:
     for field, value in flatten(config).items():
         if field in ("model.architecture", "objective.name"):
             continue  # Names of code may hold a colon.
-        if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
+        if isinstance(value, str) and not (field == "model.weights" and repository(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
     return config
 
@@ -213,11 +213,11 @@ def _model_card(
 def _base_model(config: ConfigDict) -> str | None:
     """The repository on the hub of the weights that training began with, if there is one."""
     weights = config.model.weights
-    if not weights or not is_hub_name(weights):
+    if not weights:
         return None
     prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
     known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
-    return repository_of(weights) if prefixed or known else None
+    return repository(weights) if prefixed or known else None
 
 
 def _metadata(
