@@ -28,18 +28,20 @@ class MtebEncoder:
     classifier or clusters to the vectors treat points as coordinates of a flat space.
     """
 
-    def __init__(self, model_name: str | os.PathLike[str], part: str = "head") -> None:
+    def __init__(self, model_name: str | os.PathLike[str]) -> None:
         """Loads a model, see `hypjax.load`."""
-        self._model = load(model_name, part)
+        self._model = load(model_name)
         self.space = self._model.space
 
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
         """What mteb records of the model: its name, and as revision its fingerprint."""
+        # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
+        hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
         return ModelMeta.create_empty(
             {
-                "name": _name(self._model.source, self._model.part),
+                "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
                 "revision": self._model.fingerprint,
                 "framework": ["JAX"],
                 "modalities": ["image"],
@@ -92,10 +94,3 @@ def _distances(space: Space, one: Any, other: Any) -> Any:
 def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
     """Embeddings in float64; mteb may hand over tensors of PyTorch, and single points."""
     return np.atleast_2d(np.asarray(embeddings, np.float64))
-
-
-def _name(source: str, part: str) -> str:
-    """OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax."""
-    hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", source)
-    name = hub[1] if hub else f"hypjax/{pathlib.Path(source).name}"
-    return name if part == "head" else f"{name}-{part}"
