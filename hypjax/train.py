@@ -33,6 +33,8 @@ from hypjax.training.setup import Setup, build, given_provenance, shared_provena
 from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
 
+_NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
+
 
 def train(
     config: ConfigDict | str,
@@ -106,9 +108,7 @@ def train_and_evaluate(
     config = config.copy_and_resolve_references()
     validate(config)
     if config.train.total_steps == 0:
-        refuse(
-            "train.total_steps", 0, "at least 1; add --mode=evaluate to evaluate without training"
-        )
+        refuse("train.total_steps", 0, _NO_STEPS)
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)

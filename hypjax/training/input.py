@@ -119,25 +119,19 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
 
 
 def activations_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of the highest frozen block's output for all training images.
-
-    Raises:
-        UserError: They need more memory than is free.
-    """
+    """The highest frozen block's output for all training images; an error if memory is short."""
     learner, count = setup.learner, len(setup.splits.train)
     encoder, block = learner.model.encoder, learner.block
     lower = functools.partial(cut.lower, encoder, block)
     example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
+    told = f"the output of {block} for {count} training images"
     if free is not None and needed > free / 2**30:
         raise UserError(
-            f"the output of {block} for {count} training images needs {needed:.1f} GiB of memory, "
-            f"and {free / 2**30:.1f} are free; lower data.image_size, or set "
-            "--config.train.cached_features=False"
+            f"{told} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
+            "data.image_size, or set --config.train.cached_features=False"
         )
-    console.say(
-        f"keeping the output of {block} for {count} training images: {needed:.1f} GiB of memory"
-    )
+    console.say(f"keeping {told}: {needed:.1f} GiB of memory")
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 
 

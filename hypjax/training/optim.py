@@ -59,11 +59,10 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate at each step.
+    """The learning rate at each step, after a linear warm-up from 0 over `warmup_steps`.
 
-    After a linear warm-up from 0 over `warmup_steps`, it is constant, decays to 0 along a half
-    cosine, or is multiplied by `decay_factor` in every `decay_every` steps, at once ('step') or
-    gradually ('exponential').
+    It is constant, decays to 0 along a half cosine, or is multiplied by `decay_factor` in every
+    `decay_every` steps, at once ('step') or gradually ('exponential').
     """
     rate, warmup = optim.learning_rate, optim.warmup_steps
     rise = optax.linear_schedule(0, rate, warmup)
@@ -87,11 +86,9 @@ def layer_rates(
     is one more above them. Other parameters have the factor 1, as in timm's
     `param_groups_layer_decay`.
     """
-    above = {
-        name: number
-        for number, names in enumerate(reversed(layers), start=int(head))
-        for name in names
-    }
+    above = {}
+    for number, names in enumerate(reversed(layers), start=int(head)):
+        above |= dict.fromkeys(names, number)
     return lambda path: decay ** above.get(path[2], 0) if in_encoder(path) else 1.0
 
 
@@ -184,7 +181,6 @@ def configured_optimizer(
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
-    """For each leaf, the value of its path."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
     held = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
     return unflatten_dict({path: value(path) for path in flat} | held)
@@ -215,8 +211,8 @@ def _with_points(
 ) -> optax.GradientTransformation:
     """Moves the points of balls by Riemannian Adam, and the other parameters as given.
 
-    Gradients of points, which grow without bound towards the boundary, are not clipped, nor are
-    they part of the norm by which others are: Riemannian Adam divides them by their size.
+    Gradients of points grow without bound towards the boundary. They are not clipped, nor part of
+    the norm by which others are: Riemannian Adam divides them by their size.
     """
 
     def mover(group: Group) -> optax.GradientTransformation:

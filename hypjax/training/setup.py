@@ -1,6 +1,7 @@
 """From a configuration to everything a run computes with."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -130,9 +131,9 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
     block = cut.highest_frozen(encoder, trained.get("encoder", {}))
     if block is None:
-        lowest = [name for names in encoder.layers[:2] for name in names]
-        paths = (f"model/encoder/{name}" for name in lowest if name in params["model"]["encoder"])
-        words = f"the encoder, or its lowest layers: at least {','.join(paths)}"
+        known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
+        paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)
+        words = f"the encoder, or its lowest layers: at least {paths}"
         refuse("train.cached_features", True, f"False unless optim.frozen names {words}")
     return block
 
@@ -150,12 +151,10 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
-    samples = train.samples_per_class
-    classes = train.batch_size // samples
-    if classes > images.num_classes:
-        most = f"at most {images.num_classes * samples}"
-        words = f"{most}: {samples} images for each of the {images.num_classes} training classes"
-        refuse("train.batch_size", train.batch_size, words)
+    samples, classes = train.samples_per_class, images.num_classes
+    if train.batch_size // samples > classes:
+        words = f"{samples} images for each of the {classes} training classes"
+        refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {words}")
     kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
 
@@ -165,7 +164,7 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     train, fields = config.train, config.train.tuples
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
-    pairs = np.zeros((0, 2), int) if images.pairs is None else indices[images.pairs]
+    pairs = indices[np.zeros((0, 2), int) if images.pairs is None else images.pairs]
     pairs = pairs[(pairs >= 0).all(axis=1)]
     if not len(pairs):
         raise UserError(
@@ -180,9 +179,9 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
         pool_size=min(fields.pool, len(images)),
     )
     if not plans.batches_per_epoch:
-        most = f"at most {plans.tuples * plans.tuple_size}"
-        words = f"{most}, the images of the {plans.tuples} tuples of an epoch"
-        refuse("train.batch_size", train.batch_size, words)
+        words = f"the images of the {plans.tuples} tuples of an epoch"
+        most = plans.tuples * plans.tuple_size
+        refuse("train.batch_size", train.batch_size, f"at most {most}, {words}")
     return plans
 
 
@@ -284,10 +283,9 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
 
 def rotates_only(config: ConfigDict, splits: Splits) -> bool:
     """Whether a head of principal components has too few classes to estimate for others from."""
-    if config.model.head_init != "pca" or config.data.split != "classes":
-        return False
-    validation = splits.validation.num_classes if splits.validation else 0
-    return splits.train.num_classes + validation < FEW_CLASSES
+    classes = sum(part.num_classes for part in (splits.train, splits.validation) if part)
+    chosen = config.model.head_init == "pca" and config.data.split == "classes"
+    return chosen and classes < FEW_CLASSES
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:
