@@ -14,7 +14,6 @@ from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.config.rules import refuse
 from hypjax.inference.run import Run
-from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
@@ -162,8 +161,7 @@ def _trained(
     config, splits = run.config, run.splits
     measured = measured or score_untrained(run, state, stopwatch)
     source = open_input(run, steps, config.run.workers, state.params["model"])
-    watch = FiniteWatch(checkpoints, splits.train.name, config.train)
-    monitor = Monitor(config, steps, folder, watch, trace, stopwatch)
+    monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
     loop = Loop(run, *jit_train_steps(run.learner, state, source.store), checkpoints, monitor)
     with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
         if steps.start == 0:

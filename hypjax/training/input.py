@@ -194,7 +194,7 @@ class Feed:
         return state, next(self._batches)
 
     def _mined(self, state: TrainState, epoch: int, step: int) -> TrainState:
-        with self._monitor.timing("mining"):
+        with self._monitor.stopwatch.part("mining"):
             model = trained_model(self._source.setup.learner, state)
             table, metrics = self._source.mine(model, epoch)
         self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.

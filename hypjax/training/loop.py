@@ -88,7 +88,7 @@ class Loop:
                 if saving or stopping:
                     # Before it is saved, so that a state that is not finite never is.
                     monitor.report(step, judging=not stopping)
-                    with monitor.timing("saving"):
+                    with monitor.stopwatch.part("saving"):
                         save(self.checkpoints, learner, state, measured, score)
                 if stopping:
                     self._stop(step, status)
@@ -107,7 +107,7 @@ class Loop:
             return train_step(state, shard_batch(learner.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
-        with self.monitor.timing("evaluation"):
+        with self.monitor.stopwatch.part("evaluation"):
             scores = validation_scores(self.setup, evaluated_model(self.setup.learner, state))
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
