@@ -113,9 +113,8 @@ def radii(
     """Distances from the origin of images, of the centres of their groups, and of that of all.
 
     In the ball, the centre of images is their centroid on the hyperboloid, which is Einstein's
-    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019); in flat space, the mean of
-    their features. Flat distances are 2‖x‖, the limit of the ball's for c → 0, so that an image is
-    as far from the origin in both.
+    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In flat space it is the mean
+    of their features, at the distance 2‖x‖, the limit of the ball's for c → 0.
 
     Returns:
         For "ball", if the space is one or has one, and for "flat": the median radius of each level,
@@ -217,10 +216,7 @@ class Side(NamedTuple):
 
 
 def draw_tanglegram(
-    found: Side,
-    levels: Mapping[str, Grouping],
-    groups: Int[np.ndarray, " leaves"],
-    output: pathlib.Path,
+    found: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
 ) -> None:
     """Draws a tree and the known one, turned so that the same leaves are opposite each other.
 

@@ -94,17 +94,11 @@ def _read_run(run: Run, found: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results, times = read_results(folder / RESULTS) or {}, folder / TIMES
         seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-        written = _read_metrics(folder / METRICS), seconds, read_warnings(folder)
-    return ShownRun(run.name, found, results, *written)
-
-
-def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the lines of metrics.jsonl; one that a kill has cut off is left out."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines
+        metrics, lines = [], folder / METRICS
+        for line in lines.read_text().splitlines() if lines.exists() else ():
+            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
+                metrics.append(json.loads(line))
+        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
 
 
 def _render(runs: Sequence[ShownRun], queries: int) -> str:

@@ -109,22 +109,14 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
-    Weight decay acts on all trained parameters, biases and LayerNorms included. A group's factor
-    also multiplies its decay, as in PyTorch's parameter groups.
+    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. The fields `b1`, `b2` and `eps` are
+    Adam's, and `momentum` is the one of SGD and Muon. The gradient's values are clipped to
+    `clip_value`, then its global norm to `clip_norm`; None is no limit.
 
-    Args:
-        learning_rate: The learning rate, or a function from the step to it.
-        name: A key of `hypjax.config.optimizers.OPTIMIZERS`.
-        weight_decay: Decay of parameters whose group has none of its own.
-        b1: Adam's β₁.
-        b2: Adam's β₂.
-        eps: Adam's ε.
-        momentum: Of the gradients that SGD and Muon accumulate.
-        clip_norm: Largest global norm of the gradient; None for no such limit.
-        clip_value: Largest absolute value in the gradient, clipped before the norm.
-        groups: Parameters that are trained in a way of their own, by their paths.
-        layer_rate: A further factor of the learning rate, by path, see `layer_rates`.
-        probe_steps: First steps, in which the encoder, model/encoder, does not change.
+    Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` of
+    parameters, by path, have a factor of the learning rate and a decay of their own; the factor
+    also multiplies the decay, as in PyTorch's parameter groups. `layer_rate` is a further factor by
+    path, see `layer_rates`. In the first `probe_steps`, model/encoder does not change.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]

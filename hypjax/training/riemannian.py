@@ -36,15 +36,9 @@ def riemannian_adam(
     along it. Each array of the parameters holds points, [..., dim]; updates are differences of
     points, as `optax.apply_updates` takes them. For c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
-    In a model with other parameters, `optax.multi_transform` says which arrays are points.
-
-    Args:
-        learning_rate: Length of a step while the gradient is constant, or a function from the
-            number of updates to it.
-        c: Negative curvature of the ball.
-        b1: Decay rate of the first moment.
-        b2: Decay rate of the second moment.
-        eps: Added to the root of the second moment.
+    The learning rate is the length of a step while the gradient is constant, or a function from the
+    number of updates to it. `eps` is added to the root of the second moment. In a model with other
+    parameters, `optax.multi_transform` says which arrays are points.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
@@ -49,11 +48,6 @@ class Setup(Run):
     spec: Spec
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices that share the work."""
-        return self.learner.mesh
 
 
 def build(config: ConfigDict) -> Setup:
