@@ -80,10 +80,7 @@ class ShownRun(NamedTuple):
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
-    """Embeds the test images of runs that have the same, and writes a page about the runs.
-
-    The page shows so many queries, up to half of them successes, each with its k nearest images.
-    """
+    """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
     page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
     with writing(output):
@@ -271,12 +268,8 @@ def _disk(found: RunSearches) -> dict[str, str]:
 
 
 def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
-    """Writes the report of a finished run, named as its folder's path or URL; returns whether.
-
-    A failure is a warning, as the results are saved. A run of several processes has no report,
-    since one cannot embed images while the others wait.
-    """
-    if jax.process_count() > 1:
+    """Writes the report of a finished run, named as its location; a failure is only a warning."""
+    if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
     named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
     shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)

@@ -51,10 +51,9 @@ class RunSearches(NamedTuple):
 
 
 def search_test_images(run: Run, k: int) -> RunSearches:
-    """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
+    """Finds k neighbours of each test image by a run's best model, or its last.
 
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`.
+    Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     model, params = restore_trained(run)
     space = run.score_space(params)
@@ -98,10 +97,9 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
-    """Draws random test images of a run, each with its k nearest images, and says which they are.
+    """Draws random test images of a run with their k nearest images, and says which they are.
 
-    At most half of them, the first, find an image of another class first; if there are fewer such
-    queries, more others are drawn. Classes take turns.
+    The first half, if so many do, find an image of another class first. Classes take turns.
     """
     (run,) = open_runs([workdir])
     found = search_test_images(run, k)

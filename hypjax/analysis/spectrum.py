@@ -32,10 +32,9 @@ _PAIRS = {
 
 
 def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
-    """Finds the spread of images before training, and with a run's best model, or its last.
+    """The spread of images before training, and by a run's best model, or its last.
 
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. Returns the numbers of a run in spectrum.json.
+    Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     model, trained = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}

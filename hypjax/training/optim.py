@@ -155,10 +155,7 @@ def configured_optimizer(
     space: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimiser of `config.optim`, with the groups that the objective and the space add.
-
-    Options are further arguments of `create_optimizer`.
-    """
+    """The optimiser of `config.optim`, with the groups that the objective and the space add."""
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
         space = ()  # One group for all of them, instead of one for each.

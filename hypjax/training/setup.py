@@ -17,13 +17,7 @@ from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import FEW_CLASSES, Splits
-from hypjax.data.plans import (
-    DrawnClassPlans,
-    EpochClassPlans,
-    Plans,
-    ShuffledPlans,
-    TuplePlans,
-)
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.evaluator import check_depth
@@ -234,8 +228,6 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 # costs little, or with trained blocks, which learn faster: after more passes, the classes of
 # Cars-196 that are held out for validation are found less well again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
-
-
 _FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "optim.warmup_steps")
 
 
