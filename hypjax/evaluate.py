@@ -125,7 +125,7 @@ def pretrained_features(
     run = Run.open(config, parts=["encoder"])
     train, images = run.splits.training_images(), dataclasses.replace(run.images, kept=())
     if train.vectors is not None:
-        return train.given_vectors(), run.splits.notes
+        return train.vectors, run.splits.notes
     return images.features(_pretrained(run), train)[:, 0], run.splits.notes
 
 
