@@ -29,7 +29,7 @@ from hypjax.fields import (
     within,
 )
 from hypjax.geometry import SPACES
-from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
@@ -178,7 +178,7 @@ def objective_defaults(name: str | None) -> ConfigDict:
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = FieldReference(2.3)
     objective.feature_scale = 1.0  # On the hyperboloid: factor of features before they are clipped.
-    for own, field in OBJECTIVES[name].fields.items() if name else ():
+    for own, field in declaration(name).fields.items():
         if own in objective:
             raise UserError(
                 f"objective {name} declares the field {own}, which all objectives have; rename it"

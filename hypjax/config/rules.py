@@ -30,11 +30,7 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import (
-    BUILT_IN,
-    create_objective,
-    is_known,
-)
+from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
@@ -131,11 +127,16 @@ _RULES = {name: own.rule for name, own in _DECLARED.items() if isinstance(own, F
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates a configuration before anything is compiled; an error names the field."""
+    """Validates a configuration before anything is compiled; an error names the field.
+
+    A loss whose code is unknown, as the user's in a saved run may be, is not needed for searching:
+    its own fields are not validated, and only `create_objective` refuses it.
+    """
     fields = flatten(config)
-    if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
-        refuse_objective(name)
+    name = fields.get("objective.name", HYP_VIT)
     known = field_types(name)
+    if name not in OBJECTIVES:
+        fields = {f: v for f, v in fields.items() if f in known or not f.startswith("objective.")}
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     for field in sorted(known.keys() - fields.keys()):
@@ -143,7 +144,7 @@ def validate(config: ConfigDict) -> None:
     for field, value in fields.items():
         if not known[field].holds(value):
             refuse(field, value, known[field].words)
-    own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
+    own = {f"objective.{field}": own.rule for field, own in declaration(name).fields.items()}
     for field, rule in (_RULES | own).items():
         if not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
@@ -164,7 +165,7 @@ Relations = Iterator[tuple[Any, str, str]]
 
 
 def _of_batches(config: ConfigDict) -> Relations:
-    train, objective = config.train, OBJECTIVES[config.objective.name]
+    train, objective = config.train, declaration(config.objective.name)
     fields = flatten(config)
     for field in sorted(FITTED):
         size = field in _FITTED_SIZES
@@ -245,7 +246,7 @@ def _of_curvatures(config: ConfigDict) -> Relations:
 
 
 def _of_learned_scalars(config: ConfigDict) -> Relations:
-    fields, of_loss = config.objective, OBJECTIVES[config.objective.name].fields
+    fields, of_loss = config.objective, declaration(config.objective.name).fields
     of_space = dataclasses.fields(SPACES[fields.space])
     learnable = [name for name, field in of_loss.items() if field.learnable]
     learnable += [field.name for field in of_space if field.metadata.get("learnable")]
@@ -261,7 +262,7 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
     if fields.get("memory") and (fields.learn_c or moving):
         words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", words
-    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
+    if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
         # A user's objective is scored in the space that is saved, with the numbers that it learns.
         objective, first = create_objective(config), learned_numbers(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in first.items()}

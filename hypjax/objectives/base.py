@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
+from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
@@ -73,6 +75,8 @@ class Objective(Protocol):
         groups: Groups of the objective's parameters that are trained in a way of their own, with
             paths within these parameters. They are no part of the group `objective` that the fields
             of `config.optim` set.
+        lasting_state: Names of the entries of its state that a step changes even if its update is
+            dropped, since to choose between old and new would copy them.
         teacher_decay: Decay of the teacher, an exponential moving average of the model's
             parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
             if the loss needs no teacher, which then is not kept.
@@ -80,6 +84,7 @@ class Objective(Protocol):
 
     space: Space
     groups: Sequence[Group] = ()
+    lasting_state: Sequence[str] = ()
     teacher_decay: float | None = None
 
     @property
@@ -143,7 +148,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
 
-    Learned numbers are the other one's, and those of spaces.
+    Spaces, groups, state and teacher are by default those of the other one.
 
     Attributes:
         base: The other objective.
@@ -151,29 +156,23 @@ class Extension(Objective):
 
     base: Objective
 
-    @property
-    def space(self) -> Space:
-        """Space of the other objective."""
-        return self.base.space
-
-    @property
-    def score_space(self) -> Space:
-        """Space in which the other objective is scored."""
-        return self.base.score_space
-
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces those of the other objective."""
-        return dataclasses.replace(self, base=self.base.with_scalars(scalars))
+    space = property(lambda self: self.base.space)
+    score_space = property(lambda self: self.base.score_space)
+    lasting_state = property(lambda self: self.base.lasting_state)
+    teacher_decay = property(lambda self: self.base.teacher_decay)
 
     @property
     def groups(self) -> Sequence[Group]:
         """Groups of the other objective."""
         return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
 
-    @property
-    def teacher_decay(self) -> float | None:
-        """Decay of the other objective's teacher."""
-        return self.base.teacher_decay
+    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+        """Replaces those of the other objective."""
+        return dataclasses.replace(self, base=self.base.with_scalars(scalars))
+
+    def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+        """The other objective's (loss, (state, metrics)), from all `ARGUMENTS`."""
+        return loss_function(self.base)(*(values[name] for name in ARGUMENTS))
 
 
 ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
@@ -217,3 +216,46 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
                 + ", ".join(offered)
             )
     return tuple(each.name for each in parameters if each.name in offered)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`.
+
+    Attributes:
+        create: Builds the objective from a run's whole configuration and its space.
+        fields: Fields that the loss adds to `config.objective`.
+        by_class: Whether it needs several images of each class in a batch.
+        by_tuple: Whether it needs batches of tuples.
+        spaces: Values of `objective.space` that it allows; () for all.
+        divisor: From these fields, the number that divides distances in its softmax over the
+            negatives of an anchor; None for a loss without one.
+        function: The function of embeddings and labels behind it, if there is one.
+        reference: The paper, as the manual's table of losses names it.
+        variant: Its name in variants of configuration files; '' if that is its own.
+        code: The user's function or `Objective`; None for hypjax's own.
+    """
+
+    create: Callable[[ConfigDict, Space], Objective]
+    fields: Mapping[str, Field]
+    by_class: bool = False
+    by_tuple: bool = False
+    spaces: tuple[str, ...] = ()
+    divisor: Callable[[Mapping[str, Any]], float] | None = None
+    function: Callable[..., Any] | None = None
+    reference: str = ""
+    variant: str = ""
+    code: Any = None
+
+
+def settings(
+    function: Callable[..., Any], rules: Mapping[str, Rule], learnable: Sequence[str] = ()
+) -> dict[str, Field]:
+    """Fields for arguments of a function, with their defaults there."""
+    defaults = inspect.signature(function).parameters
+    return {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+
+
+def adjacent_samples(config: ConfigDict) -> int | None:
+    """Images of each class in a run's batches; None if batches hold any classes."""
+    return config.train.samples_per_class if config.train.sampling in GROUPED else None

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -149,18 +149,10 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
 
 
 def create_hier(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: PoincareBall
 ) -> "Hier":
-    """Builds a run's objective; `create_base` builds the loss of the angles.
-
-    Raises `UserError` in any other space than the ball.
-    """
+    """Builds a run's objective; `create_base` builds the loss of the angles."""
     fields = config.objective
-    if not isinstance(space, PoincareBall):
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be poincare for {fields.name}, "
-            "whose other loss is on the sphere"
-        )
     points = fields.hier_optimizer == "riemannian"
     if points and fields.learn_c:
         raise UserError(
@@ -185,13 +177,7 @@ class Hier(Extension):
     Attributes:
         base: The loss of the angles, on the sphere.
         ball: The ball, in which the head is compared.
-        weight: λ of the loss of triplets.
-        proxies: Number of hierarchical proxies.
-        neighbors: Of `reciprocal_triplets`; K in the paper.
-        triplets: Triplets of each anchor.
-        margin: δ of `hier`.
-        temperature: τ of `hier`.
-        rate: Factor of the hierarchical proxies' learning rate.
+        weight: λ of the loss of triplets; the next ones are those of `HIER_FIELDS`, too.
         points: Whether these proxies are points of the ball, which Riemannian Adam moves.
     """
 
@@ -242,14 +228,8 @@ class Hier(Extension):
         return {"base": params, "hierarchy": proxies}, state
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
+    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
@@ -257,9 +237,9 @@ class Hier(Extension):
         if not self.points:
             proxies = space.embed(proxies)
         # The angles of points are those of the outputs, but their gradients pass through the ball.
-        loss, (state, metrics) = loss_function(self.base)(
-            params["base"], state, outputs._replace(projected=points), teacher, batch, of_base
-        )
+        angles = outputs._replace(projected=points)
+        of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
+        loss, (state, metrics) = self.base_loss(**of_angles, **others)
         alike = batch.labels[:, None] == batch.labels
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)

@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule, is_ascending
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Metrics, Objective, Spec, loss_function
-from hypjax.types import Batch, Outputs
+from hypjax.objectives.base import Extension, Metrics, Objective, Spec
+from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
 FIELDS = {
@@ -22,7 +23,7 @@ FIELDS = {
 }
 
 
-def create_matryoshka(
+def create(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Matryoshka":
     """Builds a run's objective; `create_base` builds the loss of each prefix."""
@@ -68,29 +69,22 @@ class Matryoshka(Extension):
         return {"base": self.base.init(key, spec)[0]}, {}
 
     def loss(
-        self,
-        params: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Loss of a batch, see `Objective.loss`; metrics are those of the whole head's output.
+        self, params: dict, outputs: Outputs, teacher: Outputs | None, **others: Any
+    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+        """Sums the loss over all prefixes.
 
-        They hold the loss of each prefix besides, such as "loss@16".
+        Metrics are those of the whole output, and the loss of each prefix, such as "loss@16".
         """
-        base = loss_function(self.base)
 
-        def at(dim: int | None) -> tuple[Float[Array, ""], Metrics]:
-            seen, taught = (
+        def at(dim: int | None) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+            shown, taught = (
                 each and each._replace(projected=each.projected[:, :dim])
                 for each in (outputs, teacher)
             )
-            loss, (_, metrics) = base(params["base"], {}, seen, taught, batch, key)
-            return loss, metrics
+            return self.base_loss(params=params["base"], outputs=shown, teacher=taught, **others)
 
-        total, metrics = at(None)
+        total, (state, metrics) = at(None)
         of_prefixes = {f"loss@{dim}": at(dim)[0] for dim in self.dims}
         if "chance_loss" in metrics:  # It does not depend on the dimension.
             metrics = metrics | {"chance_loss": metrics["chance_loss"] * (1 + len(self.dims))}
-        return total + sum(of_prefixes.values()), metrics | of_prefixes
+        return total + sum(of_prefixes.values()), (state, metrics | of_prefixes)

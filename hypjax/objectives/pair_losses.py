@@ -8,8 +8,8 @@ with one class, is no special case: sums over no pairs are 0.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import GROUPED, Metrics, Objective, Spec
+from hypjax.objectives.base import (
+    Declaration,
+    Metrics,
+    Objective,
+    Spec,
+    adjacent_samples,
+    settings,
+)
 from hypjax.objectives.comparisons import (
     SPHERE,
     Pairs,
@@ -309,98 +316,6 @@ def tuple_contrastive(
     return jnp.mean(attraction + repulsion)
 
 
-class PairLoss(NamedTuple):
-    """A loss of pairs as configurations know it, with settings by the names of its arguments."""
-
-    function: Callable[..., Array]
-    settings: Mapping[str, Field]
-    by_class: bool = True  # Whether it needs several images of each class in a batch.
-    by_tuple: bool = False  # Whether it needs tuples; it then has no use for a memory.
-    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
-    code = None  # See `hypjax.objectives.create.Entry`.
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """Its fields of `config.objective`."""
-        return {**self.settings, **({} if self.by_tuple else _MEMORY), **_KOLEO}
-
-    def create(self, config: ConfigDict, space: Space) -> "PairObjective":
-        """Builds the objective that a run's configuration describes.
-
-        Raises `UserError` if the loss cannot use a memory, or only a memory could use a field.
-        """
-        fields = config.objective
-        settings = {own: fields[own] for own in self.settings}
-        if self.by_tuple:
-            size = 2 + config.train.tuples.negatives
-
-            def of_tuples(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
-                del labels  # The order of a batch tells its tuples apart.
-                return self.function(points, size=size, space=space, **settings)
-
-            return PairObjective(space, of_tuples, None, koleo_weight=fields.koleo_weight)
-        if fields.memory and fields.get("mining") == "semihard":
-            raise UserError("config.objective.memory must be 0 for semi-hard triplets")
-        if fields.memory_decay and not fields.memory:
-            raise UserError("config.objective.memory_decay must be 0 unless memory is set")
-        adjacent = config.train.sampling in GROUPED
-        return PairObjective(
-            space=space,
-            function=functools.partial(self.function, **settings),
-            samples_per_class=config.train.samples_per_class if adjacent else None,
-            **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
-        )
-
-
-# Of every loss of pairs.
-_KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
-_MEMORY = {
-    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
-    # training images. 0 for none.
-    "memory": Field(
-        0.0,
-        Rule(
-            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
-            "a number of images, or a share of the training images up to 1",
-        ),
-    ),
-    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
-    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
-}
-# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
-# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
-# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
-# base 1. Those of Circle are the paper's for fine-grained retrieval.
-PAIR_LOSSES = {
-    "tuple_contrastive": PairLoss(
-        tuple_contrastive, {"margin": Field(0.85, ABOVE_0)}, by_class=False, by_tuple=True
-    ),
-    # IRT trains it on batches of any classes, too.
-    "contrastive": PairLoss(contrastive, {"margin": Field(0.5, at_least(-1))}, by_class=False),
-    "multi_similarity": PairLoss(
-        multi_similarity,
-        {
-            "alpha": Field(2.0, ABOVE_0),  # Scale of positives.
-            "beta": Field(50.0, ABOVE_0),  # Scale of negatives.
-            "base": Field(0.5, within(-1, 1)),  # Similarity that separates them.
-            "mining": Field(True, TRUE_OR_FALSE),  # Whether easy pairs are left out.
-            "epsilon": Field(0.1, at_least(0)),  # By how much pairs may be easy.
-        },
-        variant="ms",
-    ),
-    "circle": PairLoss(
-        circle, {"scale": Field(80.0, ABOVE_0), "margin": Field(0.4, within(-1, 1))}
-    ),
-    "scalable_nca": PairLoss(
-        scalable_nca, {"temperature": Field(0.05, ABOVE_0, learnable=True)}, variant="snca"
-    ),
-    "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0, learnable=True)}),
-    "triplet": PairLoss(
-        triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}
-    ),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class PairObjective(Objective):
     """A loss of the images of a batch among each other, and perhaps with a memory of earlier ones.
@@ -425,6 +340,8 @@ class PairObjective(Objective):
     memory: float = 0.0
     memory_decay: float = 0.0
     koleo_weight: float = 0.0
+
+    lasting_state = ("memory",)
 
     @property
     def teacher_decay(self) -> float | None:
@@ -472,3 +389,94 @@ class PairObjective(Objective):
             metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
+
+
+# Of every loss of pairs.
+KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
+MEMORY = {
+    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
+    # training images. 0 for none.
+    "memory": Field(
+        0.0,
+        Rule(
+            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
+            "a number of images, or a share of the training images up to 1",
+        ),
+    ),
+    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
+    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
+}
+
+
+def pair_loss(
+    function: Callable[..., Array],
+    rules: Mapping[str, Rule],
+    *,
+    learnable: Sequence[str] = (),
+    by_tuple: bool = False,
+    **facts: Any,
+) -> Declaration:
+    """Declares a loss of pairs, or of tuples, with fields by the names of its arguments.
+
+    Rules and `learnable` are those of the fields; further facts are those of a `Declaration`.
+    """
+    own = settings(function, rules, learnable)
+
+    def create(config: ConfigDict, space: Space) -> PairObjective:
+        loss = functools.partial(function, **{name: config.objective[name] for name in own})
+        return (_create_of_tuples if by_tuple else _create)(loss, config, space)
+
+    fields = {**own, **({} if by_tuple else MEMORY), **KOLEO}
+    return Declaration(create, fields, by_tuple=by_tuple, function=function, **facts)
+
+
+def _create_of_tuples(
+    function: Callable[..., Array], config: ConfigDict, space: Space
+) -> PairObjective:
+    size = 2 + config.train.tuples.negatives
+
+    def loss(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
+        del labels  # The order of a batch tells its tuples apart.
+        return function(points, size=size, space=space)
+
+    return PairObjective(space, loss, None, koleo_weight=config.objective.koleo_weight)
+
+
+def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> PairObjective:
+    """Builds a run's objective, whose memory suits the loss."""
+    fields = config.objective
+    if fields.memory and fields.get("mining") == "semihard":
+        raise UserError("config.objective.memory must be 0 for semi-hard triplets")
+    if fields.memory_decay and not fields.memory:
+        raise UserError("config.objective.memory_decay must be 0 unless memory is set")
+    shared = (fields[name] for name in (*MEMORY, *KOLEO))
+    return PairObjective(space, function, adjacent_samples(config), *shared)
+
+
+_TEMPERATURE = {
+    "rules": {"temperature": ABOVE_0},
+    "learnable": ("temperature",),
+    "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
+}
+# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
+# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
+# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
+# base 1. Those of Circle are the paper's for fine-grained retrieval.
+PAIR_LOSSES = {
+    "tuple_contrastive": pair_loss(tuple_contrastive, {"margin": ABOVE_0}, by_tuple=True),
+    # IRT trains it on batches of any classes, too.
+    "contrastive": pair_loss(contrastive, {"margin": at_least(-1)}),
+    "multi_similarity": pair_loss(
+        multi_similarity,
+        {"alpha": ABOVE_0, "beta": ABOVE_0, "base": within(-1, 1)}
+        | {"mining": TRUE_OR_FALSE, "epsilon": at_least(0)},
+        by_class=True,
+        variant="ms",
+    ),
+    "circle": pair_loss(circle, {"scale": ABOVE_0, "margin": within(-1, 1)}, by_class=True),
+    "scalable_nca": pair_loss(scalable_nca, **_TEMPERATURE, by_class=True, variant="snca"),
+    "supcon": pair_loss(supcon, **_TEMPERATURE, by_class=True),
+    "triplet": pair_loss(
+        triplet, {"margin": at_least(0), "mining": one_of(*MININGS)}, by_class=True
+    ),
+}

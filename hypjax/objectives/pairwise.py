@@ -12,10 +12,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Metrics, Objective
+from hypjax.objectives.base import Declaration, Metrics, Objective
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Outputs
 
@@ -136,21 +135,6 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
 
 
-# Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the published runs
-# divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which
-# cancels in the softmax. (The paper's "τ = 0.1" contradicts its Eq. 4.)
-FIELDS = {"temperature": Field(0.2, ABOVE_0, learnable=True)}
-
-
-def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":
-    """Builds the objective that a run's configuration describes."""
-    return PairwiseCrossEntropy(
-        space=space,
-        temperature=config.objective.temperature,
-        samples_per_class=config.train.samples_per_class,
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class PairwiseCrossEntropy(Objective):
     """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`).
@@ -174,6 +158,10 @@ class PairwiseCrossEntropy(Objective):
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
         return loss, _metrics(self.space, features, points, logits)
+
+
+def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
+    return PairwiseCrossEntropy(space, config.objective.temperature, config.train.samples_per_class)
 
 
 def _metrics(
@@ -208,12 +196,11 @@ def _metrics(
     }
 
 
-HYPMIX_FIELDS = {
+_HYPMIX = {
     # Eq. 10 has one temperature, the released code two. These are the code's.
     "sphere_temperature": Field(0.05, ABOVE_0, learnable=True),  # τ_e: divides the cosine.
-    "ball_temperature": Field(
-        0.2, ABOVE_0, learnable=True
-    ),  # τ_h: divides the hyperbolic distance.
+    # τ_h: divides the hyperbolic distance.
+    "ball_temperature": Field(0.2, ABOVE_0, learnable=True),
     "ball_weight": Field(3.0, at_least(0), learnable=True),  # λ: 3 for CUB, 8 for Cars and SOP.
 }
 
@@ -257,22 +244,39 @@ class HypMix(Objective):
     @property
     def space(self) -> Fused:
         """Space in which the head's output is embedded, trained and scored."""
-        return mixed_space(self.ball, **{name: getattr(self, name) for name in HYPMIX_FIELDS})
+        return mixed_space(self.ball, **{name: getattr(self, name) for name in _HYPMIX})
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `PairwiseCrossEntropy.loss`."""
         return PairwiseCrossEntropy(self.space, 1.0, self.samples_per_class).loss(outputs)
 
 
-def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> HypMix:
-    """Builds the objective of a run; another space than the ball is a `UserError`."""
-    if not isinstance(space, PoincareBall):
-        raise UserError(
-            f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "
-            "which adds the sphere itself"
-        )
-    numbers = (config.objective[name] for name in HYPMIX_FIELDS)
-    return HypMix(space, *numbers, config.train.samples_per_class)
+def _create_hypmix(config: ConfigDict, ball: PoincareBall) -> HypMix:
+    numbers = (config.objective[name] for name in _HYPMIX)
+    return HypMix(ball, *numbers, config.train.samples_per_class)
+
+
+PAIRWISE_LOSSES = {
+    "pairwise_cross_entropy": Declaration(
+        _create,
+        # Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the
+        # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
+        # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
+        # Eq. 4.)
+        {"temperature": Field(0.2, ABOVE_0, learnable=True)},
+        by_class=True,
+        divisor=lambda fields: fields["temperature"],
+        reference="Hyp-ViT (Ermolov et al., CVPR 2022)",
+    ),
+    "hypmix": Declaration(
+        _create_hypmix,
+        _HYPMIX,
+        by_class=True,
+        spaces=("poincare",),
+        divisor=lambda fields: 1.0,  # The space holds its temperatures.
+        reference="HypMix (Yue et al., WACV 2024); λ is 8 for Cars and SOP",
+    ),
+}
 
 
 def negative_weights(

@@ -7,8 +7,8 @@ The proxies are trained with the model.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,17 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
+from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import GROUPED, Group, Metrics, Objective, Spec
+from hypjax.objectives.base import (
+    Declaration,
+    Group,
+    Metrics,
+    Objective,
+    Spec,
+    adjacent_samples,
+    settings,
+)
 from hypjax.objectives.comparisons import (
     SPHERE,
     batch_metrics,
@@ -251,104 +259,6 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
     return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))
 
 
-class ProxyLoss(NamedTuple):
-    """A loss of proxies as configurations know it, with settings by the names of its arguments."""
-
-    function: Callable[..., Array]
-    settings: Mapping[str, Field]
-    centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
-    angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
-    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
-    by_class = by_tuple = False  # See `hypjax.objectives.create.Entry`.
-    code = None
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """Its fields of `config.objective`."""
-        centres = {} if self.centres is None else {"centres": self.centres}
-        # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
-        return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0)), **_OPTIMIZER}
-
-    def create(self, config: ConfigDict, space: Space) -> "ProxyObjective":
-        """Builds the objective that a run's configuration describes.
-
-        Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
-        proxies that are points in any other space than a ball of constant curvature.
-        """
-        fields, adjacent = config.objective, config.train.sampling in GROUPED
-        name = self.function.__name__
-        if self.angular and not isinstance(space, Sphere):
-            raise UserError(
-                f"config.objective.space is {fields.space}; it must be sphere for {name}, whose "
-                f"margin is an angle (or name hier+{name}, which compares images in the ball)"
-            )
-        points = fields.proxy_optimizer == "riemannian"
-        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
-            raise UserError(
-                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
-                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
-            )
-        return ProxyObjective(
-            space=space,
-            function=functools.partial(
-                self.function, **{name: fields[name] for name in self.settings}
-            ),
-            centres=None if self.centres is None else fields.centres,
-            rate=fields.proxy_rate,
-            points=points,
-            samples_per_class=config.train.samples_per_class if adjacent else None,
-        )
-
-
-# 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
-_OPTIMIZER = {"proxy_optimizer": Field("adam", one_of("adam", "riemannian"))}
-_CENTRES = within(1, 10**4)
-# Defaults are those of the papers, see the functions.
-PROXY_LOSSES = {
-    "arcface": ProxyLoss(
-        arcface,
-        {
-            "scale": Field(64.0, ABOVE_0, learnable=True),
-            "margin": Field(0.5, within(0, 1.57)),  # In radians: up to a right angle.
-            "cosine_margin": Field(0.0, at_least(0)),
-        },
-        centres=Field(1, _CENTRES),
-        angular=True,
-    ),
-    "cosface": ProxyLoss(
-        cosface,
-        {"scale": Field(64.0, ABOVE_0, learnable=True), "margin": Field(0.35, at_least(0))},
-        centres=Field(1, _CENTRES),
-    ),
-    "proxy_anchor": ProxyLoss(
-        proxy_anchor,
-        {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)},
-        variant="pa",
-    ),
-    "proxy_nca": ProxyLoss(
-        proxy_nca, {"temperature": Field(1.0, ABOVE_0, learnable=True)}, variant="nca"
-    ),
-    "normalized_softmax": ProxyLoss(
-        normalized_softmax,
-        {"temperature": Field(0.05, ABOVE_0, learnable=True)},
-        variant="softmax",
-    ),
-    "soft_triple": ProxyLoss(
-        soft_triple,
-        {
-            "scale": Field(
-                20.0, ABOVE_0, learnable=True
-            ),  # λ: multiplies the similarities of the classes.
-            "gamma": Field(0.1, ABOVE_0),  # Temperature among the centres of a class.
-            "margin": Field(0.01, at_least(0)),
-            "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.
-        },
-        centres=Field(10, _CENTRES),
-        variant="softtriple",
-    ),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class ProxyObjective(Objective):
     """A loss of the embeddings and labels of a batch, and of proxies for all classes.
@@ -400,3 +310,76 @@ class ProxyObjective(Objective):
         return loss, batch_metrics(
             outputs.projected, points, batch.labels, self.space, self.samples_per_class
         )
+
+
+_SHARED = {
+    # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
+    "proxy_rate": Field(100.0, at_least(0)),
+    # 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
+    "proxy_optimizer": Field("adam", one_of("adam", "riemannian")),
+}
+
+
+def proxy_loss(
+    function: Callable[..., Array],
+    rules: Mapping[str, Rule],
+    *,
+    learnable: Sequence[str] = (),
+    centres: int | None = None,
+    **facts: Any,
+) -> Declaration:
+    """Declares a loss of proxies, with fields by the names of its arguments.
+
+    Rules and `learnable` are those of the fields, and `centres` is the default number of proxies of
+    a class, None for a loss that takes one. Further facts are those of a `Declaration`.
+    """
+    own = settings(function, rules, learnable)
+    number = {} if centres is None else {"centres": Field(centres, within(1, 10**4))}
+
+    def create(config: ConfigDict, space: Space) -> ProxyObjective:
+        fields = config.objective
+        points = fields.proxy_optimizer == "riemannian"
+        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
+            raise UserError(
+                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
+                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
+            )
+        return ProxyObjective(
+            space=space,
+            function=functools.partial(function, **{name: fields[name] for name in own}),
+            centres=fields.get("centres"),
+            rate=fields.proxy_rate,
+            points=points,
+            samples_per_class=adjacent_samples(config),
+        )
+
+    return Declaration(create, {**own, **number, **_SHARED}, function=function, **facts)
+
+
+_TEMPERATURE = {"rules": {"temperature": ABOVE_0}, "learnable": ("temperature",)}
+# Defaults are those of the papers, see the functions.
+PROXY_LOSSES = {
+    "arcface": proxy_loss(
+        arcface,
+        # In radians: up to a right angle.
+        {"scale": ABOVE_0, "margin": within(0, 1.57), "cosine_margin": at_least(0)},
+        learnable=("scale",),
+        centres=1,
+        spaces=("sphere",),
+    ),
+    "cosface": proxy_loss(
+        cosface, {"scale": ABOVE_0, "margin": at_least(0)}, learnable=("scale",), centres=1
+    ),
+    "proxy_anchor": proxy_loss(
+        proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, variant="pa"
+    ),
+    "proxy_nca": proxy_loss(proxy_nca, **_TEMPERATURE, variant="nca"),
+    "normalized_softmax": proxy_loss(normalized_softmax, **_TEMPERATURE, variant="softmax"),
+    "soft_triple": proxy_loss(
+        soft_triple,
+        {"scale": ABOVE_0, "gamma": ABOVE_0, "margin": at_least(0), "regularization": at_least(0)},
+        learnable=("scale",),
+        centres=10,
+        variant="softtriple",
+    ),
+}

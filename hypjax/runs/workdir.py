@@ -18,8 +18,8 @@ from hypjax.config import (
 )
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import Objective, SavedObjective, create_objective
-from hypjax.objectives.create import BUILT_IN, is_known, stand_in
+from hypjax.objectives import OBJECTIVES, Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
@@ -30,11 +30,6 @@ from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 SPACE = "score_space"  # In config.json: that of the head.
-# Fields that all objectives have.
-_COMMON = (
-    *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn"),
-    *("clip_radius", "feature_scale"),
-)
 _STARTS = "run.json"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
@@ -69,12 +64,12 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
     fields = {name: _tuples(value) for name, value in saved["all"].items()}
     if published:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
-    objective = fields["objective.name"]
-    if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
-        own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
-        stand_in(objective, {field: v for field, v in own.items() if field not in _COMMON})
-    config = default_config(objective)
+    config = default_config(fields["objective.name"])
     with config.ignore_type():
+        if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
+            own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
+            with config.unlocked():
+                config.objective.update(own)
         config.update_from_flattened_dict(fields)
     return config
 

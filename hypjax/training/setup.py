@@ -29,7 +29,8 @@ from hypjax.inference.evaluator import check_depth
 from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
-from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.objectives import Spec
+from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
@@ -182,7 +183,7 @@ def given_provenance(config: ConfigDict) -> dict[str, str]:
 def users_code(config: ConfigDict) -> dict[str, str]:
     """Hashes of the loss and of the encoder, if they are the user's."""
     code = {
-        "loss": OBJECTIVES[config.objective.name].code,
+        "loss": declaration(config.objective.name).code,
         "encoder": ENCODERS.get(config.model.architecture),
     }
     return {name: code_hash(piece) for name, piece in code.items() if piece is not None}
