@@ -28,7 +28,7 @@ from hypjax.fields import (
     some_of,
     within,
 )
-from hypjax.geometry import SPACES
+from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
@@ -46,8 +46,8 @@ _CLASSES = Rule(
     "a number of classes, or a fraction of them below 1",
 )
 _SCORE_SPACES = Rule(
-    lambda value: value and some_of(("objective", *SPACES)).holds(value),
-    "one or more of objective, " + ", ".join(SPACES) + ", each once",
+    lambda value: value and some_of(("objective", *simple_spaces())).holds(value),
+    "one or more of objective, " + ", ".join(simple_spaces()) + ", each once",
 )
 
 
@@ -174,6 +174,9 @@ def objective_defaults(name: str | None) -> ConfigDict:
     objective.c_rate = 1.0
     # If not empty, balls of these curvatures instead of c, whose distances are averaged.
     objective.curvatures = ()
+    # Of a product: names of the spaces of its parts; and whether their distances are added.
+    objective.parts = ()
+    objective.summed = False
     objective.learn = ()  # Further numbers that are learned, such as 'temperature'.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = FieldReference(2.3)

@@ -25,6 +25,7 @@ from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Field, Rule, at_least, each, or_none, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.registry import named_parts, simple_spaces
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
@@ -230,8 +231,17 @@ def _of_model(config: ConfigDict) -> Relations:
         yield model.load_head, "model.head_init", "orthogonal if model.load_head is set"
 
 
-def _of_curvatures(config: ConfigDict) -> Relations:
-    fields, curved = config.objective, has_curvature(SPACES[config.objective.space])
+def _of_space(config: ConfigDict) -> Relations:
+    fields, model = config.objective, config.model
+    product, count = fields.space == "product", len(fields.parts)
+    suit = count >= 2 and set(fields.parts) <= {*simple_spaces()} if product else not count
+    words = f"two or more of {', '.join(simple_spaces())} if objective.space is product, or else ()"
+    yield not suit, "objective.parts", words
+    uneven = product and model.head != "none" and model.head_dim and model.head_dim % count
+    yield uneven, "model.head_dim", f"a multiple of {count}, the parts of objective.space"
+    curved = sum(has_curvature(SPACES[name]) for name in named_parts(fields))
+    wrong = product and fields.curvatures and len(fields.curvatures) != curved
+    yield wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"
     flat = f"if objective.space is {fields.space}, which has no curvature"
     if fields.curvatures:
         yield not curved, "objective.curvatures", f"() {flat}"
@@ -350,7 +360,7 @@ def _of_training(config: ConfigDict) -> Relations:
 
 
 _RELATIONS = (
-    *(_of_batches, _of_model, _of_curvatures, _of_learned_scalars, _of_prefixes),
+    *(_of_batches, _of_model, _of_space, _of_learned_scalars, _of_prefixes),
     *(_of_data, _of_evaluation, _of_training),
 )
 

@@ -3,7 +3,16 @@
 import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +59,12 @@ class Space(Protocol):
     Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
     `check` raises errors. Methods with a body are those of a space that inherits from this one and
     does not know better.
+
+    Attributes:
+        squared: Whether distances are squares of lengths, as on the sphere.
     """
+
+    squared: ClassVar[bool] = False
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Maps features (the unbounded output of a head) to points of the space."""
@@ -66,6 +80,13 @@ class Space(Protocol):
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """Decreases with the distance from 1 for equal points; e^−distance (HIER) by default."""
         return jnp.exp(-arithmetic.inexact(distance)[0])
+
+    def length(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The length behind a distance: if that is its square, the root, with gradient 0 at 0."""
+        if not self.squared:
+            return distance
+        zero = distance <= 0  # NaN must remain.
+        return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distance)))
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Features that `embed` maps to given points, as far as it can be inverted."""

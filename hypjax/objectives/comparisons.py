@@ -24,14 +24,6 @@ def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return 1 - distance / 2
 
 
-def lengths(space: Space, distances: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """Distances as lengths: those of the sphere are squares. At 0 the gradient of the root is 0."""
-    if not isinstance(space, Sphere):
-        return distances
-    zero = distances <= 0  # NaN must remain.
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distances)))
-
-
 class References(NamedTuple):
     """Points that the images of a batch are compared with, in place of each other."""
 

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
 from hypjax.fields import Rule
-from hypjax.geometry import SPACES, Fused, Space
-from hypjax.geometry.learned import has_curvature
+from hypjax.geometry import Space
+from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
 from hypjax.objectives.base import (
     Declaration,
@@ -71,33 +71,6 @@ BUILT_IN = frozenset(OBJECTIVES)
 _ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
 # What a function may take by name.
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
-
-
-def create_space(fields: ConfigDict) -> Space:
-    """Builds the space that `config.objective` names, with those of its fields that it has.
-
-    Of several curvatures it is the mean of the distances in one such space for each.
-    """
-    space = SPACES[fields.space]
-    names = [field.name for field in dataclasses.fields(space) if field.name in fields]
-    own = {name: fields[name] for name in names}
-    if not has_curvature(space) or not len(fields.curvatures):
-        return space(**own)
-    weight = 1 / len(fields.curvatures)
-    parts = tuple((space(**{**own, "c": c}), weight) for c in fields.curvatures)
-    return Fused(parts, normalized=False)
-
-
-def unused_fields(fields: ConfigDict) -> set[str]:
-    """Names of fields of `config.objective` that have no effect.
-
-    They are those that only other spaces have, on the sphere `c` and `curvatures`, `c` beside
-    several curvatures, and, unless c is learned, those that say how.
-    """
-    named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
-    unused = set().union(*named.values()) - named[fields.space]
-    unused |= {"curvatures"} if "c" in unused else {"c"} if fields.curvatures else set()
-    return unused if fields.learn_c else unused | {"c_bounds", "c_rate"}
 
 
 def create_objective(config: ConfigDict) -> Objective:

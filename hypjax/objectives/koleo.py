@@ -5,7 +5,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.objectives.comparisons import SPHERE
 
 _SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
@@ -44,6 +44,5 @@ def koleo(
     itself = ids[:, None] == ids
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])
-    # The sphere's distances are squares.
-    power = 2 if isinstance(space, Sphere) else 1
+    power = 2 if space.squared else 1
     return -jnp.mean(jnp.log(jnp.maximum(distances, _SMALLEST**power))) / power

@@ -36,7 +36,6 @@ from hypjax.objectives.comparisons import (
     References,
     batch_metrics,
     compare_images,
-    lengths,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
@@ -310,7 +309,7 @@ def tuple_contrastive(
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
         raise ValueError(f"needs tuples of {size} (3 or more) points, got {points.shape}")
     tuples = points.reshape(-1, size, points.shape[1])
-    apart = lengths(space, space.distance(tuples[:, :1], tuples[:, 1:]))
+    apart = space.length(space.distance(tuples[:, :1], tuples[:, 1:]))
     attraction = apart[:, 0] ** 2 / 2
     repulsion = jnp.sum(jax.nn.relu(margin - apart[:, 1:]) ** 2, axis=1) / 2
     return jnp.mean(attraction + repulsion)

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, within
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import (
     Declaration,
     Group,
@@ -33,7 +33,6 @@ from hypjax.objectives.comparisons import (
     SPHERE,
     batch_metrics,
     compare_proxies,
-    lengths,
     log1p_sum_exp,
     mean_where,
     similarity,
@@ -236,7 +235,7 @@ def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array,
     cosine = similarity(distances)
     below = cosine > -jnp.cos(margin)
     squares = jnp.where(below, distances, 1)
-    sine = lengths(SPHERE, squares) * jnp.sqrt(1 - squares / 4)
+    sine = SPHERE.length(squares) * jnp.sqrt(1 - squares / 4)
     beyond = cosine * jnp.cos(margin) - sine * jnp.sin(margin)
     return jnp.where(below, beyond, cosine - margin * jnp.sin(margin))
 
@@ -339,7 +338,7 @@ def proxy_loss(
     def create(config: ConfigDict, space: Space) -> ProxyObjective:
         fields = config.objective
         points = fields.proxy_optimizer == "riemannian"
-        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
+        if points and (fields.learn_c or space.ball() is not space):
             raise UserError(
                 "config.objective.proxy_optimizer is riemannian; it must be adam unless "
                 "proxies are in the space poincare, with one c that is not learned (HIER's are not)"

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from hypjax.geometry import Fused, Space
+from hypjax.geometry import Composite, Space
 from hypjax.retrieval import inputs, tiles
 from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.relevance import Lists
@@ -338,7 +338,7 @@ def _bounds_pairs(space: Space, scores: Array) -> bool:
     float64, where items may be in several crowds, it is large for items of other crowds; and it
     does not bound sums of distances.
     """
-    return scores.dtype == jnp.float64 or isinstance(space, Fused)
+    return scores.dtype == jnp.float64 or isinstance(space, Composite)
 
 
 def _least(space: Space, scores: _Scores, queries: Factors, items: Factors) -> _Scores:

@@ -37,7 +37,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
+from hypjax.geometry import Composite, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Points, Rows
@@ -135,11 +135,11 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
-    if not isinstance(space, Fused):
+    if not isinstance(space, Composite):
         return bounds[0]
-    distance = sum(
-        weight * part.distance_at(jnp.maximum(-bound, 0))
-        for (part, weight), bound in zip(space.parts, bounds, strict=True)
+    distance = space.combined(
+        part.distance_at(jnp.maximum(-bound, 0))
+        for (part, _), bound in zip(space.parts, bounds, strict=True)
     )
     # Bounds the relative error of distances that are computed from separations.
     error = 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
@@ -173,7 +173,7 @@ def _factors_of(
         x, valid = inputs
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
-        if isinstance(space, Fused):
+        if isinstance(space, Composite):
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
         factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))

@@ -21,7 +21,6 @@ from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
-from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
@@ -177,7 +176,7 @@ def _feature_batches(
 def _distances(
     space: Space, x: Float[Array, "*#b d"], y: Float[Array, "*#b d"]
 ) -> Float[Array, "*b"]:
-    return lengths(space, space.distance(x, y))
+    return space.length(space.distance(x, y))
 
 
 class Feed:

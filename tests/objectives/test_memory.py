@@ -11,9 +11,9 @@ import pytest
 from hypjax.config import choose_objective, default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry.registry import create_space
 from hypjax.objectives import Spec, contrastive, create_objective, koleo, loss_function
 from hypjax.objectives.comparisons import References
-from hypjax.objectives.create import create_space
 from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
 from hypjax.types import Batch, Outputs
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
