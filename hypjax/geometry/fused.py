@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
+from hypjax.geometry.arithmetic import Numbers, Points, Vectors
 from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree, require_positive
 from hypjax.geometry.sphere import Sphere
@@ -46,16 +47,16 @@ class Composite(Space):
 
         return " + ".join(f"{short(weight)} × {space}" for space, weight in self.parts)
 
-    def shares(self, features: Float[ArrayLike, "*b d"]) -> list[Float[ArrayLike, "*b k"]]:
+    def shares(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
         """The features that each part embeds."""
         raise NotImplementedError
 
-    def combined(self, distances: Iterable[Float[Array, "*b"]]) -> Float[Array, "*b"]:
+    def combined(self, distances: Iterable[Numbers]) -> Numbers:
         """The distance from those in each part, with which it increases: by default their sum."""
         pairs = zip(self.parts, distances, strict=True)
         return sum(weight * distance for (_, weight), distance in pairs)
 
-    def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
+    def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Points]:
         """The coordinates of points in each part.
 
         Raises:
@@ -68,19 +69,17 @@ class Composite(Space):
             )
         return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
 
-    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b m*k"]:
+    def embed(self, features: Vectors) -> Float[Array, "*b m*k"]:
         """Embeds each part's share of features."""
         pairs = zip(self.parts, self.shares(features), strict=True)
         return jnp.concatenate([space.embed(share) for (space, _), share in pairs], axis=-1)
 
-    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+    def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that a part shortens."""
         pairs = zip(self.parts, self.shares(features), strict=True)
         return jnp.any(jnp.stack([space.clipped(share) for (space, _), share in pairs]), axis=0)
 
-    def distance(
-        self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]
-    ) -> Float[Array, "*b"]:
+    def distance(self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]) -> Numbers:
         """The parts' distances, combined."""
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return self.combined(space.distance(a, b) for (space, _), a, b in pairs)
@@ -134,11 +133,11 @@ class Fused(Composite):
 
     normalized: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def shares(self, features: Float[ArrayLike, "*b d"]) -> list[Float[ArrayLike, "*b d"]]:
+    def shares(self, features: Vectors) -> list[Vectors]:
         """All features, for each part."""
         return [Sphere().embed(features) if self.normalized else features] * len(self.parts)
 
-    def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b d"]:
+    def features(self, x: Float[ArrayLike, "*b m*d"]) -> Points:
         """The features of the points in the first space."""
         return self.parts[0][0].features(self.split(x)[0])
 
@@ -162,11 +161,11 @@ class Product(Composite):
     def __str__(self) -> str:
         return f"the product {super().__str__()}"
 
-    def shares(self, features: Float[ArrayLike, "*b d"]) -> list[Float[Array, "*b k"]]:
+    def shares(self, features: Vectors) -> list[Float[Array, "*b k"]]:
         """An equal share of the features for each part, in their order."""
         return self.split(features)
 
-    def combined(self, distances: Iterable[Float[Array, "*b"]]) -> Float[Array, "*b"]:
+    def combined(self, distances: Iterable[Numbers]) -> Numbers:
         """The root of the sum of squared lengths, or the sum; the root has gradient 0 at 0."""
         if self.summed:
             return super().combined(distances)

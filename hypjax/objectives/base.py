@@ -20,26 +20,17 @@ GROUPED = ("epoch_classes", "drawn_classes")
 
 
 class Spec(NamedTuple):
-    """Sizes that an objective may need for its parameters and state.
+    """Sizes that an objective may need for its parameters and state."""
 
-    Attributes:
-        classes: Number of training classes.
-        samples_per_class: Images of each class in a batch.
-        encoder_dim: Dimension of the encoder's embedding.
-        head_dim: Dimension of the head's output.
-        training_images: Number of images in the training set.
-        batch_size: Number of images in a batch.
-        tuples: Tuples of an epoch and images of each; zeros if batches are not made of tuples.
-        coarse_classes: Group of each class, from 0 without gaps; empty if classes have no groups.
-    """
-
-    classes: int
-    samples_per_class: int
-    encoder_dim: int
-    head_dim: int
+    classes: int  # Number of training classes.
+    samples_per_class: int  # Images of each class in a batch.
+    encoder_dim: int  # Dimension of the encoder's embedding.
+    head_dim: int  # Dimension of the head's output.
     training_images: int
     batch_size: int
+    # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
+    # Group of each class, from 0 without gaps; empty if classes have no groups.
     coarse_classes: tuple[int, ...] = ()
 
 
@@ -47,20 +38,14 @@ class Group(NamedTuple):
     """How a group of parameters is trained, apart from the general settings.
 
     A parameter belongs to the group with the longest path that leads to it.
-
-    Attributes:
-        path: Path of its subtree within the parameters.
-        rate: Factor of the learning rate.
-        weight_decay: Its weight decay; None for the general one.
-        start: Step from which it changes; until then its moments accumulate.
-        ball_c: If they are points of the ball of this c: `riemannian_adam` moves them then, without
-            weight decay, and their gradients are not clipped.
     """
 
-    path: tuple[str, ...]
-    rate: float = 1.0
-    weight_decay: float | None = None
-    start: int = 0
+    path: tuple[str, ...]  # Of its subtree within the parameters.
+    rate: float = 1.0  # Factor of the learning rate.
+    weight_decay: float | None = None  # None for the general one.
+    start: int = 0  # Step from which it changes; until then its moments accumulate.
+    # If they are points of the ball of this c: `riemannian_adam` moves them then, without weight
+    # decay, and their gradients are not clipped.
     ball_c: float | None = None
 
 
@@ -220,32 +205,21 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`.
+    """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`."""
 
-    Attributes:
-        create: Builds the objective from a run's whole configuration and its space.
-        fields: Fields that the loss adds to `config.objective`.
-        by_class: Whether it needs several images of each class in a batch.
-        by_tuple: Whether it needs batches of tuples.
-        spaces: Values of `objective.space` that it allows; () for all.
-        divisor: From these fields, the number that divides distances in its softmax over the
-            negatives of an anchor; None for a loss without one.
-        function: The function of embeddings and labels behind it, if there is one.
-        reference: The paper, as the manual's table of losses names it.
-        variant: Its name in variants of configuration files; '' if that is its own.
-        code: The user's function or `Objective`; None for hypjax's own.
-    """
-
+    # From a run's whole configuration and its space.
     create: Callable[[ConfigDict, Space], Objective]
-    fields: Mapping[str, Field]
-    by_class: bool = False
-    by_tuple: bool = False
-    spaces: tuple[str, ...] = ()
+    fields: Mapping[str, Field]  # That the loss adds to `config.objective`.
+    by_class: bool = False  # Whether it needs several images of each class in a batch.
+    by_tuple: bool = False  # Whether it needs batches of tuples.
+    spaces: tuple[str, ...] = ()  # Values of `objective.space` that it allows; () for all.
+    # From the fields, what divides distances in its softmax over the negatives of an anchor; None
+    # for a loss without one.
     divisor: Callable[[Mapping[str, Any]], float] | None = None
-    function: Callable[..., Any] | None = None
-    reference: str = ""
-    variant: str = ""
-    code: Any = None
+    function: Callable[..., Any] | None = None  # Of embeddings and labels, if there is one.
+    reference: str = ""  # The paper, for the manual's table; '': see the function.
+    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
+    code: Any = None  # The user's function or `Objective`; None for hypjax's own.
 
 
 def settings(

@@ -169,21 +169,13 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionObjective(Objective):
-    """A user's function of the embeddings of a batch, without parameters or state.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings.
-        title: What messages call it.
-        names: Those of `OFFERED` that it takes.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
-    """
+    """A user's function of the embeddings of a batch, without parameters or state."""
 
     space: Space
-    function: Callable[..., Any]
-    title: str
-    names: tuple[str, ...]
-    samples_per_class: int | None
+    function: Callable[..., Any]  # The loss, with its settings.
+    title: str  # What messages call it.
+    names: tuple[str, ...]  # Those of `OFFERED` that it takes.
+    samples_per_class: int | None  # None if batches hold any classes.
 
     def loss(
         self, outputs: Outputs, batch: Batch, key: PRNGKeyArray

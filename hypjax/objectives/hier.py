@@ -63,17 +63,14 @@ def hier(
     through a softmax (straight-through Gumbel softmax).
 
     Args:
-        points: Points of the ball.
-        proxies: Points of the ball.
+        points: Points of the ball, as are the proxies.
+        proxies: The hierarchical proxies.
         triplets: Indices of i, j and k among the points.
         noise: Gumbel noise of ρ_ij, and of ρ_ijk.
         space: The ball.
         margin: δ.
         temperature: τ > 0.
-        valid: Which triplets count; by default all.
-
-    Returns:
-        The mean over all triplets that count, also those whose ancestors coincide; 0 without any.
+        valid: Which triplets count; by default all. Their mean, 0 without any, is the loss.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
     distances = space.distance_matrix(points, proxies)

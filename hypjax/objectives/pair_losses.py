@@ -3,20 +3,21 @@
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
 Batches may hold any numbers of images of each class. A batch with no two images of one class, or
-with one class, is no special case: sums over no pairs are 0.
+with one class, is no special case: sums over no pairs are 0. Arguments that a loss does not explain
+are those of `contrastive`, and so are its errors.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -32,6 +33,9 @@ from hypjax.objectives.base import (
 )
 from hypjax.objectives.comparisons import (
     SPHERE,
+    Compared,
+    Embeddings,
+    Labels,
     Pairs,
     References,
     batch_metrics,
@@ -47,13 +51,7 @@ from hypjax.types import Batch, Outputs
 
 
 def contrastive(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    *,
-    space: Space = SPHERE,
-    margin: float = 0.5,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    embeddings: Embeddings, labels: Labels, *, margin: float = 0.5, **compared: Unpack[Compared]
 ) -> Float[Array, ""]:
     """Contrastive loss, as in IRT (El-Nouby et al., 2021).
 
@@ -63,19 +61,16 @@ def contrastive(
     Args:
         embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
-        space: Space that measures the distances.
         margin: β, the similarity above which images of different classes repel each other.
-        samples_per_class: If every so many images are of one class, their distances are computed by
-            subtraction, which keeps the digits of small ones. With None, all distances are computed
-            by products.
-        references: Points to compare the images with, such as those of a memory; None compares
-            them with each other.
+        **compared: The `space` that measures the distances; `samples_per_class`, if every so many
+            images are of one class, whose distances are then computed by subtraction, which keeps
+            the digits of small ones; and `references` to compare the images with, such as a memory.
 
     Raises:
         ValueError: There is not one label for each image, or the images are no multiple of
             `samples_per_class`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
     repulsion = jax.nn.relu(similarity(pairs.distances) - margin)
     losses = jnp.where(pairs.same, attraction, repulsion)  # One array to sum: large with a memory.
@@ -83,24 +78,20 @@ def contrastive(
 
 
 def multi_similarity(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     alpha: float = 2.0,
     beta: float = 50.0,
     base: float = 0.5,
     mining: bool = True,
     epsilon: float = 0.1,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Multi-similarity loss (Wang et al., CVPR 2019, Eq. 15).
 
     (1/n) Σ_i [log(1 + Σ_{same class} exp(−α·(s_ij − λ)))/α + log(1 + Σ_{other class} exp(β·(s_ij −
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
-
-    Other arguments, and errors, are those of `contrastive`.
 
     Settings:
         alpha: α > 0, the scale of positives.
@@ -111,7 +102,7 @@ def multi_similarity(
             similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
         epsilon: ε.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
     s = similarity(pairs.distances)
     if mining:
@@ -126,14 +117,12 @@ def multi_similarity(
 
 
 def circle(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     scale: float = 80.0,
     margin: float = 0.4,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Circle loss of pairs (Sun et al., CVPR 2020, Eq. 6).
 
@@ -143,13 +132,11 @@ def circle(
     farther a pair is from its goal. The loss is the mean over the images that have a pair of each
     kind.
 
-    Other arguments, and errors, are those of `contrastive`.
-
     Settings:
         scale: γ > 0: 80 for fine-grained retrieval in the paper, 128 for persons, 256 for faces.
         margin: m: 0.4 for fine-grained retrieval in the paper, 0.25 for persons and faces.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     s = similarity(pairs.distances)
     fixed = lax.stop_gradient(s)
     pull = -scale * jax.nn.relu(1 + margin - fixed) * (s - 1 + margin)
@@ -159,13 +146,11 @@ def circle(
 
 
 def supcon(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     temperature: float = 0.1,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
@@ -173,13 +158,8 @@ def supcon(
     images and s is the cosine on the sphere, −distance / 2 in any space. The paper sums these over
     the images. Here the loss is their mean over the images with a positive. The released code also
     multiplies it by τ/0.07.
-
-    Other arguments, and errors, are those of `contrastive`.
-
-    Settings:
-        temperature: τ > 0.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
@@ -188,13 +168,11 @@ def supcon(
 
 
 def scalable_nca(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     temperature: float = 0.05,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
@@ -202,13 +180,8 @@ def scalable_nca(
     the image's class, where s is the cosine on the sphere, −distance / 2 in any space. The loss is
     the mean over the images with a positive. The paper draws neighbours from a memory of all
     training images, which can be the `references`; by default they are those of the batch.
-
-    Other arguments, and errors, are those of `contrastive`.
-
-    Settings:
-        temperature: τ > 0.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
     positives = log_sum_exp(logits, pairs.same)
     # log((P + N)/P) as log(1 + N/P), which keeps its digits when it is small.
@@ -220,14 +193,12 @@ MININGS = ("hard", "semihard")
 
 
 def triplet(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     margin: float = 0.2,
     mining: Literal["hard", "semihard"] = "hard",
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
 
@@ -238,26 +209,25 @@ def triplet(
     without such a negative count as 0.
 
     On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
-    distances without normalisation. Other arguments are those of `contrastive`.
+    distances without normalisation.
 
     Settings:
         margin: Margin of the distances.
         mining: How triplets are chosen.
-        samples_per_class: See `contrastive`. For semi-hard triplets with traced labels, as by
-            `jit`, no class may have more images.
-        references: See `contrastive`; only for the hardest triplets.
+        **compared: For semi-hard triplets with traced labels, as by `jit`, no class may have more
+            images than `samples_per_class`. `references` are only for the hardest triplets.
 
     Raises:
-        ValueError: There is no such mining, or none with references; or see `contrastive`.
+        ValueError: There is no such mining, or none with references.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
-    if mining != "hard" and references is not None:
+    if mining != "hard" and compared.get("references") is not None:
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     if mining == "semihard":
         if isinstance(labels, jax.core.Tracer):  # A bound, since classes cannot be counted.
-            most = samples_per_class or len(labels)
+            most = compared.get("samples_per_class") or len(labels)
         else:
             most = int(np.unique(labels, return_counts=True)[1].max())
         return _semihard(pairs, margin, most)
@@ -323,29 +293,17 @@ class PairObjective(Objective):
     the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
 
     In the memory, an image is not compared with itself, unless a teacher has embedded it.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings, see `hypjax.objectives.pair_losses`.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
-        memory: Number of images in the memory, or, up to 1, their share of the training images.
-        memory_decay: Decay of the teacher that embeds these, or 0 for the trained model.
-        koleo_weight: λ.
     """
 
     space: Space
-    function: Callable[..., Array]
-    samples_per_class: int | None
-    memory: float = 0.0
-    memory_decay: float = 0.0
-    koleo_weight: float = 0.0
+    function: Callable[..., Array]  # The loss, with its settings.
+    samples_per_class: int | None  # None if batches hold any classes.
+    memory: float = 0.0  # Number of images, or, up to 1, their share of the training images.
+    memory_decay: float = 0.0  # Of the teacher that embeds these; 0 for the trained model.
+    koleo_weight: float = 0.0  # λ.
 
     lasting_state = ("memory",)
-
-    @property
-    def teacher_decay(self) -> float | None:
-        """That of the memory."""
-        return self.memory_decay or None
+    teacher_decay = property(lambda self: self.memory_decay or None)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns no parameters, and the empty memory if there is one.

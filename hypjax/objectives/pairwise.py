@@ -47,12 +47,8 @@ def pairwise_cross_entropy(
         samples_per_class: That number. It is required where the labels are traced, as by `jit`; the
             loss is then NaN if they do not agree with it.
 
-    Returns:
-        The loss, a scalar in the dtype of the space's distances.
-
     Raises:
-        ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare; or
-            the classes of a flat batch differ in size.
+        ValueError: There is nothing to compare, or the classes of a flat batch differ in size.
     """
     embeddings = jnp.asarray(embeddings)
     if embeddings.ndim != (3 if labels is None else 2):
@@ -137,15 +133,7 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
 
 @dataclasses.dataclass(frozen=True)
 class PairwiseCrossEntropy(Objective):
-    """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`).
-
-    It has neither parameters nor state.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        temperature: τ of `pairwise_cross_entropy`.
-        samples_per_class: Images of each class in a batch.
-    """
+    """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`)."""
 
     space: Space
     temperature: float
@@ -170,11 +158,9 @@ def _metrics(
     points: Float[Array, "images dim"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
-    """Metrics of a batch that show how training progresses, besides the loss.
+    """Metrics like `batch_metrics`, the range of the logits between different images, and chance.
 
-    They are the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1); norms; the range of
-    the logits between different images; and the share of images that are strictly nearer to an
-    image of their class than to all images of other classes.
+    That is the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1).
     """
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
@@ -225,15 +211,7 @@ def mixed_space(
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`.
-
-    Attributes:
-        ball: The ball.
-        sphere_temperature: τ_e.
-        ball_temperature: τ_h.
-        ball_weight: λ.
-        samples_per_class: Images of each class in a batch.
-    """
+    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`."""
 
     ball: PoincareBall
     sphere_temperature: float
@@ -297,13 +275,9 @@ def negative_weights(
     subset are in all of them, each other one in one.
 
     Args:
-        distances: Distances from each anchor to each item, in the space of the loss; for HypMix
-            that is `mixed_space`.
+        distances: Distances in the space of the loss; for HypMix that is `mixed_space`.
         negatives: Which items are negatives of each anchor, at least one for each.
         temperature: τ > 0; 1 for HypMix, see `softmax_temperature`.
-
-    Returns:
-        Weights that sum to 1 over the negatives of each anchor, and are 0 elsewhere.
     """
     logits = -jnp.asarray(distances) / temperature
     return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))

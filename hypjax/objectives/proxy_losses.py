@@ -2,7 +2,8 @@
 
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
-The proxies are trained with the model.
+The proxies are trained with the model. Arguments that a loss does not explain are those of
+`proxy_anchor`, and so are its errors.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -31,6 +32,8 @@ from hypjax.objectives.base import (
 )
 from hypjax.objectives.comparisons import (
     SPHERE,
+    Embeddings,
+    Labels,
     batch_metrics,
     compare_proxies,
     log1p_sum_exp,
@@ -41,8 +44,8 @@ from hypjax.types import Batch, Outputs
 
 
 def proxy_anchor(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -76,8 +79,8 @@ def proxy_anchor(
 
 
 def proxy_nca(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -90,8 +93,6 @@ def proxy_nca(
     original leaves the proxy of the image's class out of the denominator, which makes the loss
     unbounded below.
 
-    Other arguments, and errors, are those of `proxy_anchor`.
-
     Settings:
         temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
     """
@@ -100,8 +101,8 @@ def proxy_nca(
 
 
 def normalized_softmax(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -111,18 +112,13 @@ def normalized_softmax(
 
     The cross-entropy of the logits s/τ, where s is the cosine on the sphere, −distance / 2 in any
     space. It equals `proxy_nca` at twice the temperature.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
-
-    Settings:
-        temperature: τ > 0.
     """
     return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
 
 
 def soft_triple(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -139,8 +135,6 @@ def soft_triple(
     by δ. The regularisation draws the centres of a class together: it is the mean over the classes
     of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
 
     Settings:
         proxies: Points of the space, K centres for each class.
@@ -159,8 +153,8 @@ def soft_triple(
 
 
 def arcface(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -181,8 +175,6 @@ def arcface(
     on how far out points lie, by which the ball compares them. `Hier` adds this loss of the angles
     to one of the ball's distances; `cosface` has a margin for any space.
 
-    Other arguments, and errors, are those of `proxy_anchor`.
-
     Settings:
         proxies: Points of the sphere, K centres for each class.
         scale: s > 0.
@@ -190,7 +182,7 @@ def arcface(
         cosine_margin: m′, m3 in the combined margin.
 
     Raises:
-        ValueError: The space is not the sphere; or see `proxy_anchor`.
+        ValueError: The space is not the sphere.
     """
     if not isinstance(space, Sphere):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
@@ -201,8 +193,8 @@ def arcface(
 
 
 def cosface(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -215,8 +207,6 @@ def cosface(
     own class is lowered by m. The similarity is the cosine on the sphere and 1 − distance / 2 in
     other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
     the margin. Of a class with several centres, the nearest counts.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
 
     Settings:
         proxies: Points of the space, K centres for each class.
@@ -266,22 +256,14 @@ class ProxyObjective(Objective):
     are drawn as for Proxy-Anchor (Kim et al., CVPR 2020), and then embedded if they are points:
     normally distributed with the variance 2 / (number of proxies), which is Kaiming's with the
     fan-out of a classifier.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings, see `hypjax.objectives.proxy_losses`.
-        centres: Number of proxies of each class; None for one, of a loss that takes one.
-        rate: Factor of the proxies' learning rate.
-        points: Whether proxies are points of the space, a ball, which Riemannian Adam moves.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
     """
 
     space: Space
-    function: Callable[..., Array]
-    centres: int | None
-    rate: float
-    points: bool
-    samples_per_class: int | None
+    function: Callable[..., Array]  # The loss, with its settings.
+    centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
+    rate: float  # Factor of the proxies' learning rate.
+    points: bool  # Whether proxies are points of the space, a ball, which Riemannian Adam moves.
+    samples_per_class: int | None  # None if batches hold any classes.
 
     @property
     def groups(self) -> tuple[Group, ...]:
