@@ -69,5 +69,5 @@ def pretrained(variant: str) -> ConfigDict:
     chosen = variants.parse_variant(variant)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500
-    recipes.freeze(config, chosen)
+    recipes.specialise(config, chosen)
     return config

@@ -11,9 +11,9 @@ encoders and images.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, irt_objects, variant_error
+from hypjax.config import default_config, irt, variant_error
 
-VARIANTS = tuple(irt_objects.KOLEO_WEIGHTS)
+VARIANTS = tuple(irt.OBJECT_WEIGHTS)
 
 
 def get_config(variant: str = "irt-r") -> ConfigDict:
@@ -37,7 +37,7 @@ def get_config(variant: str = "irt-r") -> ConfigDict:
     model.patch_size, model.width, model.depth, model.num_heads = 8, 128, 4, 4
     model.head = "none"
 
-    irt_objects.choose_tuples(config, variant)
+    irt.choose_tuples(config, variant)
     if variant in ("irt-r", "hyp"):
         config.objective.koleo_weight = 0.1  # 0.56 on validation; 0.3: 0.52.
     optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-4, 0.0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,13 +15,54 @@ class Rule:
     words: str  # The condition in words, to follow 'it must be'.
 
 
+ANY = Rule(lambda value: True, "a value")
+_TYPES = {
+    int: Rule(lambda value: type(value) is int, "a whole number"),
+    float: Rule(
+        lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
+        "a finite number",
+    ),
+    str: Rule(lambda value: isinstance(value, str), "a string"),
+    bool: Rule(lambda value: type(value) is bool, "True or False"),
+    tuple: Rule(lambda value: isinstance(value, tuple), "a list"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field of a configuration; values have the default's type."""
+    """A field of a configuration; values have the default's type.
+
+    Attributes:
+        default: The default; a tuple if values are lists.
+        rule: What values must meet beside their type.
+        learnable: Whether `objective.learn` may name it: a number above 0.
+        kind: Type of values, or of a list's items, where the default does not show it.
+        optional: Whether None is a value.
+    """
 
     default: Any
-    rule: Rule
-    learnable: bool = False  # Whether `objective.learn` may name it: a number above 0.
+    rule: Rule = ANY
+    learnable: bool = False
+    kind: type | None = None
+    optional: bool = False
+
+    def requirement(self, value: Any) -> str:
+        """What an invalid value must be, to follow 'it must be'; '' for a valid one."""
+        if value is None and self.optional:
+            return ""
+        listed, example = isinstance(self.default, tuple), self.default
+        if listed:
+            example = self.default[0] if self.default else ""
+        typed = _TYPES[self.kind or type(example)]
+        if listed:
+            typed = each(typed.holds, f"a list whose items are each {typed.words}")
+        if listed and not isinstance(value, tuple) or not typed.holds(value):
+            words = typed.words
+        elif not self.rule.holds(value):
+            words = self.rule.words
+        else:
+            return ""
+        return f"{words}, or None" if self.optional else words
 
 
 def one_of(*choices: str) -> Rule:
@@ -44,11 +86,6 @@ def range_within(low: float, high: float) -> Rule:
         lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
         f"two ascending numbers above {low} and up to {high}",
     )
-
-
-def or_none(rule: Rule) -> Rule:
-    """A rule that None meets, too."""
-    return Rule(lambda value: value is None or rule.holds(value), f"{rule.words}, or None")
 
 
 def each(holds: Callable[[Any], bool], words: str, *, least: int = 0, most: int = 10**9) -> Rule:

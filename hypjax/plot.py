@@ -71,13 +71,14 @@ def main(kind: str | None) -> None:
         most = FLAGS.images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
         if FLAGS.embeddings:
             path = pathlib.Path(FLAGS.embeddings).expanduser()
-            data = disk.gallery_data(path, most, FLAGS.seed)
+            found = disk.drawing_of_gallery(path, most, FLAGS.seed, FLAGS.colour)
         else:
-            data = disk.run_data(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed)
-        drawing, ranks = disk.place_in_disk(data, FLAGS.layout, FLAGS.colour, FLAGS.seed)
+            given = FLAGS.workdir, FLAGS.parts
+            found = disk.drawing_of_run(*given, most, FLAGS.seed, FLAGS.colour)
+        drawing, ranks = disk.place_in_disk(*found, FLAGS.layout, FLAGS.seed)
         if ranks:
             print(
-                f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
+                f"rank correlation of distances in the picture and in {found[1]}: {ranks[0]:.3f} "
                 f"({FLAGS.layout}); of two principal components: {ranks[1]:.3f}"
             )
         if kind == "grid":

@@ -41,6 +41,8 @@ FLAGS = command.Flags(
 def main(overrides: list[str]) -> None:
     """Prints the table, or what must be trained before."""
     FLAGS.require("config", "variant", "seeds")
+    if ":" in FLAGS.config:
+        raise UserError(f"--config is {FLAGS.config}; name the file, and its variants by --variant")
     from hypjax.analysis import tuning
 
     seeds = FLAGS.seeds

@@ -55,6 +55,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     [
         ([GRIDS[0], "--variant=sph"], "as many settings"),
         (["--variant=hyp objective.c="], "FIELD=VALUE"),
+        ([f"--config={CONFIG}:sph", "--variant=hyp"], "variants by --variant"),
     ],
 )
 def test_an_unfair_comparison_is_refused(tune, arguments, message):

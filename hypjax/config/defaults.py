@@ -5,14 +5,17 @@ the values of each field. Comments name the dataset whose value is the default, 
 differs between datasets.
 """
 
-import copy
+import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
-from ml_collections.config_dict import FieldReference, placeholder
+from ml_collections.config_dict import FieldReference
 
 from hypjax.config import choices
+from hypjax.config.identity import flatten
 from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.errors import UserError
 from hypjax.fields import (
@@ -23,11 +26,11 @@ from hypjax.fields import (
     each,
     is_ascending,
     one_of,
-    or_none,
     range_within,
     some_of,
     within,
 )
+from hypjax.geometry import SPACES
 from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
@@ -49,47 +52,89 @@ _SCORE_SPACES = Rule(
     lambda value: value and some_of(("objective", *simple_spaces())).holds(value),
     "one or more of objective, " + ", ".join(simple_spaces()) + ", each once",
 )
-
-
-def _optional(default: Any, rule: Rule, *, kind: type | None = None) -> Field:
-    """A field for which None is valid beside values of a type, the default's if none is given."""
-    return Field(FieldReference(default, field_type=kind), or_none(rule))
+_PARTS = Rule(
+    lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
+    "two or more of " + ", ".join(simple_spaces()),
+)
+_CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
+_PATH = Field(None, kind=str, optional=True)
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
     """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
-    config = copy.deepcopy(shared_defaults())
-    config.objective = objective_defaults(objective)
-    return config.lock()
+    return _defaults(fields_of(objective)).lock()
+
+
+def choose_objective(config: ConfigDict, name: str) -> None:
+    """Names another objective, with the defaults of its own fields; the space remains."""
+    old, new = config.objective, _defaults(objective_fields(name))
+    new.update({field: old[field] for field in _space()})
+    new.name = name
+    with config.unlocked():
+        config.objective = new.lock()
+
+
+def fields_of(objective: str) -> dict[str, Field]:
+    """The fields of an objective's runs, by dotted name."""
+    own = objective_fields(objective).items()
+    return _shared_fields() | {f"objective.{name}": field for name, field in own}
+
+
+def objective_fields(name: str) -> dict[str, Field]:
+    """The fields of the space of the head's embedding, and those that a training loss declares."""
+    fields, own = {"name": Field(name), **_space()}, declaration(name).fields
+    for field in sorted(fields.keys() & own.keys()):
+        raise UserError(
+            f"objective {name} declares the field {field}, which all objectives have; rename it"
+        )
+    return fields | own
+
+
+def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
+    defaults = {
+        name: FieldReference(field.default, field.kind) if field.optional else field.default
+        for name, field in fields.items()
+    }
+    return ConfigDict(unflatten_dict(defaults, sep="."))
 
 
 @functools.cache
-def shared_defaults() -> ConfigDict:
-    """The defaults of all fields but those of an objective; callers must not change them."""
-    config = ConfigDict()
-    config.name = ""  # Name of the configuration file; set when it is loaded.
-    config.variant = ""  # Name of the file's variant. Both name the default workdir.
-    config.seed = 0  # Seed of the initial parameters, batches and crops.
-    for group, fields in declared_fields().items():
-        config[group] = _defaults(fields)
-    return config
+def _shared_fields() -> dict[str, Field]:
+    """All fields but those of an objective."""
+    groups = {
+        "name": "",  # Of the configuration file; set when it is loaded.
+        "variant": "",  # Of the file. Both name the default workdir.
+        # Of the initial parameters, batches and crops; JAX's keys drop further bits.
+        "seed": Field(0, within(0, 2**32 - 1)),
+        **{"data": _data(), "model": _model(), "optim": _optim()},
+        **{"train": _train(), "eval": _eval(), "run": _run()},
+    }
+    declared = flatten(ConfigDict(groups)).items()
+    return {name: x if isinstance(x, Field) else Field(x) for name, x in declared}
 
 
-def declared_fields() -> dict[str, ConfigDict]:
-    """Fields by group, with a rule or as a plain default; losses declare their own."""
-    groups = {"data": _data(), "model": _model(), "optim": _optim()}
-    return groups | {"train": _train(), "eval": _eval(), "run": _run()}
-
-
-def _defaults(fields: ConfigDict) -> ConfigDict:
-    """The defaults of declared fields."""
-    defaults = ConfigDict()
-    for name, field in fields.items(preserve_field_references=True):
-        if isinstance(field, ConfigDict):
-            defaults[name] = _defaults(field)
-        else:
-            defaults[name] = field.default if isinstance(field, Field) else field
-    return defaults
+def _space() -> dict[str, Field]:
+    """The space of the head's embedding."""
+    words = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
+    many = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
+    return {
+        "space": Field("poincare", Rule(lambda value: value in SPACES, words)),
+        "c": Field(0.1, at_least(0)),  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
+        # Whether c is learned, from there on; its bounds; and the factor of its learning rate.
+        "learn_c": Field(False),
+        "c_bounds": Field((0.01, 10.0), range_within(*_CURVATURES)),
+        "c_rate": Field(1.0, at_least(0)),
+        # If not empty, balls of these curvatures instead of c, whose distances are averaged.
+        "curvatures": Field((), each(within(0, _CURVATURES[1]).holds, many, most=100), kind=float),
+        # Of a product: names of the spaces of its parts; and whether their distances are added.
+        "parts": Field((), _PARTS),
+        "summed": Field(False),
+        "learn": Field(()),  # Further numbers that are learned, such as 'temperature'.
+        # Norm to which features are clipped before they enter the ball. None disables clipping.
+        "clip_radius": Field(2.3, ABOVE_0, optional=True),
+        # On the hyperboloid: factor of features before they are clipped.
+        "feature_scale": Field(1.0, ABOVE_0),
+    }
 
 
 def _data() -> ConfigDict:
@@ -97,11 +142,11 @@ def _data() -> ConfigDict:
     data = ConfigDict()
     # 'folder' stands for your own images, 'features' for embeddings of another model.
     data.name = Field("glyphs", one_of(*choices.DATASETS))
-    data.path = placeholder(str)  # Folder or table of your own images, or a file of features.
-    data.labels = placeholder(str)  # File with the classes of features, if theirs has none.
+    data.path = _PATH  # Folder or table of your own images, or a file of features.
+    data.labels = _PATH  # File with the classes of features, if theirs has none.
     data.decoder = Field("exact", one_of("exact", "fast"))  # 'fast': large JPEGs at reduced size.
     # Largest shorter side in the device cache, in pixels.
-    data.stored_side = _optional(None, within(1, SIDE), kind=int)
+    data.stored_side = Field(None, within(1, SIDE), kind=int, optional=True)
     data.channels = Field(3, Rule(lambda value: value in (1, 3), "1 or 3"))
     data.image_size = Field(224, within(1, SIDE))  # Side of the model's square input, in pixels.
     # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
@@ -132,19 +177,20 @@ def _model() -> ConfigDict:
     # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
     model.architecture = "vit_small_patch16_224"
     model.patch_size = Field(0, within(0, SIDE))  # Side, in pixels. 0 unless 'vit'.
-    model.width = _optional(0, within(0, DIM))  # Of a token. 0 unless 'vit' or 'features'.
+    # Of a token. 0 unless 'vit' or 'features'.
+    model.width = Field(0, within(0, DIM), optional=True)
     model.depth = Field(0, within(0, 64))  # Number of blocks. 0 unless 'vit'.
     model.num_heads = Field(0, within(0, DIM))  # Per block. 0 unless 'vit'.
     # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
     named = Rule(lambda value: value != "", "a name, a file or a folder")
-    model.weights = _optional(None, named, kind=str)
+    model.weights = Field(None, named, kind=str, optional=True)
     model.load_head = False  # Whether the head, too, starts from model.weights, then a run.
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     model.pooling = "cls"
     model.eval_pooling = "cls"
     model.head = Field("dense", one_of(*choices.HEADS))
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
-    model.head_dim = _optional(128, within(1, DIM))
+    model.head_dim = Field(128, within(1, DIM), optional=True)
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
     model.head_init = Field("orthogonal", one_of(*choices.HEAD_INITS))
     model.drop_path = Field(0.0, _BELOW_1)  # Of stochastic depth in a Transformer's last block.
@@ -153,41 +199,14 @@ def _model() -> ConfigDict:
     return model
 
 
-def choose_objective(config: ConfigDict, name: str) -> None:
-    """Names another objective, with the defaults of its own fields; the space remains."""
-    old, new = config.objective, objective_defaults(name)
-    kept = {field: old[field] for field in old if field in objective_defaults(None)}
-    new.update({**kept, "name": name})
-    with config.unlocked():
-        config.objective = new.lock()
-
-
-def objective_defaults(name: str | None) -> ConfigDict:
-    """The space of the head's embedding, and the training loss with the fields that it declares."""
-    objective = ConfigDict()
-    objective.name = name or ""  # A name from `hypjax.objectives.OBJECTIVES`.
-    objective.space = "poincare"  # 'poincare' (the ball) or 'sphere'.
-    objective.c = 0.1  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
-    # Whether c is learned, from there on; its bounds; and the factor of its learning rate.
-    objective.learn_c = False
-    objective.c_bounds = (0.01, 10.0)
-    objective.c_rate = 1.0
-    # If not empty, balls of these curvatures instead of c, whose distances are averaged.
-    objective.curvatures = ()
-    # Of a product: names of the spaces of its parts; and whether their distances are added.
-    objective.parts = ()
-    objective.summed = False
-    objective.learn = ()  # Further numbers that are learned, such as 'temperature'.
-    # Norm to which features are clipped before they enter the ball. None disables clipping.
-    objective.clip_radius = FieldReference(2.3)
-    objective.feature_scale = 1.0  # On the hyperboloid: factor of features before they are clipped.
-    for own, field in declaration(name).fields.items():
-        if own in objective:
-            raise UserError(
-                f"objective {name} declares the field {own}, which all objectives have; rename it"
-            )
-        objective[own] = field.default
-    return objective
+def _is_group(value: tuple[Any, ...]) -> bool:
+    rate = Field(0.0, at_least(0))
+    items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
+    return (
+        len(value) == 4
+        and choices.names_parameters(value[0])
+        and not any(item.requirement(x) for item, x in zip(items, value[1:], strict=True))
+    )
 
 
 def _optim() -> ConfigDict:
@@ -199,22 +218,24 @@ def _optim() -> ConfigDict:
     optim.schedule = Field("constant", one_of("constant", "cosine", "step", "exponential"))
     optim.decay_every = Field(1000, within(1, STEPS))
     optim.decay_factor = Field(0.5, _FACTOR)
-    optim.warmup_steps = _optional(0, within(0, STEPS))  # Steps of linear warm-up from 0.
+    # Steps of linear warm-up from 0.
+    optim.warmup_steps = Field(0, within(0, STEPS), optional=True)
     optim.weight_decay = Field(0.01, at_least(0))  # Of all trained parameters, with biases.
     optim.b1 = Field(0.9, _BELOW_1)  # Decay rate of Adam's first moment.
     optim.b2 = Field(0.999, _BELOW_1)  # Decay rate of Adam's second moment.
     optim.eps = Field(1e-8, ABOVE_0)  # Adam's epsilon.
     optim.momentum = Field(0.95, _BELOW_1)  # Of SGD and Muon.
     # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
-    optim.clip_norm = _optional(3.0, ABOVE_0)
+    optim.clip_norm = Field(3.0, ABOVE_0, optional=True)
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
-    optim.clip_value = _optional(None, ABOVE_0, kind=float)
+    optim.clip_value = Field(None, ABOVE_0, kind=float, optional=True)
     # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
     words = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
     optim.frozen = Field(("patch_projection",), each(choices.names_parameters, words))
     # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
     # several paths to a parameter the longest counts, of equally long ones the last.
-    optim.groups = ()
+    words = "a list of (parameters, factor of the rate, decay or None, first step)"
+    optim.groups = Field((), each(_is_group, words), kind=tuple)
     # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
     optim.layer_decay = Field(1.0, _FACTOR)
     return optim
@@ -224,10 +245,13 @@ def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
     # None for one of these three, and for optim.warmup_steps, fits the user's own data.
-    train.total_steps = _optional(200, within(0, STEPS))  # Length of training, in batches. CUB.
-    train.batch_size = _optional(900, within(1, BATCH))  # A multiple of samples_per_class.
+    # Length of training, in batches. CUB.
+    train.total_steps = Field(200, within(0, STEPS), optional=True)
+    train.batch_size = Field(
+        900, within(1, BATCH), optional=True
+    )  # A multiple of samples_per_class.
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
-    train.samples_per_class = _optional(2, within(2, BATCH))
+    train.samples_per_class = Field(2, within(2, BATCH), optional=True)
     # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     train.sampling = Field("epoch_classes", one_of(*choices.SAMPLINGS))
     train.tuples = ConfigDict()
@@ -265,7 +289,8 @@ def _eval() -> ConfigDict:
     evaluation.spaces.head = Field(("objective",), _SCORE_SPACES)
     evaluation.spaces.encoder = Field(("sphere",), _SCORE_SPACES)
     # Of the head's output, scored beside the whole; trained ones are scored in any case.
-    evaluation.prefixes = Field((), Rule(is_ascending, "ascending numbers above 0"))
+    ascending = Rule(is_ascending, "ascending numbers above 0")
+    evaluation.prefixes = Field((), ascending, kind=int)
     evaluation.every = Field(0, within(0, STEPS))  # Steps between validations; 0: at the end.
     evaluation.benchmarks = Field((), some_of(choices.BENCHMARKS))  # Beside the run's own dataset.
     evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.
@@ -274,8 +299,8 @@ def _eval() -> ConfigDict:
     evaluation.scales = Field((1.0,), each(lambda x: 0 < x <= 4, words, least=1, most=10))
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     evaluation.pca = ConfigDict()
-    evaluation.pca.head = _optional(None, within(1, DIM), kind=int)
-    evaluation.pca.encoder = _optional(None, within(1, DIM), kind=int)
+    evaluation.pca.head = Field(None, within(1, DIM), kind=int, optional=True)
+    evaluation.pca.encoder = Field(None, within(1, DIM), kind=int, optional=True)
     evaluation.whiten = False  # Whether principal components get equal variances.
     evaluation.expansion = Field(0, within(0, IMAGES))  # Images of a query expansion; 0: none.
     evaluation.expansion_alpha = Field(0.0, at_least(0))  # Exponent of their weights; 0: average.
@@ -291,11 +316,11 @@ def _is_mesh(value: tuple[int, ...]) -> bool:
 def _run() -> ConfigDict:
     """Where and how the run is executed; these fields may change when it is resumed."""
     run = ConfigDict()
-    run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
+    run.data_dir = _PATH  # Folder or URL of prepared datasets. None is TFDS's default.
     run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
     # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     run.cache = Field("none", one_of("none", "host", "device"))
-    run.cache_dir = placeholder(str)  # Of images and features. None: in ~/.cache/hypjax.
+    run.cache_dir = _PATH  # Of images and features. None: in ~/.cache/hypjax.
     # Of the parameters. Batches are split over all devices either way.
     run.mesh = Field((-1, 1), Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards"))
     run.microbatch = Field(0, within(0, BATCH))  # Most images at once, for the same gradient.
@@ -306,5 +331,5 @@ def _run() -> ConfigDict:
     run.log_every = Field(10, within(1, STEPS))  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = Field(100, within(1, STEPS))  # Steps between checkpoints.
     run.report = True  # Whether a finished run writes report.html, see `hypjax.report`.
-    run.wandb_project = placeholder(str)  # Weights & Biases project. None does not use W&B.
+    run.wandb_project = _PATH  # Weights & Biases project. None does not use W&B.
     return run

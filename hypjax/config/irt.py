@@ -1,21 +1,23 @@
-"""The recipe of IRT (El-Nouby et al., 2021) for category-level retrieval.
+"""The recipes of IRT (El-Nouby et al., 2021): categories, and the loss for particular objects.
 
-The paper gives encoders, batches, steps, views and the size of the memory. Margin, λ, optimiser,
-stochastic depth, the sampling of CUB and the test view are those of unofficial code, and consistent
-with the paper's tables. That no parameter is frozen and no gradient clipped is our reading: neither
-mentions it.
+For categories, the paper gives encoders, batches, steps, views and the size of the memory. Margin,
+λ, optimiser, stochastic depth, the sampling of CUB and the test view are those of unofficial code,
+and consistent with the paper's tables. That no parameter is frozen and no gradient clipped is our
+reading: neither mentions it.
 """
 
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from hypjax.config.defaults import choose_objective
 from hypjax.config.variants import Variant
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 # timm's names of architectures.
 ENCODERS = {"deit": "deit_small_patch16_224", "deit-distilled": "deit_small_distilled_patch16_224"}
+# λ by the kind of a run on particular objects. `hyp` is IRT_R in the ball, which no paper reports.
+OBJECT_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
 
 
 class Schedule(NamedTuple):
@@ -34,16 +36,31 @@ def follows(variant: Variant) -> bool:
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes Hyp-ViT's recipe to IRT's; `irt-o`, the pretrained encoder, has no steps."""
-    encoder = ENCODERS[variant.encoder]
-    data, model, optim, train = config.data, config.model, config.optim, config.train
-    data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD
+    start_from(config, ENCODERS[variant.encoder])
+    data, optim, train = config.data, config.optim, config.train
     data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
-    model.architecture, model.weights = encoder, f"{encoder}.fb_in1k"
-    model.pooling = model.eval_pooling = "cls"
-    model.head, model.drop_path = "none", 0.1
+    config.model.drop_path = 0.1
     config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
     optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
-    optim.clip_norm, optim.frozen = None, ()
     train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
     train.total_steps = 0 if variant.loss == "irt-o" else schedule.steps
     config.run.checkpoint_every = 500
+
+
+def start_from(config: ConfigDict, encoder: str) -> None:
+    """Starts from timm's DeiT without a head, of which nothing is frozen."""
+    config.data.mean, config.data.std = IMAGENET_MEAN, IMAGENET_STD
+    config.model.architecture, config.model.weights = encoder, f"{encoder}.fb_in1k"
+    config.model.pooling = config.model.eval_pooling = "cls"
+    config.model.head = "none"
+    config.optim.clip_norm, config.optim.frozen = None, ()
+
+
+def choose_tuples(config: ConfigDict, kind: str) -> None:
+    """Chooses the loss and the batches of a kind of `OBJECT_WEIGHTS`."""
+    choose_objective(config, "tuple_contrastive")
+    config.objective.koleo_weight = OBJECT_WEIGHTS[kind]
+    config.objective.space = "poincare" if kind == "hyp" else "sphere"
+    if kind == "hyp":
+        config.objective.margin = 4.0  # Of its distances.
+    config.train.sampling = "tuples"

@@ -22,7 +22,7 @@ from hypjax.objectives.create import register_objective
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 
-_SIMPLE = (bool, int, float, str)
+_SIMPLE = (bool, int, float, str, type(None))
 _FLAX = ("parent", "name")  # Fields of every Flax module.
 _PATCHES = "patch_projection"  # A group of parameters that only Vision Transformers have.
 
@@ -40,19 +40,16 @@ def _title(piece: Any) -> str:
         return name
     changed = []
     for field in dataclasses.fields(piece):
-        value, default = getattr(piece, field.name, None), field.default
-        equal = value is default or (isinstance(value, _SIMPLE) and value == default)
-        if field.name not in _FLAX and not equal:
-            changed.append(f"{field.name}={_text(value)}")
+        text = _text(getattr(piece, field.name, None))
+        if field.name not in _FLAX and text != _text(field.default):
+            changed.append(f"{field.name}={text}")
     return f"{name}({', '.join(changed)})" if changed else name
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, _SIMPLE):
-        return str(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
-    return _title(value)
+    return str(value) if isinstance(value, _SIMPLE) else _title(value)
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:

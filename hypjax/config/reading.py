@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import choose_objective, default_config
+from hypjax.config.defaults import choose_objective, default_config, fields_of
 from hypjax.config.identity import flatten
-from hypjax.config.rules import field_types, refuse, refuse_objective, validate
+from hypjax.config.rules import refuse, refuse_objective, validate
 from hypjax.errors import UserError, nearest
 from hypjax.objectives import OBJECTIVES
 
@@ -73,35 +73,30 @@ def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lines = [
-            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
-        ]
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        message = str(error).replace("\n", " ")
-        raise UserError(f"{where}: {type(error).__name__}: {message}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f", line {f.lineno}" for f in frames if f.filename == str(path)]
+        where = f"{path}{''.join(lines[-1:])}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _set(config: ConfigDict, override: str) -> None:
     field, equals, text = override.partition("=")
     known = flatten(config)
-    members = [name for name in known if name.startswith(field + ".")]
-    if members:
-        raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
+    for member in known:
+        if member.startswith(f"{field}."):
+            raise UserError(f"config.{field} is a group of fields, such as config.{member}")
     if field not in known:
+        hint = nearest(field, known)
         if field.startswith("objective."):
-            names = ", ".join(config.objective)
-            raise UserError(
-                f"unknown field config.{field}; those of {config.objective.name} are {names}"
-            )
-        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
+            hint = f"; those of {config.objective.name} are {', '.join(config.objective)}"
+        raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])
     if field == "optim.groups" and value and not isinstance(value[0], tuple):
         value = (value,)  # One group, without the outer brackets.
-    rule = field_types(config.objective.name)[field]
-    if not rule.holds(value):
-        refuse(field, text, rule.words)
+    if words := fields_of(config.objective.name)[field].requirement(value):
+        refuse(field, text, words)
     if isinstance(known[field], float) and value is not None:
         value = float(value)
     if field == "objective.name":
@@ -137,18 +132,11 @@ def show_origins(
     """
     given = {override.partition("=")[0] for override in overrides}
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)
-    rows = []
-    for field, value in flatten(config).items():
-        if field in given:
-            origin = "command line"
-        elif value == defaults.get(field):
-            origin = ""
-        else:
-            origin = source if held.get(field) == value else "follows another field"
-        rows.append((f"config.{field}", repr(value), origin))
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    widths[1] = min(widths[1], 44)
-    lines = (
-        f"{field:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for field, value, origin in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    fields, lines = flatten(config), []
+    width = len("config.") + max(map(len, fields))
+    for field, value in fields.items():
+        origin = source if held.get(field) == value else "follows another field"
+        origin = "" if value == defaults.get(field) else origin
+        origin = "command line" if field in given else origin
+        lines.append(f"{f'config.{field}':<{width}}  {value!r:<44}  {origin}".rstrip())
+    return "\n".join(lines)

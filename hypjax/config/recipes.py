@@ -31,31 +31,27 @@ def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
 
 
 def hyp_vit(variant: Variant) -> ConfigDict:
-    """Returns the recipe of a variant for any dataset.
+    """Returns the recipe of a variant, without what differs between datasets.
 
-    A variant of another loss differs in the objective alone, unless it is trained by the recipe of
-    HIER or IRT, see `hypjax.config.hier` and `hypjax.config.irt`: encoder, head, views, batches,
-    optimiser and length are those of Hyp-ViT. So it is in the paper of HypMix; the combinations
-    with the other losses are not published.
-
-    The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
-    their defaults, see `hypjax.config.default_config`.
+    The dataset's file adds batch size, steps, K and, for CUB, the test view. A variant of another
+    loss differs in the objective, as in the paper of HypMix; `specialise` changes the recipe to
+    that of HIER or IRT. Combinations with the other losses are not published.
     """
     encoder = ENCODERS[variant.encoder.removesuffix("-distilled")]
     config = default_config()
     config.variant = variant.name
     published = published_weights(encoder.weights)
     config.data.mean, config.data.std = published.mean, published.std
-    config.model.architecture = encoder.architecture
+    config.model.architecture = encoder.weights.partition(".")[0]
     config.model.weights = encoder.weights
     config.model.pooling = encoder.pooling
-    config.model.eval_pooling = encoder.eval_pooling
+    config.model.eval_pooling = encoder.eval_pooling or encoder.pooling
     # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this factor.
     # For other losses of proxies, and this batch and schedule, it is our choice.
     choose_loss(config, variant.loss, proxy_rate=1e4)
     config.optim.learning_rate = encoder.learning_rate
     config.optim.layer_decay = encoder.layer_decay
-    if not is_transformer(encoder.architecture):  # There is no patch projection to freeze.
+    if not is_transformer(config.model.architecture):  # There is no patch projection to freeze.
         config.optim.frozen = ()
     spread_decoding(config)
     return config
@@ -64,23 +60,18 @@ def hyp_vit(variant: Variant) -> ConfigDict:
 def specialise(
     config: ConfigDict,
     variant: Variant,
-    of_hier: hier.Schedule,
+    of_hier: hier.Schedule | None = None,
     of_irt: irt.Schedule | None = None,
 ) -> None:
     """Changes a dataset's recipe to that of HIER or IRT, or freezes layers, as the variant says."""
-    if hier.follows(variant):
+    if of_hier and hier.follows(variant):
         hier.use(config, variant, of_hier)
-    if irt.follows(variant):
+    if of_irt and irt.follows(variant):
         irt.use(config, variant, of_irt)
-    freeze(config, variant)
-
-
-def freeze(config: ConfigDict, variant: Variant) -> None:
-    """Trains the head alone, or with the encoder's last blocks, if the variant ends so."""
     if variant.suffix == "frozen":
         train_head(config)
     if variant.suffix == "last":
-        train_last_blocks(config, variant.encoder)
+        _train_last_blocks(config, variant.encoder)
 
 
 def train_head(config: ConfigDict) -> None:
@@ -90,37 +81,35 @@ def train_head(config: ConfigDict) -> None:
     better than the encoder does; docs/results.md has the measurements, which a head from random
     weights does not reach, nor one of 128 dimensions.
     """
+    optim, train = config.optim, config.train
     if config.objective.name.endswith("pairwise_cross_entropy"):
         config.objective.temperature = 0.1  # Better than 0.2 with few classes, in both spaces.
     config.model.head_dim = create_encoder(config.model.architecture).dim
     config.model.head_init = "pca"
     config.model.pooling = config.model.eval_pooling
-    config.optim.frozen = ("encoder",)
-    config.optim.learning_rate = 1e-4
-    for field in ("proxy_rate", "hier_rate"):  # So that proxies learn at HIER's rate.
-        if field in config.objective:
-            config.objective[field] *= 0.1
+    optim.frozen, optim.learning_rate, optim.schedule = ("encoder",), 1e-4, "cosine"
+    _divide_proxy_rates(config, 10)  # They learn at HIER's rate.
     if "hier_rate" in config.objective:
         hier.shrink(config)  # The paper's numbers would take most of the time.
-    config.optim.schedule = "cosine"
-    config.optim.warmup_steps = None
-    config.train.cached_features = True
     config.run.eval_batch_size = 64  # As fast on a CPU as 256, of which it would hold 9 GB.
-    config.train.batch_size = None
-    config.train.samples_per_class = None
-    config.train.total_steps = None
+    train.cached_features = True
+    optim.warmup_steps = train.batch_size = train.samples_per_class = train.total_steps = None
 
 
-def train_last_blocks(config: ConfigDict, encoder: str) -> None:
+def _train_last_blocks(config: ConfigDict, encoder: str) -> None:
     """Trains the head and the encoder's last blocks, on what the blocks below compute once."""
     train_head(config)
     config.optim.frozen = tuple(f"model/encoder/{name}" for name in LOWER[encoder])
     config.optim.learning_rate = 3e-4
     # At the blocks' rate, the head loses what it begins with before they have gained.
     config.optim.groups = (("head", 0.1, None, 0),)
-    for field in ("proxy_rate", "hier_rate"):  # Proxies learn as fast as those of a head alone.
+    _divide_proxy_rates(config, 3)  # They learn as fast as those of a head alone.
+
+
+def _divide_proxy_rates(config: ConfigDict, divisor: float) -> None:
+    for field in ("proxy_rate", "hier_rate"):
         if field in config.objective:
-            config.objective[field] /= 3
+            config.objective[field] /= divisor
 
 
 def spread_decoding(config: ConfigDict) -> None:

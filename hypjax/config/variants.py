@@ -1,6 +1,6 @@
 """The variants of the datasets' configurations: a loss, an encoder and perhaps a suffix."""
 
-import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -29,70 +29,42 @@ OBJECTIVES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class PretrainedEncoder:
+class PretrainedEncoder(NamedTuple):
     """A pretrained encoder by timm's name of its weights, as the paper fine-tunes it."""
 
     weights: str
     learning_rate: float  # Constant.
-    eval_pooling: str = "cls"
     pooling: str = "cls"
+    eval_pooling: str = ""  # If it is another one.
     layer_decay: float = 1.0  # See `optim.layer_decay`.
     losses: tuple[str, ...] = _PUBLISHED  # Whose variants have this encoder.
-
-    @property
-    def architecture(self) -> str:
-        """Name of the architecture in timm."""
-        return self.weights.partition(".")[0]
 
 
 # On learning rates the paper and the released code agree.
 ENCODERS = {
-    "vit": PretrainedEncoder(  # Pretrained on ImageNet-21k, then ImageNet-1k.
-        "vit_small_patch16_224.augreg_in21k_ft_in1k", learning_rate=3e-5
-    ),
+    # Pretrained on ImageNet-21k, then ImageNet-1k.
+    "vit": PretrainedEncoder("vit_small_patch16_224.augreg_in21k_ft_in1k", 3e-5),
+    # The released code trains on the class token and evaluates the mean of the class and the
+    # distillation token, since its version of timm returned these.
     "deit": PretrainedEncoder(
-        "deit_small_distilled_patch16_224.fb_in1k",
-        learning_rate=3e-5,
-        # The released code trains on the class token and evaluates the mean of the class and the
-        # distillation token, since its version of timm returned these.
-        eval_pooling="cls_dist_mean",
+        "deit_small_distilled_patch16_224.fb_in1k", 3e-5, eval_pooling="cls_dist_mean"
     ),
-    "dino": PretrainedEncoder("vit_small_patch16_224.dino", learning_rate=1e-5),
-    "dino-patch8": PretrainedEncoder(
-        "vit_small_patch8_224.dino", learning_rate=1e-5, losses=tuple(SPACES)
-    ),
+    "dino": PretrainedEncoder("vit_small_patch16_224.dino", 1e-5),
+    "dino-patch8": PretrainedEncoder("vit_small_patch8_224.dino", 1e-5, losses=tuple(SPACES)),
     "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
-        "resnet50.tv_in1k",
-        learning_rate=1e-4,
-        pooling="avg_max",
-        eval_pooling="avg_max",
-        losses=("hyp", "pa", *HIER),
+        "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER)
     ),
 }
 # Encoders of today. **Untried**: nobody has trained these variants on a whole dataset yet. The
 # rates are our choice: those of DINO for encoders trained without labels or by texts, with the
 # layer decay by which CLIP is fine-tuned (Dong et al., 2022: 0.6 to 0.75).
+_TODAY = functools.partial(PretrainedEncoder, learning_rate=1e-5, layer_decay=0.75)
 RECENT = {
-    "dinov2": PretrainedEncoder(
-        "vit_small_patch14_dinov2.lvd142m", learning_rate=1e-5, layer_decay=0.75
-    ),
-    "dinov3": PretrainedEncoder(
-        "vit_small_patch16_dinov3_qkvb.lvd1689m", learning_rate=1e-5, layer_decay=0.75
-    ),
-    "siglip2": PretrainedEncoder(
-        "vit_base_patch16_siglip_224.v2_webli",
-        learning_rate=1e-5,
-        layer_decay=0.75,
-        pooling="map",
-        eval_pooling="map",
-    ),
-    "clip": PretrainedEncoder(
-        "vit_base_patch16_clip_quickgelu_224.openai", learning_rate=1e-5, layer_decay=0.75
-    ),
-    "lite": PretrainedEncoder(
-        "tf_efficientnet_lite0.in1k", learning_rate=1e-4, pooling="avg", eval_pooling="avg"
-    ),
+    "dinov2": _TODAY("vit_small_patch14_dinov2.lvd142m"),
+    "dinov3": _TODAY("vit_small_patch16_dinov3_qkvb.lvd1689m"),
+    "siglip2": _TODAY("vit_base_patch16_siglip_224.v2_webli", pooling="map"),
+    "clip": _TODAY("vit_base_patch16_clip_quickgelu_224.openai"),
+    "lite": PretrainedEncoder("tf_efficientnet_lite0.in1k", 1e-4, pooling="avg"),
 }
 ENCODERS |= RECENT
 
@@ -110,9 +82,7 @@ class Variant(NamedTuple):
     """One of a dataset's experiments."""
 
     name: str  # Such as 'hyp-dino'.
-    # A key of `SPACES`, 'mix' for HypMix, which uses both, a key of `HIER`, 'irt-o', 'irt-l' or
-    # 'irt-r', or a key of `LOSSES` for another loss on the sphere.
-    loss: str
+    loss: str  # A key of `OBJECTIVES`.
     encoder: str  # A key of `ENCODERS`; for IRT's recipe, of those of `hypjax.config.irt`.
     # 'released' trains for as many steps as the released commands, 'frozen' only a head, see
     # `recipes.train_head`, and 'last' the encoder's last blocks, too.
@@ -126,16 +96,13 @@ def parse_variant(
     released: bool = False,
     with_irt: bool = False,
 ) -> Variant:
-    """Parses a variant, such as 'hyp-dino,released'.
+    """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
     Args:
         name: The variant.
         short: Short names with their variants.
         released: Whether Hyp-ViT's authors released commands for the dataset.
         with_irt: Whether the dataset has `IRT_VARIANTS`.
-
-    Raises:
-        UserError: There is no such variant; the message lists losses and encoders.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
-from hypjax.fields import Rule
+from hypjax.fields import ANY
 from hypjax.geometry import Space
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
@@ -68,7 +68,6 @@ OBJECTIVES = {
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
 }
 BUILT_IN = frozenset(OBJECTIVES)
-_ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
 # What a function may take by name.
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
 
@@ -158,7 +157,7 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
     names = requested(title, function, OFFERED)
     arguments = inspect.signature(function).parameters.items()
     simple = [name for name, each in arguments if type(each.default) in (bool, int, float, str)]
-    fields = settings(function, {name: _ANY for name in simple if name not in OFFERED})
+    fields = settings(function, {name: ANY for name in simple if name not in OFFERED})
 
     def create(config: ConfigDict, space: Space) -> FunctionObjective:
         loss = functools.partial(function, **{name: config.objective[name] for name in fields})

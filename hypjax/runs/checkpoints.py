@@ -35,10 +35,9 @@ class DamagedError(Exception):
 def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
 
-    Orbax reads a file with a flipped bit without complaint, and training would go on from it.
+    Orbax reads a file with a flipped bit without complaint, and training would go on from it. Words
+    are mixed as in hash functions, and summed modulo 2³² with odd weights by their position.
     """
-    # The words of an array are mixed one by one, as in hash functions, and summed modulo 2³² with
-    # odd weights that depend on their position.
     total = jnp.uint32(0)
     for index, leaf in enumerate(jax.tree.leaves(tree)):
         leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
@@ -105,20 +104,19 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending, including one that is being saved."""
-        return self._steps() if self._read_only else processes.from_first(self._steps)
+        return processes.from_first(self._steps)
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
         """Step and score of the best checkpoint, the earliest one of equal score, if any."""
-        best = processes.from_first(lambda: next(iter(self._ranked().items()), (None, None)))
-        return tuple(best)
+        return tuple(processes.from_first(lambda: [*self._ranked(), (None, None)][0]))
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def _ranked(self) -> dict[int, float]:
-        """The scores of checkpoints by their steps, the best one first."""
-        return dict(sorted(self._scores.items(), key=lambda item: (-item[1], item[0])))
+    def _ranked(self) -> list[tuple[int, float]]:
+        """Steps and scores of checkpoints, the best one first."""
+        return sorted(self._scores.items(), key=lambda item: (-item[1], item[0]))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
@@ -129,7 +127,7 @@ class Checkpoints:
         damaged cannot even be opened.
         """
         del context
-        kept = {info.step for info in checkpoints[-2:]} | {*list(self._ranked())[:1]}
+        kept = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
         return [info.step in kept for info in checkpoints]
 
     def save(
@@ -206,7 +204,7 @@ class Checkpoints:
 
     def restore_best(self, **like: PyTree) -> Restored | None:
         """Reads trees of the best checkpoint that is not damaged; None if there is none."""
-        return self._broadcast(lambda: self._first_intact(list(self._ranked()), like), like)
+        return self._broadcast(lambda: self._first_intact([*dict(self._ranked())], like), like)
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
         """Reads the first of these checkpoints that is not damaged."""

@@ -17,17 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from hypjax.errors import UserError, reason, redacted
-from hypjax.runs.files import (
-    CHECKPOINTS,
-    CONFIG,
-    HASHED,
-    MATCHES,
-    METRICS,
-    PROJECTIONS,
-    PUBLISHED,
-    RESULTS,
-    TIMES,
-)
+from hypjax.runs import files
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
@@ -36,9 +26,12 @@ from hypjax.system.locks import claimed, claimed_or_refused
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
-_PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
-_STEP = re.compile(rf"{CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
-_COPIED = re.compile(rf"(?!\.|{CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
+# Files of a published model.
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED, f"{files.PROJECTIONS}*")
+# Those of a run beside its checkpoints that whoever reads its models may need.
+_NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
+_STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
+_COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
 
 def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
@@ -56,34 +49,28 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
     return found
 
 
-def _step(name: str) -> str | None:
-    """The step of the checkpoint that a file belongs to, if any."""
-    step = _STEP.match(name)
-    return step and step[1]
+def _steps(names: Iterable[str]) -> set[int]:
+    """The steps of the checkpoints that files belong to."""
+    return {int(found[1]) for found in map(_STEP.match, names) if found}
 
 
-def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[str]:
+def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
     """Steps of whose checkpoints a file is missing elsewhere, or of another size.
 
     They are copied whole: a checkpoint that was saved again may have files of equal sizes.
     """
-    return {_step(name) for name, size in names.items() if others.get(name) != size} - {None}
-
-
-def _newest(names: Iterable[str]) -> int:
-    """The step of the last checkpoint; 0 if there is none."""
-    return max((int(step) for step in map(_step, names) if step), default=0)
+    return _steps(name for name, size in names.items() if others.get(name) != size)
 
 
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
     """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
     here = _sizes(folder)
-    for step in {*map(_step, here)} - {*map(_step, stored), None}:
-        shutil.rmtree(folder / CHECKPOINTS / step)
+    for step in _steps(here) - _steps(stored):
+        shutil.rmtree(folder / files.CHECKPOINTS / str(step))
     for name in here.keys() - stored.keys():
         (folder / name).unlink(missing_ok=True)
-    steps = {*_changed(stored, here), None}
-    cloud.get({name for name in stored if _step(name) in steps}, folder)
+    changed = _changed(stored, here)
+    cloud.get({name for name in stored if _steps([name]) <= changed}, folder)
 
 
 class CloudCopy:
@@ -101,15 +88,15 @@ class CloudCopy:
             self._id = mark.read_text() if mark.exists() else ""
             stored = self._cloud.sizes()
             # The local folder may have been emptied, or restored from an older copy.
-            current = _newest(_sizes(self.folder)) >= _newest(stored)
-            if self._id and self._cloud.read(_WRITER) == self._id and current:
+            newest, here = (max(_steps(x), default=0) for x in (stored, _sizes(self.folder)))
+            if self._id and self._cloud.read(_WRITER) == self._id and here >= newest:
                 self._upload(everything=True)
                 return
             mark.unlink(missing_ok=True)
             self._id = uuid.uuid4().hex
-            names = [name for name in stored if CONFIG in stored and _COPIED.match(name)]
-            if RESULTS in stored:  # A finished run is only printed.
-                names = [name for name in names if not _step(name)]
+            names = [name for name in stored if files.CONFIG in stored and _COPIED.match(name)]
+            if files.RESULTS in stored:  # A finished run is only printed.
+                names = [name for name in names if not _steps([name])]
             _replace(self.folder, self._cloud, {name: stored[name] for name in names})
 
     def __enter__(self) -> Self:
@@ -134,10 +121,8 @@ class CloudCopy:
             console.warn(str(error))
 
     def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
-        return explained(
-            f"cannot copy {self.folder} to {self.location}, or back",
-            "; the same command on this machine copies what is missing",
-        )
+        advice = "; the same command on this machine copies what is missing"
+        return explained(f"cannot copy {self.folder} to {self.location}, or back", advice)
 
     def _keep_uploading(self) -> None:
         """Body of the thread."""
@@ -162,26 +147,21 @@ class CloudCopy:
                 f"this run are in {self.folder}"
             )
         here, stored = _sizes(self.folder), self._cloud.sizes()
-        steps = _changed(here, stored)
-        others = {
-            name
-            for name, size in here.items()
-            if not _step(name) and (everything or size != stored.get(name))
-        }
-        self._cloud.put(others - {RESULTS}, self.folder)
-        for step in sorted(steps, key=int):
-            self._put_checkpoint(step, [name for name in here if _step(name) == step])
-        self._cloud.remove(name for name in stored if _step(name) and name not in here)
-        self._cloud.put(others & {RESULTS}, self.folder)
+        changed = {name for name in here if everything or here[name] != stored.get(name)}
+        others = {name for name in changed if not _steps([name])}
+        self._cloud.put(others - {files.RESULTS}, self.folder)
+        for step in sorted(_changed(here, stored)):
+            self._put_checkpoint(step, [name for name in here if _steps([name]) == {step}])
+        self._cloud.remove(name for name in stored if _steps([name]) and name not in here)
+        self._cloud.put(others & {files.RESULTS}, self.folder)
 
-    def _put_checkpoint(self, step: str, names: Iterable[str]) -> None:
+    def _put_checkpoint(self, step: int, names: Iterable[str]) -> None:
         """Uploads a checkpoint through hard links: it may be removed during a slow upload."""
-        source = self.folder / CHECKPOINTS / step
+        source = self.folder / files.CHECKPOINTS / str(step)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
+            target = pathlib.Path(links, files.CHECKPOINTS, str(step))
             try:
-                shutil.copytree(
-                    source, pathlib.Path(links, CHECKPOINTS, step), copy_function=os.link
-                )
+                shutil.copytree(source, target, copy_function=os.link)
             except OSError:
                 if source.exists():
                     raise
@@ -199,35 +179,33 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)
-        if not (folder / PUBLISHED).exists():
-            raise UserError(f"{workdir} holds no model of hypjax (there is no {PUBLISHED})")
+        if not (folder / files.PUBLISHED).exists():
+            raise UserError(f"{workdir} holds no model of hypjax (there is no {files.PUBLISHED})")
         yield folder
-        return
-    if not is_url(workdir):
+    elif is_url(workdir):
+        folder = _local_folder(workdir, "-read")
+        with claimed(folder, f"reading {workdir}"):
+            with explained(f"cannot copy {workdir} to {folder}"):
+                _download(workdir, folder, training)
+            yield folder
+    else:
         yield pathlib.Path(workdir).expanduser()
-        return
-    folder = _local_folder(workdir, "-read")
-    with claimed(folder, f"reading {workdir}"):
-        with explained(f"cannot copy {workdir} to {folder}"):
-            cloud = CloudFolder(workdir)
-            for attempt in range(_ATTEMPTS):
-                names = cloud.sizes().items()
-                stored = {name: size for name, size in names if _is_needed(name, training)}
-                if CONFIG not in stored:
-                    raise UserError(
-                        f"{workdir} holds no run; name the folder of one with --workdir"
-                    )
-                try:
-                    _replace(folder, cloud, stored)
-                    break
-                except FileNotFoundError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
-        yield folder
+
+
+def _download(url: str, folder: pathlib.Path, training: bool) -> None:
+    cloud = CloudFolder(url)
+    for attempt in range(_ATTEMPTS):
+        stored = {x: size for x, size in cloud.sizes().items() if _is_needed(x, training)}
+        if files.CONFIG not in stored:
+            raise UserError(f"{url} holds no run; name the folder of one with --workdir")
+        try:
+            return _replace(folder, cloud, stored)
+        except FileNotFoundError:
+            if attempt == _ATTEMPTS - 1:
+                raise
 
 
 def _is_needed(name: str, training: bool) -> bool:
-    """Whether a file is needed to read models; what only training needs is not, unless asked."""
     if step := _STEP.match(name):
         return training or not name.startswith("training/", step.end())
-    return name in (CONFIG, RESULTS, MATCHES, METRICS, TIMES) or name.startswith(PROJECTIONS)
+    return name in _NEEDED or name.startswith(files.PROJECTIONS)

@@ -20,8 +20,7 @@ _given: list[Rows] = []  # The images that this process was given, if any.
 def give(dataset: Any) -> dict[str, str | None]:
     """Makes a dataset from Python that of this process; returns the fields of `config.data`.
 
-    Paths are listed in a table, which any process can read later. For the forms of a dataset, see
-    `photos.rows_in_memory`.
+    Paths are listed in a table, which any process can read later.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
@@ -55,13 +54,8 @@ def open_splits(config: ConfigDict) -> Splits:
     else:
         where = {"path": data.path, "labels": data.labels, "data_dir": run.data_dir}
         opened = splits.open_dataset(data.name, decoding, held_out=held_out, **where)
-    opened = splits.with_benchmarks(
-        opened,
-        config.eval.benchmarks,
-        decoding,
-        distractors=config.eval.distractors,
-        data_dir=run.data_dir,
-    )
+    judged = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
+    opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **judged)
     notes = [*opened.notes]
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")
@@ -74,16 +68,12 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration with the sizes of the model that are None: those of the features.
-
-    Other datasets than features leave it as it is.
-    """
+    """Returns the configuration with unset sizes of the model filled in: those of the features."""
     model = config.model
     if config.data.name != "features" or None not in (model.width, model.head_dim):
         return config
     config = config.copy_and_resolve_references()
     dim = photos.read_vectors(config.data.path, config.data.labels).vectors.shape[1]
-    for field in ("width", "head_dim"):
-        if config.model[field] is None:
-            config.model[field] = dim
+    unset = [field for field in ("width", "head_dim") if model[field] is None]
+    config.model.update(dict.fromkeys(unset, dim))
     return config

@@ -3,27 +3,17 @@
 `published.csv` holds what papers report, with the run of `configs/` that repeats it and the fields
 that this run changes.
 
-- Hyp-ViT (Ermolov et al., CVPR 2022): Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4
-  (patches of 8×8 pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine.
-  The "default" of Table 5 differs from Tables 2 and 3 by 0.1 and is left out.
-- HypMix (Yue et al., WACV 2024): Tables 1 (heads, by cosine) and 2 (encoders), with its own runs of
-  the methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
-- HIER (Kim et al., CVPR 2023): its table of HIER, and of its own runs of Hyp-ViT's loss, with heads
-  of 384 coordinates (ResNet-50: 512), compared in the ball.
-- IRT (El-Nouby et al., 2021): Tables 2 (embeddings of 384 coordinates, and of 128 by PCA) and 3
-  (without training, and without differential entropy), and as "irt-studies" Tables 6 (margin and λ)
-  and 9 (pooling). The settings of its study of objectives are not known beyond the contrastive
-  loss, which is `irt-l`.
-- As "irt-objects", what IRT reports by mAP on Revisited Oxford and Paris: Tables 3, 7 (encoders and
-  dimensions, and convolutional networks of Radenović et al., TPAMI 2019), 9 (pooling), and its
-  table of λ.
+docs/papers.md says which tables they are, and what differs. Heads are compared in their space, and
+encoders by cosine; HypMix's heads by cosine, HIER's in the ball. IRT's rows are of categories
+("irt"), of the studies of margin, λ and pooling ("irt-studies"), and of particular objects
+("irt-objects").
 """
 
 import csv
 import functools
 import importlib.resources
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -90,19 +80,14 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
         whose = "best" if state == "best" else "ours"
         for part, ours in results.get(state, {}).items():
             for row in _find(config, part, "trained" if state == trained else "pretrained", ours):
-                if differences := list(_differences(_scores()[row], ours, whose)):
-                    lines.append(f"published ({row}): {', '.join(differences)}")
+                differences = [
+                    f"{name.replace('recall', 'R')} {100 * value:.1f} "
+                    f"({whose} {round(100 * (ours[name] - value), 1) + 0.0:+.1f})"  # No -0.0.
+                    for name, value in _scores()[row].items()
+                    if name in ours
+                ]
+                lines.append(f"published ({row}): {', '.join(differences)}")
     return "\n".join(lines)
-
-
-def _differences(
-    published: Mapping[str, float], ours: Mapping[str, float], whose: str
-) -> Iterator[str]:
-    """Yields each score that both have, as published, with our difference, in ASCII."""
-    for name, value in published.items():
-        if name in ours:
-            points = round(100 * (ours[name] - value), 1) + 0.0  # Turns -0.0 into 0.0.
-            yield f"{name.replace('recall', 'R')} {100 * value:.1f} ({whose} {points:+.1f})"
 
 
 def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[_Row]:
@@ -137,10 +122,9 @@ def _equal(row: _Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
 def _names_weights(weights: str, place: str) -> bool:
     """Whether a hub name or a file path, `model.weights`, names these weights of timm."""
     path = pathlib.PurePath(place)
-    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
-        return True
-    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
-    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}
+    files = {weights + suffix for suffix in (".safetensors", ".npz", ".pth")}
+    named = place.removeprefix("hf-hub:") in (weights, f"timm/{weights}") or path.name in files
+    return named or f"models--timm--{weights}" in path.parts  # The hub's cache.
 
 
 @functools.cache

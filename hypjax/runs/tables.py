@@ -22,11 +22,8 @@ def print_notes(results: Mapping[str, Any]) -> None:
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     """Returns the learned numbers by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
     names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
-    return "; ".join(
-        f"{name} = "
-        + ", ".join(f"{numbers[name]:.4g} {state}" for state, numbers in learned.items())
-        for name in names
-    )
+    found = {n: ", ".join(f"{own[n]:.4g} {state}" for state, own in learned.items()) for n in names}
+    return "; ".join(f"{name} = {values}" for name, values in found.items())
 
 
 def format_recalls(recalls: Recalls) -> str:
@@ -63,9 +60,8 @@ def format_results(results: Mapping[str, Recalls]) -> str:
 
 
 def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    names = list(next(iter(rows.values())))
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    names = next(iter(rows.values()))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[1] = max(8, widths[1])
     lines = [" " * (sum(widths) + 2 * len(widths) - 1) + "".join(f"{name:>13}" for name in names)]
     for label, values in rows.items():
@@ -76,12 +72,8 @@ def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Aligns the first two columns to the left, and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    columns = []
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, cells))
+        columns.append([f"{cell:{'<' if i < 2 else '>'}{width}}" for cell in cells])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))

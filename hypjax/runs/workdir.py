@@ -31,9 +31,6 @@ from hypjax.system.locks import claimed_or_refused
 
 SPACE = "score_space"  # In config.json: that of the head.
 _STARTS = "run.json"
-_LONGER = (
-    ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
-)
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -42,18 +39,17 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     Fields of `config.run` in a published model get their defaults: how it is executed is this
     machine's choice.
     """
-    path = _config_path(workdir)
-    saved = files.read_object(path)
+    saved = _saved(workdir)
     if saved is None:
         raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
-    published = path.name == files.PUBLISHED
+    published = files.is_published(workdir)
     try:
         config = _config_of(saved, published)
         validate(config)
     except UserError:
         raise
     except Exception as error:  # What a file may hold instead has no end.
-        raise files.damaged(path, reason(error)) from error
+        raise files.damaged(_config_path(workdir), reason(error)) from error
     if published:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
@@ -61,13 +57,15 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
-    fields = {name: _tuples(value) for name, value in saved["all"].items()}
-    if published:
-        fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
+    fields = {
+        name: _tuples(value)
+        for name, value in saved["all"].items()
+        if not (published and name.startswith("run."))
+    }
     config = default_config(fields["objective.name"])
     with config.ignore_type():
         if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
-            own = {n.partition(".")[2]: v for n, v in fields.items() if n.startswith("objective.")}
+            own = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("objective.")}
             with config.unlocked():
                 config.objective.update(own)
         config.update_from_flattened_dict(fields)
@@ -95,9 +93,7 @@ def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
 
 def saved_architecture(workdir: pathlib.Path) -> object:
     """The `model.architecture` of the run in a folder, known or not; None if it has none."""
-    return (files.read_object(_config_path(workdir)) or {"all": {}})["all"].get(
-        "model.architecture"
-    )
+    return (_saved(workdir) or {"all": {}})["all"].get("model.architecture")
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
@@ -107,10 +103,8 @@ def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
 
 
 def _tuples(value: Any) -> Any:
-    """A value of a file, whose lists, and the lists in these, become tuples."""
-    if not isinstance(value, list):
-        return value
-    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    """Turns the lists in a value of a JSON file into tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
@@ -120,15 +114,19 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Hash of the images of the run in a folder; None if it is not known."""
-    saved = files.read_object(_config_path(workdir)) or {"provenance": {}}
-    return saved["provenance"].get("images")
+    return (_saved(workdir) or {"provenance": {}})["provenance"].get("images")
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the warnings of all starts of a run, each once; none if they are not known."""
-    last = files.read_object(workdir / _STARTS) or {}
-    starts = [*last.get("earlier_starts", []), last]
+    starts = _starts(workdir)
     return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
+
+
+def _starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """What run.json holds of each start, the earliest one first."""
+    last = files.read_object(workdir / _STARTS)
+    return [*last.pop("earlier_starts", []), last] if last else []
 
 
 def has_checkpoint(workdir: pathlib.Path) -> bool:
@@ -154,22 +152,22 @@ def require_identity(
     began |= {field: saved["all"][field] for field in unset}
     changes = [change for change in differences(began, now) if change.startswith(compared)]
     if changes:
-        longer = all(change.startswith("train.total_steps") for change in changes)
-        longer = longer and config.train.total_steps > began["train.total_steps"]
+        advice = "use the same settings, or name another folder with --workdir"
+        if all(change.startswith("train.total_steps") for change in changes):
+            advice += (
+                f", where --config.model.weights={workdir} --config.model.load_head=True starts "
+                "from this run's model"
+            )
         raise UserError(
-            f"{workdir} holds a run with another configuration ({'; '.join(changes)}); "
-            "use the same settings, or name another folder with --workdir"
-            + (_LONGER.format(workdir) if longer else "")
+            f"{workdir} holds a run with another configuration ({'; '.join(changes)}); {advice}"
         )
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
     """Refuses other images or precision than a run began with; warns of other code."""
-    saved = (_saved(workdir) or {}).get("provenance", {})
-    for name, now in provenance.items():
-        began = saved.get(name)
-        if not saved or now == began:
-            continue
+    saved = (_saved(workdir) or {}).get("provenance")
+    changed = {name: now for name, now in provenance.items() if saved and saved.get(name) != now}
+    for name, now in changed.items():
         if name in ("loss", "encoder"):
             console.warn(
                 f"the code of the {name} has changed since the run in {workdir} began; if it "
@@ -178,12 +176,12 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
             continue
         what = f"the {name} have changed since the run in {workdir} began"
         if name == "precision":
-            what = f"the run in {workdir} computes in {began}, but this device in {now}"
+            what = f"the run in {workdir} computes in {saved.get(name)}, but this device in {now}"
         raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
 
 
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """What config.json holds; None if there is none."""
+    """What a run's configuration file holds; None if there is none."""
     saved = files.read_object(path := _config_path(workdir))
     if saved is not None and "identity" not in saved:  # Another program's file.
         raise files.damaged(path, "it was not written by hypjax")
@@ -204,9 +202,10 @@ class Workdir:
         self.path = pathlib.Path(path)
 
     def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
+        folder = pathlib.Path(workdir).absolute()
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)
-        folder = self._cloud.folder if self._cloud else pathlib.Path(workdir).absolute()
+            folder = self._cloud.folder
         require_identity(folder, self._config)
         return str(folder), self._cloud.location if self._cloud else str(folder)
 
@@ -259,13 +258,10 @@ class Workdir:
             "all": for_files(filled),
             SPACE: describe_space(create_objective(filled).score_space),
         }
-        earlier = files.read_object(self.path / _STARTS)
-        starts = earlier.pop("earlier_starts", []) if earlier else []
-        starts += [earlier] if earlier else []
+        now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
         with writing(self.path):
             write_json(self.path / files.CONFIG, begun)
-            now = machine.describe(self._config.seed)
-            write_json(self.path / _STARTS, {**now, "earlier_starts": starts})
+            write_json(self.path / _STARTS, now)
 
     def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""

@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
-from hypjax.system.files import flush
 
 # Of each array: the first byte after it; its CRC-32, which starts from the last field; and whether
 # there is no array, but a text that says why.
@@ -44,11 +43,9 @@ class ArrayCache:
         return False
 
     def _read_index(self) -> np.ndarray:
-        try:
-            content = self._index.read_bytes()
-        except FileNotFoundError:
-            content = b""
-        return np.frombuffer(content[: len(content) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+        if not self._index.exists():
+            return np.zeros(0, _ENTRY)
+        return np.fromfile(self._index, _ENTRY)  # Without an entry that a kill has cut off.
 
     @contextlib.contextmanager
     def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
@@ -57,14 +54,14 @@ class ArrayCache:
             self.done = self._resume()
             with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
                 yield self.done
-                flush(self._file)
-                flush(self._entries)
+                for file in (self._file, self._entries):  # The body may have removed the folder.
+                    os.fsync(file.fileno())
 
     def _resume(self) -> int:
         """Returns the number of undamaged arrays, and drops what follows them."""
         index, done, start = self._read_index(), 0, 0
         with self._arrays.open("a+b") as file:
-            size = file.seek(0, os.SEEK_END)
+            size = file.tell()
             file.seek(0)
             for end, checksum, failed in index.tolist():
                 if not start < end <= size or crc32(file.read(end - start), failed) != checksum:
@@ -104,14 +101,15 @@ class ArrayCache:
 
         Rows that lack are 0. Damaged arrays are removed, so that the next start computes them.
         """
-        contents = [self[i] for i in range(len(self))]
-        checks = self._map_index[["checksum", "failed"]].tolist()
-        if any(crc32(x, failed) != y for x, (y, failed) in zip(contents, checks, strict=True)):
-            self._discard()
-            return None
-        failed = np.flatnonzero(self._map_index["failed"]).tolist()
-        reasons = {i: contents[i].tobytes().decode() for i in failed}
-        found = {i: x.view(dtype) for i, x in enumerate(contents) if i not in reasons}
+        found, reasons = {}, {}
+        for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):
+            if crc32(self[i], failed) != checksum:
+                self._discard()
+                return None
+            if failed:
+                reasons[i] = self[i].tobytes().decode()
+            else:
+                found[i] = self[i].view(dtype)
         rows = np.zeros((len(self), max(map(len, found.values()), default=0)), dtype)
         for i, row in found.items():
             rows[i] = row
@@ -128,12 +126,8 @@ class ArrayCache:
         return np.memmap(self._arrays, np.uint8, mode="r")
 
     @functools.cached_property
-    def _map_index(self) -> np.ndarray:
-        return self._read_index()
-
-    @functools.cached_property
     def _ends(self) -> np.ndarray:
-        return np.concatenate([[0], self._map_index["end"]])
+        return np.append(0, self._read_index()["end"])
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
         """Leaves out the memory map: each worker process maps the file itself."""

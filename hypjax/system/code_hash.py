@@ -8,9 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_FLAX = ("parent", "name")  # Fields of every Flax module.
-
 
 def code_hash(piece: Any) -> str:
     """Hash of the source of a function, or of an object's class, and of its settings.
@@ -21,12 +18,13 @@ def code_hash(piece: Any) -> str:
         facts = code_hash(piece.func), piece.args, sorted(piece.keywords.items())
     elif inspect.isroutine(inspect.unwrap(piece)) or isinstance(piece, type):
         facts = (_source(piece),)
-    elif dataclasses.is_dataclass(piece):
-        fields = {field.name: getattr(piece, field.name) for field in dataclasses.fields(piece)}
-        facts = _source(type(piece)), [x for x in fields.items() if x[0] not in _FLAX]
     else:
-        facts = _source(type(piece)), sorted(getattr(piece, "__dict__", {}).items())
-    return hashlib.sha256(_ADDRESS.sub("", repr(facts)).encode()).hexdigest()[:32]
+        fields = dataclasses.fields(piece) if dataclasses.is_dataclass(piece) else ()
+        names = {field.name for field in fields} - {"parent", "name"}  # Flax's own.
+        settings = {name: getattr(piece, name) for name in names} if fields else vars(piece)
+        facts = _source(type(piece)), sorted(settings.items())
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _source(definition: Callable[..., Any] | type) -> str:

@@ -11,6 +11,14 @@ import tqdm
 from hypjax.errors import on_one_line, redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
+_ITEMS = {
+    **{"left": "  {} left", "loss": "  loss {:.4g}", "chance_loss": " (chance {:.1f})"},
+    **{
+        "batch_recall@1": "  R@1 {:.3f}",
+        "images": "  {:.0f} img/s",
+        "learning_rate": "  lr {:.1e}",
+    },
+}
 
 _muted = False
 _warnings: list[str] = []
@@ -68,8 +76,8 @@ class Progress:
         self._first, self._started = total, 0.0
         self._bar = None
         if sys.stderr.isatty() and not _muted:
-            options = {"dynamic_ncols": True, "bar_format": "{n}/{total} {bar}{desc}"}
-            self._bar = tqdm.tqdm(initial=first, total=total, **options)
+            form = "{n}/{total} {bar}{desc}"
+            self._bar = tqdm.tqdm(initial=first, total=total, dynamic_ncols=True, bar_format=form)
 
     def advance(self) -> None:
         """Counts one step."""
@@ -82,7 +90,7 @@ class Progress:
             self._bar.update()
         elif time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total:
             self._last_line = time.monotonic()
-            self._say_line()
+            say(f"step {self._step}/{self._total}{self._description()}")
 
     def show(self, values: Mapping[str, float]) -> None:
         """Shows the latest loss, its level at chance, the recall and the learning rate.
@@ -93,30 +101,17 @@ class Progress:
         if self._bar:
             self._bar.set_description_str(self._description())
         elif self._step == self._total:
-            self._say_line()
+            say(f"step {self._step}/{self._total}{self._description()}")
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
         if self._bar:
             self._bar.close()
 
-    def _say_line(self) -> None:
-        say(f"step {self._step}/{self._total}{self._description()}")
-
     def _description(self) -> str:
         """What is known of the training, the most important first: tqdm cuts what does not fit."""
-        items, values = [], self._values
-        rate = max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9)
-        if rate:
-            left = tqdm.tqdm.format_interval((self._total - self._step) / rate)
-            items.append(f"{left} left")
-        if "loss" in values:
-            chance = "chance_loss" in values and f" (chance {values['chance_loss']:.1f})"
-            items.append(f"loss {values['loss']:.4g}{chance or ''}")
-        if "batch_recall@1" in values:
-            items.append(f"R@1 {values['batch_recall@1']:.3f}")
-        if rate:
-            items.append(f"{rate * self._batch_size:.0f} img/s")
-        if "learning_rate" in values:
-            items.append(f"lr {values['learning_rate']:.1e}")
-        return "".join(f"  {item}" for item in items)
+        known = dict(self._values)
+        if rate := max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9):
+            known["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
+            known["images"] = rate * self._batch_size
+        return "".join(text.format(known[name]) for name, text in _ITEMS.items() if name in known)

@@ -43,8 +43,8 @@ def failing_at_once() -> Iterator[None]:
             raise
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-            if type(error).__name__ == "JaxRuntimeError":  # As if another process was lost.
-                status = TRY_AGAIN
+        if type(error).__name__ == "JaxRuntimeError":  # As if another process was lost.
+            status = TRY_AGAIN
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         time.sleep(0 if joined[0] else _GRACE)
@@ -52,10 +52,7 @@ def failing_at_once() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ends this worker process as soon as its parent ends, which may have been killed.
-
-    Otherwise the workers of a killed run would keep its memory and its devices.
-    """
+    """Ends this worker once its parent is killed, whose memory and devices it would keep."""
 
     def wait() -> None:
         multiprocessing.parent_process().join()
@@ -76,10 +73,9 @@ class Interrupt:
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Interrupt]:
-    """Defers the first SIGINT or SIGTERM during the body; a second one acts at once.
+    """Defers the first SIGINT or SIGTERM during the body, with a message; a second acts at once.
 
-    The message is printed when a signal arrives. Outside the main thread, where Python cannot catch
-    signals, nothing is deferred.
+    Outside the main thread, Python cannot catch signals, and nothing is deferred.
     """
     interrupt = Interrupt()
 

@@ -63,20 +63,16 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
     from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
+    absent = errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError
     logging.set_verbosity_error()  # Or it reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
     try:
         return pathlib.Path(download(*args, **options))
-    except errors.LocalEntryNotFoundError as error:
-        raise UnreachableError(reason(error.__cause__ or error)) from error
-    except (
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-        errors.EntryNotFoundError,
-    ):
-        raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
-        raise UnreachableError(reason(error)) from error
+        local = isinstance(error, errors.LocalEntryNotFoundError)
+        if isinstance(error, absent) and not local:
+            raise
+        raise UnreachableError(reason((local and error.__cause__) or error)) from error
 
 
 def upload(
@@ -94,22 +90,19 @@ def upload(
     Large files that an interrupted upload has left on the hub are not uploaded again. A repository
     that holds other files, and not the `marker`, is someone's own, and is refused.
     """
-    import huggingface_hub
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
-    if not huggingface_hub.get_token():
+    if not get_token():
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
     try:
-        api = huggingface_hub.HfApi()
+        api = HfApi()
         api.create_repo(name, private=private, exist_ok=True, repo_type=repo_type)
         present = api.list_repo_files(name, repo_type=repo_type)
         if marker and marker not in present and not set(present) <= _PLAIN:
             raise UserError(f"the repository {name} holds other files; name another")
         stale = [file for file in present if owned(file) and file not in files]
-        operations = [
-            *(CommitOperationDelete(file) for file in stale),
-            *(CommitOperationAdd(file, str(folder / file)) for file in files),
-        ]
+        operations = [CommitOperationDelete(file) for file in stale]
+        operations += [CommitOperationAdd(file, str(folder / file)) for file in files]
         message = f"Upload a hypjax {repo_type}"
         commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
     except UserError:

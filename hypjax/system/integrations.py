@@ -8,13 +8,9 @@ from typing import Any, Literal, NamedTuple
 from hypjax.errors import UserError, nearest, require_package
 
 Ability = Literal["export", "open", "convert", "encode"]
-
-
 _USES = {
-    "export": "exporting to",
-    "open": "searching in",
-    "convert": "converting to",
-    "encode": "embedding with",
+    **{"export": "exporting to", "open": "searching in"},
+    **{"convert": "converting to", "encode": "embedding with"},
 }
 
 
@@ -38,41 +34,26 @@ class Integration(NamedTuple):
     encode: str = ""
 
 
-_QDRANT = Integration(
-    "qdrant_client",
-    "hypjax[qdrant]",
-    export="qdrant:export_qdrant",
-    open="qdrant:QdrantGallery.open",
-)
+_EXPORT, _OPEN = "qdrant:export_qdrant", "qdrant:QdrantGallery.open"
+_QDRANT = Integration("qdrant_client", "hypjax[qdrant]", export=_EXPORT, open=_OPEN)
+_ONNX = {"convert": "onnx:write_onnx", "encode": "onnx_encoder:OnnxEncoder"}
+_USEARCH = {"export": "usearch:export_usearch", "open": "usearch:GraphGallery.open"}
+_HF = "torch_encoders:TransformersEncoder"
 # By name, which is also the suffix of exported files, or by the scheme of URLs.
 INTEGRATIONS = {
     "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
     "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
     "faiss:hnsw": Integration("faiss", "faiss-cpu", export="faiss:export_hnsw"),
-    "hf": Integration(
-        "torch transformers", "hypjax[hf]", encode="torch_encoders:TransformersEncoder"
-    ),
+    "hf": Integration("torch transformers", "hypjax[hf]", encode=_HF),
     "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
-    "onnx": Integration(
-        "onnx onnxruntime",
-        "hypjax[onnx]",
-        convert="onnx:write_onnx",
-        encode="onnx_encoder:OnnxEncoder",
-    ),
+    "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
-    "qdrant": _QDRANT,
-    "qdrant://": _QDRANT,
-    "qdrant+https://": _QDRANT,
+    **dict.fromkeys(("qdrant", "qdrant://", "qdrant+https://"), _QDRANT),
     # It writes files alone; sentence-transformers is needed to load them.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
-    "usearch": Integration(
-        "usearch numba",
-        "hypjax[ann]",
-        export="usearch:export_usearch",
-        open="usearch:GraphGallery.open",
-    ),
+    "usearch": Integration("usearch numba", "hypjax[ann]", **_USEARCH),
 }
 
 

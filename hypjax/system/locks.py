@@ -18,8 +18,7 @@ from hypjax.system import console
 def claimed(folder: pathlib.Path, purpose: str, remedy: str = "") -> Iterator[None]:
     """Locks a folder, which is created, during the body.
 
-    While another process holds it, shows the purpose and waits; with a remedy, raises a `UserError`
-    instead.
+    While another process holds it, shows the purpose and waits; with a remedy, it is an error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+b", buffering=0) as lock:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # What XLA says when memory is exhausted; the second, its library on CPUs.
 _FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
-
-
 # glibc's parameters of mallopt: what to return, what to map, and the number of heaps.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # By which JAX finds them:
@@ -141,16 +139,15 @@ def describe(seed: int) -> dict[str, Any]:
     """Describes this process with its seed, its machine and its packages, as JSON."""
     import jax
 
-    devices = jax.devices()
+    devices, versions = jax.devices(), {"hypjax": hypjax.__version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # As of pillow-simd.
+            versions[name] = importlib.metadata.version(name)
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(map(redacted, sys.orig_argv)),
         "seed": seed,
-        "versions": {
-            "hypjax": hypjax.__version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in _PACKAGES},
-        },
+        "versions": {"python": platform.python_version(), **versions},
         "commit": _commit(),
         "device": devices[0].device_kind,
         "devices": len(devices),
@@ -159,21 +156,12 @@ def describe(seed: int) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # A fork, such as pillow-simd.
-        return None
-
-
 def _commit() -> str | None:
     """Returns the commit of this package's source, with '-dirty' if files were changed."""
     root = pathlib.Path(hypjax.__file__).parents[1]
     if not (root / ".git").exists():
         return None  # Installed: a repository around it would belong to another project.
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
+    return None

@@ -95,12 +95,12 @@ INVALID = {
         (f"{RESNET} model.num_heads=0 model.drop_path=0.1", "Transformer"),
         (f"{CACHED} model.drop_path=0.1", "cached_features"),
         ("model.load_head=True", "model.weights"),
-        ("model.head=none model.weights=a model.load_head=True", "model.head is none"),
+        ("model.head=none model.weights=a model.load_head=True", "model.head is set"),
         ("model.head=none model.head_init=pca", "orthogonal"),
     ],
     "spaces": [
-        ("objective.space=sphere objective.curvatures=1,2", "no curvature"),
-        ("objective.space=sphere objective.learn_c=True", "no curvature"),
+        ("objective.space=sphere objective.curvatures=1,2", "has a curvature"),
+        ("objective.space=sphere objective.learn_c=True", "has a curvature"),
         ("objective.learn_c=True objective.c=20", "objective.c_bounds"),
         ("objective.learn=temperature,temperature", "each once"),
         (
@@ -111,12 +111,12 @@ INVALID = {
         ("eval.prefixes=8 eval.pca.head=8", "prefixes"),
     ],
     "data": [
-        ("data.path=photos", "None if data.name is glyphs"),
+        ("data.path=photos", "None unless data.name"),
         ("data.name=folder", "a folder, a table"),
         ("data.resize=24", "data.image_size"),
         ("data.mean=0.5,0.5,0.5", "per channel"),
         ("data.split=images", "classes unless"),
-        ("data.decoder=fast run.cache=host", "none if data.decoder is fast"),
+        ("data.decoder=fast run.cache=host", "none unless data.decoder"),
         ("data.stored_side=64", "run.cache is device"),
         (f"{CACHED} run.cache=device", "none or host"),
     ],
@@ -128,9 +128,9 @@ INVALID = {
     "training": [
         ("model.head=none optim.frozen=encoder", "config.model.head"),
         ("train.cached_features=True", "lowest layers"),
-        (f"{CACHED} train.lora_rank=4", "0 if optim.frozen names the encoder"),
+        (f"{CACHED} train.lora_rank=4", "0 unless the encoder"),
         ("train.probe_steps=300 train.total_steps=300", "below train.total_steps"),
-        ("train.probe_steps=3 model.head=none", "model.head is none"),
+        ("train.probe_steps=3 model.head=none", "model.head is set"),
     ],
 }
 
