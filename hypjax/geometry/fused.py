@@ -23,33 +23,28 @@ class Composite(Space):
     A point holds its coordinates in each part, one after the other, as many in each. Inner products
     do not rank such points, but the products of each part bound its distances, and so what is
     combined of them, see `hypjax.retrieval.scores`.
-
-    Attributes:
-        parts: Pairs of a space and the weight of its distance, at least 0.
     """
 
+    # Pairs of a space and the weight of its distance, at least 0.
     parts: tuple[tuple[InnerProductSpace, float | Float[Array, ""]], ...]
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if there is no space, or if a weight is out of range."""
-        if not self.parts:
-            raise ValueError("there must be at least one space")
-        if not all(isinstance(part, tuple) and len(part) == 2 for part in self.parts):
-            raise ValueError("each part must be a pair of a space and a weight")
-        for space, weight in self.parts:
-            if isinstance(space, Composite):
-                raise ValueError("a part has parts itself; list these instead")
+        if not self.parts or any(isinstance(space, Composite) for space, _ in self.parts):
+            raise ValueError("there must be at least one space, and none may have parts itself")
+        for _, weight in self.parts:
             require_positive("a weight", weight)
 
     def __str__(self) -> str:
-        def short(weight: float | Float[Array, ""]) -> object:
-            return round(weight, 4) if isinstance(weight, float) else weight
-
-        return " + ".join(f"{short(weight)} × {space}" for space, weight in self.parts)
+        pairs = (
+            (round(weight, 4) if isinstance(weight, float) else weight, space)
+            for space, weight in self.parts
+        )
+        return " + ".join(f"{weight} × {space}" for weight, space in pairs)
 
     def shares(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
-        """The features that each part embeds."""
-        raise NotImplementedError
+        """The features that each part embeds: by default an equal share, in the parts' order."""
+        return self.split(features)
 
     def combined(self, distances: Iterable[Numbers]) -> Numbers:
         """The distance from those in each part, with which it increases: by default their sum."""
@@ -160,10 +155,6 @@ class Product(Composite):
 
     def __str__(self) -> str:
         return f"the product {super().__str__()}"
-
-    def shares(self, features: Vectors) -> list[Float[Array, "*b k"]]:
-        """An equal share of the features for each part, in their order."""
-        return self.split(features)
 
     def combined(self, distances: Iterable[Numbers]) -> Numbers:
         """The root of the sum of squared lengths, or the sum; the root has gradient 0 at 0."""

@@ -105,8 +105,8 @@ def create_space(fields: Mapping[str, Any]) -> Space:
 def unused_fields(fields: Mapping[str, Any]) -> set[str]:
     """Names of fields of `config.objective` that have no effect.
 
-    They are those that only other spaces have, on the sphere `c` and `curvatures`, `c` beside
-    several curvatures, and, unless c is learned, those that say how.
+    They are those that only other spaces have, `c` beside several curvatures, or both on the
+    sphere, and, unless c is learned, those that say how.
     """
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
     unused = set().union(*named.values())

@@ -222,12 +222,34 @@ class Declaration:
     code: Any = None  # The user's function or `Objective`; None for hypjax's own.
 
 
-def settings(
-    function: Callable[..., Any], rules: Mapping[str, Rule], learnable: Sequence[str] = ()
-) -> dict[str, Field]:
-    """Fields for arguments of a function, with their defaults there."""
+def declare(
+    function: Callable[..., Any],
+    rules: Mapping[str, Rule],
+    *,
+    build: Callable[[Callable[..., Any], ConfigDict, Space], Objective],
+    shared: Mapping[str, Field],
+    learnable: Sequence[str] = (),
+    **facts: Any,
+) -> Declaration:
+    """Declares a loss that is a function, with fields by the names of its arguments.
+
+    Args:
+        function: The loss; arguments have the defaults of their fields.
+        rules: Rules of the arguments that are fields.
+        build: Builds the objective from the function with its settings, a run's configuration and
+            its space.
+        shared: Further fields, which all losses of this kind have.
+        learnable: Arguments that may be learned.
+        **facts: See `Declaration`.
+    """
     defaults = inspect.signature(function).parameters
-    return {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+    own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+
+    def create(config: ConfigDict, space: Space) -> Objective:
+        loss = functools.partial(function, **{name: config.objective[name] for name in own})
+        return build(loss, config, space)
+
+    return Declaration(create, {**own, **shared}, function=function, **facts)
 
 
 def adjacent_samples(config: ConfigDict) -> int | None:

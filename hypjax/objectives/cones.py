@@ -54,9 +54,9 @@ def entailment(
     cone without a gradient; here it is not.
 
     Args:
-        points: Points of the hyperboloid, see `hypjax.geometry.cones`.
+        points: Points of the hyperboloid of this c, as are the apexes, see `hypjax.geometry.cones`.
         labels: Number of each point's cone, from 0.
-        apexes: Points of the hyperboloid.
+        apexes: Apexes of the cones.
         c: Negative curvature.
         radius: K > 0.
         negatives: λ; 0 in MERU.
@@ -82,10 +82,7 @@ def _outside(
 def create_cones(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Cones":
-    """Builds a run's objective; `create_base` builds the other loss.
-
-    Raises `UserError` in a space that is not hyperbolic, or too flat for cones.
-    """
+    """Builds a run's objective in a hyperbolic space; `create_base` builds the other loss."""
     fields, ball = config.objective, space.ball()
     if ball is None:
         raise UserError(
@@ -120,11 +117,7 @@ class Cones(Extension):
 
     Coarse classes are the groups that the training set has for its classes. The apexes of their
     cones are parameters that the space embeds like the head's outputs. Cones are those of the
-    hyperboloid to which the space is isometric.
-
-    Attributes:
-        base: The other loss, in a hyperbolic space.
-        weight: Weight of the entailment loss; the others are those of `CONE_FIELDS`, too.
+    hyperboloid to which the space is isometric. For numbers see `CONE_FIELDS`.
     """
 
     weight: float

@@ -21,9 +21,9 @@ from hypjax.objectives.base import (
     Metrics,
     Objective,
     adjacent_samples,
+    declare,
     loss_function,
     requested,
-    settings,
 )
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
@@ -157,13 +157,12 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
     names = requested(title, function, OFFERED)
     arguments = inspect.signature(function).parameters.items()
     simple = [name for name, each in arguments if type(each.default) in (bool, int, float, str)]
-    fields = settings(function, {name: ANY for name in simple if name not in OFFERED})
+    rules = {name: ANY for name in simple if name not in OFFERED}
 
-    def create(config: ConfigDict, space: Space) -> FunctionObjective:
-        loss = functools.partial(function, **{name: config.objective[name] for name in fields})
+    def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
         return FunctionObjective(space, loss, title, names, adjacent_samples(config))
 
-    return Declaration(create, fields, code=function)
+    return declare(function, rules, build=build, shared={}, code=function)
 
 
 @dataclasses.dataclass(frozen=True)

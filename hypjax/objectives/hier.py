@@ -27,7 +27,7 @@ HIER_FIELDS = {
     # τ, which divides distances before noise is added: the authors' code. The paper has none.
     "hier_temperature": Field(0.1, ABOVE_0),
     "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
-    # 'adam', with gradients scaled by the inverse metric, as in the authors' code; 'riemannian':
+    # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
     # proxies are points of the ball, which Riemannian Adam moves.
     "hier_optimizer": Field("adam", one_of("adam", "riemannian")),
 }
@@ -193,10 +193,7 @@ class Hier(Extension):
         """The ball, in which gradients are scaled by the inverse metric."""
         return dataclasses.replace(self.ball, riemannian=True)
 
-    @property
-    def score_space(self) -> PoincareBall:
-        """The ball."""
-        return self.ball
+    score_space = property(lambda self: self.ball)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
         """Replaces those of the other loss, and those of the ball."""
@@ -261,21 +258,9 @@ class Hier(Extension):
         space = self.space
         for_triplets, for_noise = jax.random.split(key)
         distances = lax.stop_gradient(space.distance_matrix(points, points))
-        triplets = reciprocal_triplets(
-            jnp.exp(-distances) + alike,
-            for_triplets,
-            neighbors=self.neighbors,
-            per_anchor=self.triplets,
-        )
+        numbers = {"neighbors": self.neighbors, "per_anchor": self.triplets}
+        triplets = reciprocal_triplets(jnp.exp(-distances) + alike, for_triplets, **numbers)
         noise = jax.random.gumbel(for_noise, (2, len(triplets.indices), len(proxies)))
-        loss = hier(
-            points,
-            proxies,
-            triplets.indices,
-            noise,
-            space=space,
-            margin=self.margin,
-            temperature=self.temperature,
-            valid=triplets.valid,
-        )
+        settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
+        loss = hier(points, proxies, triplets.indices, noise, space=space, **settings)
         return loss, jnp.mean(triplets.valid)

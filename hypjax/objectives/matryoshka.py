@@ -46,14 +46,11 @@ class Matryoshka(Extension):
 
     The loss gets the first coordinates as if the head had no others. Its parameters, which all
     prefixes share, have the dimension of the whole head; `ProxyObjective` takes the first
-    coordinates of its proxies, as the paper does of its classifiers (MRL-E).
-
-    Attributes:
-        base: The loss, without a state: a memory would hold points of one dimension.
-        dims: Dimensions of the prefixes, ascending, below that of the head, which is added.
+    coordinates of its proxies, as the paper does of its classifiers (MRL-E). It has no state: a
+    memory would hold points of one dimension.
     """
 
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # Of the prefixes, ascending, below that of the head, which is added.
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns the parameters of the loss, and no state.

@@ -9,8 +9,8 @@ are those of `contrastive`, and so are its errors.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from collections.abc import Callable
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,11 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
-    Declaration,
     Metrics,
     Objective,
     Spec,
     adjacent_samples,
-    settings,
+    declare,
 )
 from hypjax.objectives.comparisons import (
     SPHERE,
@@ -365,28 +364,6 @@ MEMORY = {
 }
 
 
-def pair_loss(
-    function: Callable[..., Array],
-    rules: Mapping[str, Rule],
-    *,
-    learnable: Sequence[str] = (),
-    by_tuple: bool = False,
-    **facts: Any,
-) -> Declaration:
-    """Declares a loss of pairs, or of tuples, with fields by the names of its arguments.
-
-    Rules and `learnable` are those of the fields; further facts are those of a `Declaration`.
-    """
-    own = settings(function, rules, learnable)
-
-    def create(config: ConfigDict, space: Space) -> PairObjective:
-        loss = functools.partial(function, **{name: config.objective[name] for name in own})
-        return (_create_of_tuples if by_tuple else _create)(loss, config, space)
-
-    fields = {**own, **({} if by_tuple else MEMORY), **KOLEO}
-    return Declaration(create, fields, by_tuple=by_tuple, function=function, **facts)
-
-
 def _create_of_tuples(
     function: Callable[..., Array], config: ConfigDict, space: Space
 ) -> PairObjective:
@@ -410,6 +387,7 @@ def _create(function: Callable[..., Array], config: ConfigDict, space: Space) ->
     return PairObjective(space, function, adjacent_samples(config), *shared)
 
 
+pair_loss = functools.partial(declare, build=_create, shared={**MEMORY, **KOLEO})
 _TEMPERATURE = {
     "rules": {"temperature": ABOVE_0},
     "learnable": ("temperature",),
@@ -420,7 +398,12 @@ _TEMPERATURE = {
 # unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
 # base 1. Those of Circle are the paper's for fine-grained retrieval.
 PAIR_LOSSES = {
-    "tuple_contrastive": pair_loss(tuple_contrastive, {"margin": ABOVE_0}, by_tuple=True),
+    "tuple_contrastive": declare(
+        *(tuple_contrastive, {"margin": ABOVE_0}),
+        build=_create_of_tuples,
+        shared=KOLEO,
+        by_tuple=True,
+    ),
     # IRT trains it on batches of any classes, too.
     "contrastive": pair_loss(contrastive, {"margin": at_least(-1)}),
     "multi_similarity": pair_loss(

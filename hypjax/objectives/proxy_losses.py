@@ -8,8 +8,7 @@ The proxies are trained with the model. Arguments that a loss does not explain a
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +18,15 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, within
+from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import (
-    Declaration,
     Group,
     Metrics,
     Objective,
     Spec,
     adjacent_samples,
-    settings,
+    declare,
 )
 from hypjax.objectives.comparisons import (
     SPHERE,
@@ -171,9 +169,8 @@ def arcface(
     where θ is nearly 0 or π.
 
     The margin is an angle between two points as seen from the centre, which is their distance on
-    the sphere alone. In the ball, whose angles at the origin are the sphere's, it would not depend
-    on how far out points lie, by which the ball compares them. `Hier` adds this loss of the angles
-    to one of the ball's distances; `cosface` has a margin for any space.
+    the sphere alone. In the ball it would not depend on how far out points lie. `Hier` adds this
+    loss of the angles to one of the ball's distances; `cosface` has a margin for any space.
 
     Settings:
         proxies: Points of the sphere, K centres for each class.
@@ -301,43 +298,30 @@ _SHARED = {
 }
 
 
-def proxy_loss(
-    function: Callable[..., Array],
-    rules: Mapping[str, Rule],
-    *,
-    learnable: Sequence[str] = (),
-    centres: int | None = None,
-    **facts: Any,
-) -> Declaration:
-    """Declares a loss of proxies, with fields by the names of its arguments.
-
-    Rules and `learnable` are those of the fields, and `centres` is the default number of proxies of
-    a class, None for a loss that takes one. Further facts are those of a `Declaration`.
-    """
-    own = settings(function, rules, learnable)
-    number = {} if centres is None else {"centres": Field(centres, within(1, 10**4))}
-
-    def create(config: ConfigDict, space: Space) -> ProxyObjective:
-        fields = config.objective
-        points = fields.proxy_optimizer == "riemannian"
-        if points and (fields.learn_c or space.ball() is not space):
-            raise UserError(
-                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
-                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
-            )
-        return ProxyObjective(
-            space=space,
-            function=functools.partial(function, **{name: fields[name] for name in own}),
-            centres=fields.get("centres"),
-            rate=fields.proxy_rate,
-            points=points,
-            samples_per_class=adjacent_samples(config),
+def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
+    """Builds a run's objective, whose proxies are points only of a ball that stays as it is."""
+    fields = config.objective
+    points = fields.proxy_optimizer == "riemannian"
+    if points and (fields.learn_c or space.ball() is not space):
+        raise UserError(
+            "config.objective.proxy_optimizer is riemannian; it must be adam unless "
+            "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
         )
+    proxies = fields.get("centres"), fields.proxy_rate, points
+    return ProxyObjective(space, function, *proxies, adjacent_samples(config))
 
-    return Declaration(create, {**own, **number, **_SHARED}, function=function, **facts)
+
+def _centres(default: int) -> dict[str, Field]:
+    """Fields of a loss with several proxies of a class."""
+    return {"centres": Field(default, within(1, 10**4)), **_SHARED}
 
 
-_TEMPERATURE = {"rules": {"temperature": ABOVE_0}, "learnable": ("temperature",)}
+proxy_loss = functools.partial(declare, build=_create)
+_TEMPERATURE = {
+    "rules": {"temperature": ABOVE_0},
+    "learnable": ("temperature",),
+    "shared": _SHARED,
+}
 # Defaults are those of the papers, see the functions.
 PROXY_LOSSES = {
     "arcface": proxy_loss(
@@ -345,14 +329,17 @@ PROXY_LOSSES = {
         # In radians: up to a right angle.
         {"scale": ABOVE_0, "margin": within(0, 1.57), "cosine_margin": at_least(0)},
         learnable=("scale",),
-        centres=1,
+        shared=_centres(1),
         spaces=("sphere",),
     ),
     "cosface": proxy_loss(
-        cosface, {"scale": ABOVE_0, "margin": at_least(0)}, learnable=("scale",), centres=1
+        cosface,
+        {"scale": ABOVE_0, "margin": at_least(0)},
+        learnable=("scale",),
+        shared=_centres(1),
     ),
     "proxy_anchor": proxy_loss(
-        proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, variant="pa"
+        proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, shared=_SHARED, variant="pa"
     ),
     "proxy_nca": proxy_loss(proxy_nca, **_TEMPERATURE, variant="nca"),
     "normalized_softmax": proxy_loss(normalized_softmax, **_TEMPERATURE, variant="softmax"),
@@ -360,7 +347,7 @@ PROXY_LOSSES = {
         soft_triple,
         {"scale": ABOVE_0, "gamma": ABOVE_0, "margin": at_least(0), "regularization": at_least(0)},
         learnable=("scale",),
-        centres=10,
+        shared=_centres(10),
         variant="softtriple",
     ),
 }

@@ -45,8 +45,6 @@ def test_a_memory_holds_the_latest_points(size):
         assert [row for row in found if row[1] >= 0] == sorted(kept)
         oldest = int(memory.place) if len(kept) == size else 0
         assert memory.points[oldest].tolist() == kept[0][0]
-    with pytest.raises(ValueError, match=f"a memory of {size} rows cannot hold 13 points"):
-        memory.rows(13)
 
 
 def test_a_memory_takes_no_points_that_are_not_finite():
