@@ -1,6 +1,7 @@
 """Trains and evaluates."""
 
 import pathlib
+import re
 from typing import Any
 
 from hypjax import command
@@ -48,8 +49,7 @@ def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.workdir import read_run_config
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
     from hypjax.system.cloud import is_url
 
     for flag in ("workdir", "name"):
@@ -57,11 +57,12 @@ def main(overrides: list[str]) -> None:
             raise UserError(f"--{flag} is empty; name a folder, or omit the flag")
     if FLAGS.workdir and FLAGS.name:
         raise UserError("give either --workdir or --name")
-    if FLAGS.mode == "evaluate" and FLAGS.profile:
+    evaluates = FLAGS.mode == "evaluate"
+    if evaluates and FLAGS.profile:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
     named = FLAGS.workdir or (FLAGS.name and f"runs/{FLAGS.name}")
-    source = FLAGS.config or named
-    if not FLAGS.config and not (FLAGS.mode == "evaluate" and named):
+    source = FLAGS.config or (named if evaluates else None)
+    if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     read = read_config if FLAGS.config else read_run_config
     unchanged = read(source)
@@ -81,12 +82,12 @@ def main(overrides: list[str]) -> None:
         processes.join(FLAGS.coordinator, *known)
     elif known != (None, None):
         raise UserError("--coordinator is missing: HOST:PORT of the first process")
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     if FLAGS.dry_run:
         from hypjax.training.dry_run import dry_run
 
         dry_run(config)
-    elif FLAGS.mode == "evaluate":
+    elif evaluates:
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not named:
@@ -112,10 +113,9 @@ def _parse_steps(text: str | None) -> tuple[int, int] | None:
     """Parses the first and last step of '10:15'."""
     if text is None:
         return None
-    first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal()):
+    if not re.fullmatch("[0-9]+:[0-9]+", text):
         raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
-    return int(first), int(last)
+    return tuple(map(int, text.split(":")))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ FLAGS = command.Flags(
         "Part of the dataset to prepare in its place; every result will say so. For cars196: train "
         "(cars_train and the devkit alone), or train_boxes (cut to the boxes as well)."
     ),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.DATA_DIR,
     allow_partial=command.boolean("Accept an incomplete dataset; every result will say so."),
     skip_corrupt=command.boolean("Skip images that cannot be read."),
 )
@@ -27,7 +27,7 @@ def main() -> None:
     FLAGS.require("dataset")
     from hypjax.data.preparation import prepare
 
-    builder = prepare.prepare(
+    folder = prepare.prepare(
         FLAGS.dataset,
         data_dir=FLAGS.data_dir,
         manual_dir=FLAGS.manual_dir,
@@ -35,7 +35,7 @@ def main() -> None:
         allow_partial=FLAGS.allow_partial,
         skip_corrupt=FLAGS.skip_corrupt,
     )
-    print(prepare.summary(builder))
+    print(prepare.summary(folder))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,18 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
+from mteb.models.model_meta import ModelMeta
 
 from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.model import load
-
-if TYPE_CHECKING:
-    from mteb.models.model_meta import ModelMeta
+from hypjax.retrieval.inputs import blocks
 
 _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 
@@ -25,34 +24,24 @@ _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 class MtebEncoder:
     """A trained model, which mteb evaluates by the distance of the model's own space.
 
-    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Retrieval and other
-    tasks of pairs rank by the distance. Tasks that fit a classifier or clusters to the vectors
-    treat points as coordinates of a flat space, as mteb does with the vectors of all models.
-
-    Attributes:
-        space: Space of the embeddings.
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks that fit a
+    classifier or clusters to the vectors treat points as coordinates of a flat space.
     """
 
-    def __init__(self, model_name: str | os.PathLike[str], part: str = "head") -> None:
-        """Loads a model.
-
-        Args:
-            model_name: Folder of a run or of a published model, its URL, or its name on the hub;
-                see `hypjax.load`.
-            part: Which embedding to compute, see `hypjax.load`.
-        """
-        self._model = load(model_name, part)
+    def __init__(self, model_name: str | os.PathLike[str]) -> None:
+        """Loads a model, see `hypjax.load`."""
+        self._model = load(model_name)
         self.space = self._model.space
 
     @functools.cached_property
-    def mteb_model_meta(self) -> "ModelMeta":
+    def mteb_model_meta(self) -> ModelMeta:
         """What mteb records of the model: its name, and as revision its fingerprint."""
-        from mteb.models.model_meta import ModelMeta
-
+        # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
+        hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
         return ModelMeta.create_empty(
             {
-                "name": _name(self._model.source, self._model.part),
+                "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
                 "revision": self._model.fingerprint,
                 "framework": ["JAX"],
                 "modalities": ["image"],
@@ -63,19 +52,8 @@ class MtebEncoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], **options: Any
     ) -> Float[np.ndarray, "images d"]:
-        """Embeds the images of mteb's batches.
-
-        Args:
-            inputs: Batches, each with a list of images as "image".
-            options: The task, its split, and other arguments of mteb, which are unused.
-
-        Returns:
-            Points of the model's space, float32, one row for each image.
-
-        Raises:
-            UserError: A batch holds no images.
-        """
-        del options
+        """Points of the model's space for the images of mteb's batches, float32."""
+        del options  # The task, its split and others.
         rows = []
         for batch in inputs:
             if "image" not in batch:
@@ -88,23 +66,24 @@ class MtebEncoder:
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32.
 
-        They are computed in float64, in which one matrix product keeps the digits of close points.
+        In float64, one matrix product keeps the digits of close points.
         """
         one, other = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
-            blocks = [
-                -np.asarray(_distances(self.space, one[first : first + _BLOCK], other))
-                for first in range(0, len(one), _BLOCK)
-            ]
-        return np.concatenate([np.float32(block) for block in blocks])
+            return -np.concatenate(
+                [
+                    np.asarray(_distances(self.space, one[block], other), np.float32)
+                    for block in blocks(len(one), _BLOCK)
+                ]
+            )
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
     ) -> Float[np.ndarray, " n"]:
         """Negative distances of rows in the model's space, float32."""
+        rows = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
-            found = self.space.distance(_rows(embeddings1), _rows(embeddings2))
-            return -np.asarray(found, np.float32)
+            return -np.asarray(self.space.distance(*rows), np.float32)
 
 
 @jax.jit
@@ -115,10 +94,3 @@ def _distances(space: Space, one: Any, other: Any) -> Any:
 def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
     """Embeddings in float64; mteb may hand over tensors of PyTorch, and single points."""
     return np.atleast_2d(np.asarray(embeddings, np.float64))
-
-
-def _name(source: str, part: str) -> str:
-    """OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax."""
-    hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", source)
-    name = hub[1] if hub else f"hypjax/{pathlib.Path(source).name}"
-    return name if part == "head" else f"{name}-{part}"

@@ -1,7 +1,7 @@
 """Depthwise convolution: each channel has a kernel of its own.
 
-XLA's convolutions of this kind, and above all their gradients, are slow on CPUs. There they are
-sums of shifted images, which it compiles to one loop over channels that lie side by side.
+XLA's, and above all their gradients, are slow on CPUs. There they are sums of shifted images, which
+it compiles to one loop over channels that lie side by side.
 """
 
 import functools
@@ -23,12 +23,6 @@ class DepthwiseConv(nn.Module):
 
     The result has the sides of the images divided by the stride, rounded up; of the zeros around
     them, odd ones are below and on the right.
-
-    Attributes:
-        size: Side of the kernel.
-        dtype: Dtype of the products and the result.
-        kernel_init: How the kernel [size, size, 1, channels] is drawn.
-        stride: Distance of the windows.
     """
 
     size: int
@@ -58,15 +52,8 @@ def depthwise_conv(
 ) -> Float[Array, "batch h2 w2 channels"]:
     """Correlates each channel with its kernel, as convolutions of neural networks do.
 
-    Args:
-        x: Images, of the same dtype as the kernel.
-        kernel: The kernels of all channels.
-        stride: Distance of the windows.
-        padding: Zeros before and after the images.
-
-    Returns:
-        An array of the dtype of the images. Sums are float32 on CPUs, in products of float32 on
-        every device.
+    Images, kernels and the result share a dtype. Sums are float32 on CPUs, and for float32 on every
+    device.
     """
     return jax.lax.platform_dependent(
         x,

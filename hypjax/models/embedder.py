@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.geometry import learned
-from hypjax.models.architectures import check_encoder, create_encoder, image_sides
+from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, OwnEncoder, own_encoder
-from hypjax.models.vit import VisionTransformer, resize_positions
+from hypjax.models.own import ENCODERS, SIZES, own_encoder
+from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
 
@@ -26,7 +26,7 @@ class Embedder(nn.Module):
     code), or nothing (IRT). Its output is not yet mapped into any space.
 
     Attributes:
-        encoder: Module that maps normalised images to embeddings.
+        encoder: The encoder.
         head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
         head_kind: 'dense', 'norm_dense', or 'none'.
         learned: Numbers of the objective that are learned, by name, as they are before training.
@@ -77,10 +77,10 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds the model that a run's whole configuration, already validated, describes.
+    """Builds the model of a run's validated configuration, for a device.
 
     To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`; the parameters are the
-    same. The device is the one that computes, see `compute_dtype`.
+    same.
     """
     model = config.model
     numbers = tuple(learned.learned_numbers(config.objective).items())
@@ -93,7 +93,7 @@ def create_embedder(
         "remat": config.run.remat,
     }
     if model.architecture == "vit":
-        sizes = {name: model[name] for name in ("patch_size", "width", "depth", "num_heads")}
+        sizes = {name: model[name] for name in SIZES}
         encoder = check_encoder(VisionTransformer(**sizes, **options))
     elif model.architecture in ENCODERS:
         encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
@@ -113,11 +113,9 @@ def model_shapes(model: Embedder, view: View) -> PyTree:
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
-    """Returns the side of images at a scale, in pixels.
+    """The side of images, in pixels, at a scale relative to `encoder.image_size`.
 
-    The scale is relative to `encoder.image_size`. The side is rounded to whole patches, halves up,
-    and at least one patch: a position embedding belongs to a whole patch. For a ResNet it is
-    rounded to whole pixels.
+    It is rounded, halves up, to whole patches, to which position embeddings belong, or to pixels.
     """
     unit = getattr(encoder, "patch_size", 1)
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
@@ -136,13 +134,7 @@ def resize_images(images: Images, side: int) -> Float[Array, "batch side side ch
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
     """Returns a model for images of another side, in pixels, and interpolates its positions."""
     encoder = check_encoder(model.encoder.clone(image_size=side))
-    positions = params["encoder"].get("pos_embed")
-    if positions is not None and not isinstance(encoder, OwnEncoder):
-        old, new = (
-            tuple(side // encoder.patch_size for side in image_sides(each))
-            for each in (model.encoder, encoder)
-        )
-        prefix = positions.shape[1] - math.prod(old)
-        resized = {"pos_embed": resize_positions(positions, new, prefix)}
-        params = {**params, "encoder": {**params["encoder"], **resized}}
+    if isinstance(encoder, VisionTransformer) and "pos_embed" in params["encoder"]:
+        resized = encoder.resized(params["encoder"]["pos_embed"])
+        params = {**params, "encoder": {**params["encoder"], "pos_embed": resized}}
     return model.clone(encoder=encoder), params

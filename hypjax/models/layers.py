@@ -33,23 +33,21 @@ def mirror(images: Images, flips: Bool[Array, " batch"]) -> Images:
     return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
 
 
-# Compute capabilities of NVIDIA's GPUs before Ampere, which cannot multiply bfloat16.
-_BEFORE_AMPERE = re.compile(r"[1-7]\.")
+def cuda_capability(device: jax.Device | None = None) -> float:
+    """Compute capability of an NVIDIA GPU, by default JAX's first device; 0 for any other one."""
+    capability = getattr(device or jax.local_devices()[0], "compute_capability", "")
+    return float(capability) if re.match(r"\d", capability) else 0.0  # AMD's are words.
 
 
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
     """Dtype of the encoder's matrix products on a device; by default JAX's first one.
 
-    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
-    cannot multiply bfloat16, all are float32.
+    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs.
     """
     device = device or jax.local_devices()[0]
-    if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
-        if precision != "float32":
-            warnings.warn(
-                f"{device.device_kind} cannot multiply bfloat16; float32 takes its place",
-                stacklevel=2,
-            )
+    if precision != "float32" and 0 < cuda_capability(device) < 8:  # Before Ampere.
+        words = f"{device.device_kind} cannot multiply bfloat16; float32 takes its place"
+        warnings.warn(words, stacklevel=2)
         precision = "float32"
     elif precision == "auto":
         precision = "float32" if device.platform == "cpu" else "bfloat16"
@@ -61,9 +59,7 @@ def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
 
     The tensor cores multiply such matrices without copies only if their sides are multiples of 8.
     """
-    device = device or jax.local_devices()[0]
-    capability = getattr(device, "compute_capability", "")
-    return jnp.dtype(dtype).itemsize == 2 and re.match(r"\d", capability) is not None
+    return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
@@ -173,6 +169,12 @@ class LayerNorm(nn.Module):
         return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 
+def normed(x: Float[Array, "... dim"], name: str, eps: float = 1e-6) -> Float[Array, "... dim"]:
+    """A LayerNorm that no linear layer follows, in float32; it is part of the calling module."""
+    x, (scale, shift) = LayerNorm(jnp.float32, eps, name=name)(x)
+    return x * scale + shift
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _normalized(
     x: Float[Array, "... dim"], dtype: jnp.dtype, eps: float
@@ -265,9 +267,7 @@ def poolings(class_tokens: int) -> list[str]:
     generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
     compare these).
     """
-    return [name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens] + list(
-        _PATCH_POOLINGS
-    )
+    return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
 
 def pooled_tokens(pooling: str) -> int | None:

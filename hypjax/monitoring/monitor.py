@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,66 +13,27 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry.learned import reported_names
-from hypjax.monitoring.health import FiniteWatch, HealthWatch
+from hypjax.monitoring.health import HealthWatch, check_finite
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, machine
 
 
-class Meter:
-    """Collects what steps return, and measures how long they wait for input.
+def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
+    """Summarises the metrics of steps, without those that were not finite.
 
-    At most two steps are in flight: while one computes, the input of the next is fetched. Waiting
-    counts even while the device computes, so the share of input is an upper bound.
+    Names in _min and _max have the extreme, those among `latest` the last value, and others the
+    mean.
     """
-
-    def __init__(
-        self, batch_size: int, stopwatch: Stopwatch, learned: Collection[str] = ()
-    ) -> None:
-        """Prepares readings; of the names of learned numbers, each has the latest value."""
-        self._batch_size, self._stopwatch = batch_size, stopwatch
-        self._latest = {"learning_rate", *learned}
-        self._metrics: list[Mapping[str, Any]] = []
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Excludes the time since the last reading from the rates, for example a compilation."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._waited = self._stopwatch.seconds()["input"]
-        self._steps, self._started = 0, time.monotonic()
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Adds a step's metrics, after the step before it has finished."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._metrics.append(metrics)
-        self._steps += 1
-
-    def read(self) -> dict[str, float]:
-        """Summarises the steps since the last reading, without those that were not finite.
-
-        Adds images per second, the share of time spent waiting for input, and the peak memory of
-        the process and the device in bytes.
-        """
-        metrics = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._started
-        wait = self._stopwatch.seconds()["input"] - self._waited
-        finite = [m for m in metrics if m["finite"]]
-        names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
-        values = {n: self._summary_of(n, [m[n] for m in finite]) for n in names}
-        values["skipped"] = int(metrics[-1]["skipped"])
-        if self._steps:
-            values["images_per_second"] = self._steps * self._batch_size / seconds
-            values["input_wait"] = wait / seconds
-        values |= machine.memory_peaks()
-        self._metrics = []
-        self.restart_clock()
-        return values
-
-    def _summary_of(self, name: str, values: Sequence[float]) -> float:
-        """The latest value of what is set or learned; of names in _min and _max the extreme."""
-        if name in self._latest:
-            return float(values[-1])
-        return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
+    steps = jax.device_get(steps)
+    finite = [metrics for metrics in steps if metrics["finite"]]
+    values = {"skipped": int(steps[-1]["skipped"])}
+    for name in finite[0].keys() - {"finite", "skipped"} if finite else ():
+        of_steps = [metrics[name] for metrics in finite]
+        summary = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
+        values[name] = float(of_steps[-1] if name in latest else summary(of_steps))
+    return values
 
 
 class Trace:
@@ -85,31 +46,30 @@ class Trace:
                 f"--profile is {steps[0]}:{steps[1]}; "
                 f"it must be two ascending steps from 1 to {total}"
             )
-        self._folder = folder
-        self._first, self._last = steps or (0, 0)
-        self._running = False
+        self._folder, self._open = folder, contextlib.ExitStack()
+        first, self._last = steps or (0, -1)
+        self._steps = range(first, self._last + 1)
 
     def before(self, step: int) -> None:
         """Call it before a step is dispatched."""
-        if not self._running and self._first <= step <= self._last:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        if step in self._steps:
+            self._steps = range(0)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
-            jax.profiler.start_trace(self._folder, profiler_options=options)
-            self._running = True
+            written = f"trace written to {self._folder}; open it with XProf or Perfetto"
+            self._open.callback(console.say, written)
+            trace = jax.profiler.trace(self._folder, profiler_options=options)
+            self._open.enter_context(trace)
 
     def after(self, step: int, outputs: Any) -> None:
         """Call it with what a step returned."""
-        if self._running and step == self._last:
+        if step == self._last:
             jax.block_until_ready(outputs)
             self.end()
 
     def end(self) -> None:
         """Ends the trace, if it is running."""
-        if self._running:
-            self._running = False
-            jax.profiler.stop_trace()
-            console.say(f"trace written to {self._folder}; open it with XProf or Perfetto")
+        self._open.close()
 
 
 class Monitor(contextlib.AbstractContextManager):
@@ -120,23 +80,25 @@ class Monitor(contextlib.AbstractContextManager):
         config: ConfigDict,
         steps: range,
         folder: pathlib.Path,
-        watch: FiniteWatch,
+        checkpoints: Checkpoints,
+        name: Callable[[int], str],
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0, and to write into a run's folder."""
-        size = config.train.batch_size
+        """Starts to observe steps, counted from 0, and to write into a run's folder.
+
+        `name` tells the name of a training image.
+        """
         self._first = self._reported = steps.start
-        self._watch, self._trace, self._stopwatch = watch, trace, stopwatch
+        self._train, self._checkpoints, self._name = config.train, checkpoints, name
+        self._trace, self.stopwatch = trace, stopwatch
+        self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry = Telemetry(folder, steps.start, config)
-        self._health = HealthWatch(
-            max(config.optim.warmup_steps, config.train.total_steps // 10),
-            size,
-            config.train.samples_per_class,
-            stop=config.train.on_collapse == "stop",
-        )
-        self._progress = console.Progress(steps.start, steps.stop, size)
-        self._meter = Meter(size, stopwatch, reported_names(config.objective))
+        self._health = HealthWatch(config)
+        self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
+        self._latest = {"learning_rate", *reported_names(config.objective)}
+        self._metrics: list[Mapping[str, Any]] = []  # Of the steps since the last report.
+        self._restart_clock()
 
     def __exit__(self, *args: object) -> None:
         self._trace.end()
@@ -146,21 +108,21 @@ class Monitor(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
         """Counts the body as waiting for a step's input."""
-        with self._stopwatch.part("input"):
+        with self.stopwatch.part("input"):
             yield
         self._trace.before(step)
 
-    def timing(self, part: str) -> contextlib.AbstractContextManager[None]:
-        """Counts the body as a part of the run, see `stopwatch.PARTS`."""
-        return self._stopwatch.part(part)
-
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Records a running step's metrics and its images' indices; checks the step before it."""
+        """Records a running step's metrics and its images' indices; checks the step before it.
+
+        So two steps at most are in flight: while one computes, the input of the next is fetched.
+        """
         self._trace.after(step, metrics)
-        self._meter.add(metrics)
-        self._watch.add(step, ids, metrics)
+        self._metrics.append(metrics)
+        self.settle()
+        self._unchecked = step, ids, metrics
         if step == self._first + 1:
-            self._meter.restart_clock()  # The first step includes compilation.
+            self._restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
     def report(self, step: int, *, judging: bool = True) -> None:
@@ -173,7 +135,15 @@ class Monitor(contextlib.AbstractContextManager):
         if step == self._reported:
             return
         self._reported = step
-        values = self._meter.read()
+        values = summarised(self._metrics, self._latest)
+        seconds = time.monotonic() - self._started
+        if steps := len(self._metrics) - self._timed:
+            values["images_per_second"] = steps * self._train.batch_size / seconds
+            # Waiting counts even while the device computes: this is an upper bound.
+            values["input_wait"] = (self.stopwatch.seconds()["input"] - self._waited) / seconds
+        values |= machine.memory_peaks()
+        self._metrics = []
+        self._restart_clock()
         self._telemetry.write(step, values)
         self._progress.show(values)
         if judging:
@@ -181,9 +151,18 @@ class Monitor(contextlib.AbstractContextManager):
 
     def settle(self) -> None:
         """Waits for the last step and checks it; call it before its state is used."""
-        self._watch.settle()
+        if self._unchecked:
+            (step, ids, metrics), self._unchecked = self._unchecked, None
+            images = (self._name(int(i)) for i in ids)
+            check_finite(step, images, metrics, self._train, self._checkpoints)
 
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step; the time of computing them does not count as training."""
         self._telemetry.write(step, values)
-        self._meter.restart_clock()
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        """Excludes the time since the last report from the rates, for example a compilation."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._waited = self.stopwatch.seconds()["input"]
+        self._timed, self._started = len(self._metrics), time.monotonic()

@@ -89,15 +89,9 @@ class Objective(Protocol):
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Initialises parameters and state; by default there are none.
+        """Returns parameters and state, trees of arrays; by default there are none.
 
-        Args:
-            key: Random key.
-            spec: Sizes of the model and the data.
-
-        Returns:
-            (params, state): trees of arrays. The optimiser trains the parameters; the state is only
-            passed from step to step.
+        The optimiser trains the parameters; the state is only passed from step to step.
         """
         del key, spec
         return {}, {}
@@ -170,10 +164,8 @@ Loss = Callable[
 def loss_function(objective: Objective) -> Loss:
     """The loss of an objective as a function of all `ARGUMENTS`, in their order.
 
-    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)).
-
-    Raises:
-        UserError: The method requires something else.
+    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
+    that requires something else is a `UserError`.
     """
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 

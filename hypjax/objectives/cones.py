@@ -134,10 +134,8 @@ class Cones(Extension):
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns parameters and state of the other loss, with apexes and coarse classes.
 
-        Apexes lie in random directions where their cones have a half-aperture of 45 degrees.
-
-        Raises:
-            UserError: The training classes have no groups.
+        Apexes lie in random directions where their cones have a half-aperture of 45 degrees. It is
+        a `UserError` if the training classes have no groups.
         """
         if not spec.coarse_classes:
             raise UserError(

@@ -106,10 +106,8 @@ _UNKNOWN = Declaration(_refuse, {})
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The number that divides distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace those of the configuration.
-
-    Raises:
-        UserError: The objective has no softmax over the negatives of an anchor.
+    Learned scalars, by name, replace those of the configuration. An objective without a softmax
+    over the negatives of an anchor is a `UserError`.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
     name = config.objective.name

@@ -25,16 +25,13 @@ def koleo(
     Each point's nearest is found by products. Its distance is then computed by subtraction, which
     keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
     the nearest may be found. Points within 1e-8 of each other count as that far apart, and
-    have no gradient.
+    have no gradient. Fewer than two points are a `ValueError`.
 
     Args:
         points: Points of the space, as from `space.embed`.
         space: The space.
         ids: Image of each point. An image may be in a batch several times, as tuples share
             negatives, and is not pushed away from itself; None if all are different.
-
-    Raises:
-        ValueError: There are fewer than two points.
     """
     points = jnp.asarray(points)
     if len(points) < 2:

@@ -53,11 +53,7 @@ class Matryoshka(Extension):
     dims: tuple[int, ...]  # Of the prefixes, ascending, below that of the head, which is added.
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
-        """Returns the parameters of the loss, and no state.
-
-        Raises:
-            UserError: The head has no more dimensions than a prefix.
-        """
+        """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
                 f"a prefix of {self.dims[-1]} dimensions is not shorter than the head's output, "

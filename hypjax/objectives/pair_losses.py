@@ -216,8 +216,7 @@ def triplet(
         **compared: For semi-hard triplets with traced labels, as by `jit`, no class may have more
             images than `samples_per_class`. `references` are only for the hardest triplets.
 
-    Raises:
-        ValueError: There is no such mining, or none with references.
+    Another mining, or a semi-hard one with references, is a `ValueError`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -270,9 +269,6 @@ def tuple_contrastive(
         space: Space that measures the distances.
         margin: m, the distance above which a negative does not count. IRT does not give it; this is
             that of the code on which it builds.
-
-    Raises:
-        ValueError: The images are no multiple of `size`, or that is below 3.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
@@ -307,8 +303,7 @@ class PairObjective(Objective):
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns no parameters, and the empty memory if there is one.
 
-        Raises:
-            UserError: The memory is smaller than a batch, or larger than the training set.
+        One that is smaller than a batch, or larger than the training set, is a `UserError`.
         """
         del key
         if not self.memory:

@@ -177,9 +177,6 @@ def arcface(
         scale: s > 0.
         margin: m, in radians, 0 or more; m2 in the paper's combined margin (with m1 = 1).
         cosine_margin: m′, m3 in the combined margin.
-
-    Raises:
-        ValueError: The space is not the sphere.
     """
     if not isinstance(space, Sphere):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
