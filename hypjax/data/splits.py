@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
+from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
     SAME_CLASSES,
@@ -55,8 +55,7 @@ def open_prepared(
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
     `data_dir` is the folder or URL of prepared datasets. Test classes are held out only if there
-    are no test images. Raises UserError if the dataset is unknown, is not prepared, cannot be read,
-    or has too few classes.
+    are no test images.
     """
     parts, known = _open(name, data_dir, decoding)
     if "train" not in parts and known["judgements"] is None:
@@ -85,10 +84,7 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds judged datasets to score, and distractors to all judged galleries.
-
-    Raises UserError if there are distractors, but no judged gallery.
-    """
+    """Adds judged datasets to score, and distractors to all judged galleries."""
     judged = splits.judgements is not None
     if distractors:
         if not names and not judged:
@@ -138,7 +134,7 @@ def _open(
         facts += [items.tolist() for items in itertools.chain(*judgements)]
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
-        parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
+        parts[split] = decoded_as(part, decoding)
     known = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
     return parts, {"fingerprint": hash_facts(facts), **known}
 
@@ -197,8 +193,8 @@ def open_images(
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     fingerprint = hash_facts(facts)
     sizes = measured[:, :2].astype(np.int32)
-    images = dataclasses.replace(images, sizes=sizes, fast=decoding.fast, source=fingerprint)
-    images = with_host_cache(images, decoding)
+    images = dataclasses.replace(images, sizes=sizes, source=fingerprint)
+    images = decoded_as(images, decoding)
     splits = _split(where, images, fingerprint, held_out)
     fill_cache(images, decoding.channels)
     return splits
@@ -249,39 +245,34 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed."""
-    if not images.facts[0]:  # In memory.
-        return _measure_all(images)
+    """Returns height, width and checksum of each image, from the cache if no file has changed.
+
+    Decodes each image; raises UserError if any cannot be read, and names the first ones.
+    """
     cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
-    if os.path.exists(cached):  # False, too, where the folder may not be read.
+    in_memory = not images.facts[0]
+    if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
         return np.load(cached)
-    measured = _measure_all(images)
-    with console.tolerating(f"the sizes of the images ({cached})"):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as temporary, temporary.open("wb") as file:
-            np.save(file, measured)
-    return measured
-
-
-def _measure_all(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Decodes each image; raises UserError if any cannot be read, and names the first ones."""
     console.say(f"checking {len(images)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), range(len(images)))
         bar = tqdm.tqdm(outcomes, total=len(images), unit="image", disable=None, leave=False)
         outcomes = list(bar)
-    broken = [
-        f"{name} ({outcome})"
-        for name, outcome in zip(images.names, outcomes, strict=True)
-        if isinstance(outcome, str)
-    ]
+    named = zip(images.names, outcomes, strict=True)
+    broken = [f"{name} ({reason})" for name, reason in named if isinstance(reason, str)]
     if broken:
         more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
         raise UserError(
             f"cannot read {len(broken)} of {len(images)} images: "
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
-    return np.array(outcomes, np.int64)
+    measured = np.array(outcomes, np.int64)
+    if not in_memory:
+        with console.tolerating(f"the sizes of the images ({cached})"):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as temporary, temporary.open("wb") as file:
+                np.save(file, measured)
+    return measured
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
