@@ -122,10 +122,7 @@ class Dataset:
         return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the part of the i-th image that views see, see `boxes`.
-
-        Raises UserError, which names the image, if it cannot be read.
-        """
+        """Returns the part of the i-th image that views see; raises UserError."""
         with self._naming_errors(i):
             if self.decoded is None:
                 image = pixels.decode(self.content(i), channels, upright=self.upright)

@@ -148,10 +148,7 @@ def _write_split(
 
 
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
-    """Opens the folder of a prepared dataset.
-
-    Raises UserError if files are damaged or missing, as all functions below do.
-    """
+    """Opens the folder of a prepared dataset; damaged or missing files are a UserError."""
     with reading(name, path):
         facts = json.loads((path / MANIFEST).read_text())
         facts["splits"] = {split: Count(*count) for split, count in facts["splits"].items()}

@@ -14,7 +14,7 @@ import tqdm
 from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import pixels
+from hypjax.data import photos, pixels, shards
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
@@ -23,16 +23,6 @@ from hypjax.data.parts import (
     Splits,
     check_classes,
     divide,
-)
-from hypjax.data.photos import (
-    IMAGES,
-    SPLITS,
-    TABLES,
-    check_columns,
-    find_dataset,
-    list_folder,
-    read_table,
-    read_vectors,
 )
 from hypjax.errors import UserError
 from hypjax.system import console
@@ -147,17 +137,18 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     classes or images to train or to search.
     """
     path = pathlib.Path(where).expanduser()
-    images = find_dataset(where)
+    images = shards.find_dataset(where)
     if images is None and path.is_dir():
-        images = list_folder(path)
+        images = photos.list_folder(path)
         images = images.take(np.flatnonzero(images.class_names != ""))
         if not len(images):
+            suffixes = ", ".join(sorted(shards.IMAGES))
             raise UserError(
-                f"no images in sub-folders of {path} ({', '.join(sorted(IMAGES))}); put the images "
-                "of each class into one"
+                f"no images in sub-folders of {path} ({suffixes}); put the images of each class "
+                "into one"
             )
-    elif images is None and path.suffix.lower() in TABLES:
-        images = read_table(path)
+    elif images is None and path.suffix.lower() in photos.TABLES:
+        images = photos.read_table(path)
     elif images is None:
         raise UserError(
             f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
@@ -172,7 +163,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 
     `labels` is a file with the classes, if the first one has none.
     """
-    images = read_vectors(path, labels)
+    images = photos.read_vectors(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
 
@@ -209,7 +200,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "name the column of classes (?label=NAME), or give features the array labels, or "
             "--config.data.labels"
         )
-    check_columns(where, images)
+    photos.check_columns(where, images)
     parts = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
@@ -229,14 +220,15 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 
 def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {name: set(parts[name].class_names) if name in parts else set() for name in SPLITS}
-    test = classes["test"] | classes["query"] | classes["gallery"]
-    if shared := classes["validation"] & test:
+    classes = {name: set(part.class_names) for name, part in parts.items()}
+    validation = classes.get("validation", set())
+    test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
+    if shared := validation & test:
         raise UserError(
             f"{where} has {len(shared)} classes in both validation and test, such as {min(shared)};"
             " the best model would be chosen on what it is tested on"
         )
-    for name, others in (("validation", classes["validation"]), ("test", test)):
+    for name, others in (("validation", validation), ("test", test)):
         if shared := classes["train"] & others:
             console.warn(
                 f"{len(shared)} of the classes in {where} are in both train and {name}, "

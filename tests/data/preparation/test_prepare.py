@@ -1,6 +1,5 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
-import dataclasses
 import io
 import re
 import zlib
@@ -36,7 +35,7 @@ def complete(monkeypatch):
             for split, part in written.items()
         }
         dataset, declared = preparation.declared(name), preparation.declared
-        dataset = dataclasses.replace(dataset, counts=counts)
+        dataset = dataset._replace(counts=counts)
         monkeypatch.setattr(
             preparation, "declared", lambda other: dataset if other == name else declared(other)
         )
