@@ -79,7 +79,7 @@ RUN = string("Folder of a trained run, or its URL.")
 RUNS = strings(
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
 )
-DATA_DIR = string("Folder of prepared datasets. Default: that of TFDS.")
+DATA_DIR = string("Folder of prepared datasets. Default: ~/tensorflow_datasets.")
 CHOSEN = {
     "images": integer(
         "Largest number of test images; of more, random classes are chosen. Memory and time grow "

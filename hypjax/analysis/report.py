@@ -80,10 +80,7 @@ class ShownRun(NamedTuple):
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
-    """Embeds the test images of runs that have the same, and writes a page about the runs.
-
-    The page shows so many queries, up to half of them successes, each with its k nearest images.
-    """
+    """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
     page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
     with writing(output):
@@ -94,17 +91,11 @@ def _read_run(run: Run, found: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results, times = read_results(folder / RESULTS) or {}, folder / TIMES
         seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-        written = _read_metrics(folder / METRICS), seconds, read_warnings(folder)
-    return ShownRun(run.name, found, results, *written)
-
-
-def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the lines of metrics.jsonl; one that a kill has cut off is left out."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines
+        metrics, lines = [], folder / METRICS
+        for line in lines.read_text().splitlines() if lines.exists() else ():
+            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
+                metrics.append(json.loads(line))
+        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
 
 
 def _render(runs: Sequence[ShownRun], queries: int) -> str:
@@ -277,12 +268,8 @@ def _disk(found: RunSearches) -> dict[str, str]:
 
 
 def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
-    """Writes the report of a finished run, named as its folder's path or URL; returns whether.
-
-    A failure is a warning, as the results are saved. A run of several processes has no report,
-    since one cannot embed images while the others wait.
-    """
-    if jax.process_count() > 1:
+    """Writes the report of a finished run, named as its location; a failure is only a warning."""
+    if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
     named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
     shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)

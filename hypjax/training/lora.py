@@ -1,8 +1,7 @@
 """LoRA (Hu et al., ICLR 2022): low-rank adapters of an encoder's kernels, as parameters.
 
 A kernel W with an adapter acts as W + (α/r)·A·B, and of the encoder only A and B are trained. The
-sum is computed in float32 before the modules are applied. They do not know of adapters, so that a
-merged model computes what it computed in training, and every architecture can have adapters.
+sum is computed in float32 before the modules are applied, which do not know of adapters.
 """
 
 import math
@@ -20,17 +19,11 @@ from hypjax.training.optim import ADAPTER, matches
 
 
 class Lora(NamedTuple):
-    """Which kernels have adapters, and of what size.
+    """Which kernels have adapters, and of what size."""
 
-    Attributes:
-        rank: The rank r of A·B.
-        alpha: The numerator α of its factor.
-        targets: Names or paths of parameters, see `optim.frozen`; kernels below them get adapters.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]
+    rank: int  # The r of A·B.
+    alpha: float  # The α of its factor.
+    targets: tuple[str, ...]  # Names or paths of parameters; kernels below them get adapters.
 
 
 def with_adapters(

@@ -34,10 +34,7 @@ def collect_results(
     run: Setup,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Scores the last model and the best one, and collects what results.json holds.
-
-    The best model is chosen on the validation classes only; without them there is none.
-    """
+    """Scores the last model and the one that is best on validation classes, for results.json."""
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
