@@ -272,7 +272,7 @@ def test_what_is_no_dataset_is_refused():
     for dataset, message in [
         (3, "int is no dataset"),
         (([1], [1, 2]), "1 images, but 2 labels"),
-        ({"dev": []}, "split 'dev'"),
+        ({"dev": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "split 'dev'"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
         with pytest.raises(UserError, match=message), config.ignore_type():

@@ -308,7 +308,7 @@ def _is_mesh(value: tuple[int, ...]) -> bool:
 def _run() -> ConfigDict:
     """Where and how the run is executed; these fields may change when it is resumed."""
     run = ConfigDict()
-    run.data_dir = _PATH  # Folder or URL of prepared datasets. None is TFDS's default.
+    run.data_dir = _PATH  # Folder or URL of prepared datasets.
     run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
     # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     run.cache = Field("none", one_of("none", "host", "device"))

@@ -127,7 +127,7 @@ def pretrained_features(
     train, source = splits.training_images(), evaluation_input(config)
     source = source._replace(view=source.view._replace(resize=source.view.side))
     if train.vectors is not None:
-        return train.given_vectors(), splits.notes
+        return train.vectors, splits.notes
     params = {"encoder": pretrained_encoder(config, model.encoder)}
     return Encodings(model, source).encode(params, train)[0], splits.notes
 

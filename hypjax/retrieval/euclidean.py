@@ -55,18 +55,10 @@ def nearest(
 ) -> _Found:
     """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
 
-    Args:
-        search: Searches the index, which holds the points as `in_ball` returns them.
-        gallery: The points in the index, of a space with a ball, or of the sphere.
-        queries: Points of the same space.
-        k: Number of neighbours.
-        space: The space.
-        candidates: Number of items of each search, among which the nearest are chosen by the
-            distance of the space; at least k, and better five times that.
-
-    Returns:
-        Separations, float64, and indices of the items, nearest first. Where the index returns
-        fewer than k items, the separation is infinite.
+    The index of `search` holds the points of the gallery as `in_ball` returns them. The nearest of
+    the `candidates` of each search are chosen by the distance of the space; at least k, and better
+    five times that. Returns separations, float64, and indices of the items, nearest first. Where
+    the index returns fewer than k items, the separation is infinite.
     """
     space.check(queries)
 

@@ -43,7 +43,6 @@ _SMALLEST_OFFSET = 2.0**-80
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
 
-
 Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
 
 
@@ -97,11 +96,10 @@ def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
     products = map(inner_products, queries.query, items.gallery)
-    slacks = (
-        of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0]
-        for of_query, of_item in zip(queries.slack, items.slack, strict=True)
-    )
-    bounds = [product - 2 * slack for product, slack in zip(products, slacks, strict=True)]
+    bounds = [
+        product - 2 * (of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0])
+        for product, of_query, of_item in zip(products, queries.slack, items.slack, strict=True)
+    ]
     return _in_space(space, bounds, -1)
 
 

@@ -132,7 +132,7 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     """The encoder's embeddings of the training images under the test view."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
     if train.vectors is not None:
-        return train.given_vectors()
+        return train.vectors
     alike = learner.model.encoder == images.model.encoder
     if images.encodings is not None and alike and 1.0 in images.source.scales:
         return images.encodings.of(params, train)[1.0]

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from hypjax.catalogue import PREPARED
 from hypjax.config import (
     choices,
     default_workdir,
@@ -16,8 +17,7 @@ from hypjax.config import (
     read_config,
     show_origins,
 )
-from hypjax.data.preparation.registry import BUILDERS
-from hypjax.data.splits import DISTRACTORS
+from hypjax.data.preparation.prepare import declared
 from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
@@ -270,7 +270,7 @@ def test_each_field_has_its_value_and_origin():
 
 
 def test_names_and_implementations_match():
-    assert {*choices.DATASETS, DISTRACTORS} == {*choices.USERS, *BUILDERS}
+    assert [getattr(declared(name), "name", name) for name in PREPARED] == [*PREPARED]
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
