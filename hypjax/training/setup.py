@@ -215,9 +215,9 @@ def describe(run: Setup, params: PyTree) -> None:
     console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
+        negatives = f"{plans.negatives} negatives mined among {plans.pool_size} images"
         console.say(
-            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
-            f"{plans.negatives} negatives mined among {plans.pool_size} images"
+            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with {negatives}"
         )
 
 
