@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from hypjax.analysis.hit_grid import save
 from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
-from hypjax.objectives import unused_fields
+from hypjax.geometry.registry import unused_fields
 from hypjax.runs import tables
 from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint

@@ -18,16 +18,16 @@ from ml_collections import ConfigDict
 
 from hypjax import __version__, parallel
 from hypjax.data.dataset import Dataset, union
-from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
+from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
-from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
@@ -215,12 +215,13 @@ class DatasetEmbedder:
         rows, starts = parallel.local_rows(mesh, size), range(0, total, size)
         if isinstance(images, Dataset):
             view, workers = View.of(config.data), config.run.workers
-            batches = evaluation_batches(images, view, size, workers, rows)
+            batches = readable_batches(images, view, size, workers, rows, tolerant=False)
+            inputs = (batch.images for batch in batches)
         else:
             padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
-            batches = (batch[rows.start : rows.stop] for batch in padded)
+            batches = inputs = (batch[rows.start : rows.stop] for batch in padded)
 
-        results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in batches)
+        results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in inputs)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             following = next(results, None)
             for rest in (total - first for first in starts):

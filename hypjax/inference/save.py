@@ -26,7 +26,6 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.objectives import SavedObjective
-from hypjax.objectives.create import stand_in
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
@@ -73,7 +72,6 @@ def save(
             be written.
     """
     head = encoder if isinstance(encoder, Embedder) else None
-    stand_in(_ELSEWHERE, {})
     config = default_config(_ELSEWHERE)
     view = {"image_size": image_size, "channels": channels, "resize": resize or image_size}
     config.data.update(name=GIVEN, test_view=test_view, **view)

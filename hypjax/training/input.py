@@ -19,7 +19,6 @@ from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
-from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
@@ -178,4 +177,4 @@ def _feature_batches(
 
 @jax.jit
 def _distances(space: Space, x: Array, y: Array) -> Float[Array, "*b"]:
-    return lengths(space, space.distance(x, y))
+    return space.length(space.distance(x, y))

@@ -66,8 +66,7 @@ def collect_results(
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
-    shown = [name for name in ("untrained", "final", "best") if name in results]
-    tested = {name: results[name] for name in shown}
+    tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print(f"{title(tested)}:")
     print(format_results(tested))
     if "validation" in results:

@@ -23,7 +23,8 @@ from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run, check_depth
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
-from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.objectives import Spec
+from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
@@ -197,8 +198,8 @@ def given_provenance(config: ConfigDict) -> dict[str, str]:
 
 def _users_code(config: ConfigDict) -> dict[str, str]:
     """Hashes of the loss and of the encoder, if they are the user's."""
-    loss, encoder = OBJECTIVES[config.objective.name].code, ENCODERS.get(config.model.architecture)
-    pieces = {"loss": loss, "encoder": encoder}
+    loss, encoder = declaration(config.objective.name), ENCODERS.get(config.model.architecture)
+    pieces = {"loss": loss.code, "encoder": encoder}
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
@@ -213,9 +214,9 @@ def describe(run: Setup, params: PyTree) -> None:
     console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
+        negatives = f"{plans.negatives} negatives mined among {plans.pool_size} images"
         console.say(
-            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
-            f"{plans.negatives} negatives mined among {plans.pool_size} images"
+            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with {negatives}"
         )
 
 

@@ -1,8 +1,8 @@
 """The train step: one jitted function from a state and a batch to the next state."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec, loss_function
-from hypjax.objectives.memory import Memory
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -183,7 +182,8 @@ def _updated(
         # Selected on the devices, so that the host need not wait for every step.
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
-        changed = _chosen(finite, changed, before)
+        lasting = (), (), learner.objective.lasting_state, ()
+        changed = (_chosen(finite, *each) for each in zip(changed, before, lasting, strict=True))
     trained, opt_state, objective_state, (teacher, average) = changed
     skipped = state.skipped + jnp.where(finite, 0, 1)
     params = optim.merge(trained, frozen)
@@ -200,13 +200,14 @@ def _updated(
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
 
-def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """The new tree, or the old one if the step is not valid; a memory is always the new one."""
+def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str]) -> PyTree:
+    """The new tree, or the old one if the step is not valid; lasting entries are always new."""
 
-    def choose(new: PyTree, old: PyTree) -> PyTree:
-        return new if isinstance(new, Memory) else jnp.where(valid, new, old)
+    def choose(path: tuple[Any, ...], new: Array, old: Array) -> Array:
+        names = {getattr(key, "key", None) for key in path}
+        return new if names & {*lasting} else jnp.where(valid, new, old)
 
-    return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, Memory))
+    return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
