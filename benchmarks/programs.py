@@ -28,7 +28,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import create_embedder
 from hypjax.models.embedder import model_shapes
-from hypjax.objectives import Spec
+from hypjax.objectives import Spec, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
@@ -192,7 +192,7 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch of evaluation."""
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = functools.partial(scored_spaces, config)
+    spaces = functools.partial(scored_spaces, config, create_objective(config))
     embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     view = View.of(config.data)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows

@@ -46,19 +46,14 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "__version__":
-        return _version()
+        from importlib import metadata
+
+        try:
+            return metadata.version("hypjax")  # Which its tag gave the installed package.
+        except metadata.PackageNotFoundError:  # The folder is on the path, but not installed.
+            return "0+unknown"
     if name == "train":  # A module that can be called.
         return importlib.import_module("hypjax.train")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"hypjax.{_MODULES[name]}"), name)
-
-
-def _version() -> str:
-    """The version of the installed package, which its tag gave it."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("hypjax")
-    except metadata.PackageNotFoundError:  # The folder is on the path, but not installed.
-        return "0+unknown"

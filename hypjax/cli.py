@@ -44,10 +44,7 @@ def main() -> None:
 
 
 def _usage() -> str:
-    lines = [
-        "Image retrieval with hyperbolic embeddings.\n",
-        "usage: hypjax COMMAND [--FLAG ...]\n",
-    ]
+    lines = ["Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"]
     for name, module in COMMANDS.items():
         summary = importlib.import_module(module).__doc__.splitlines()[0]
         lines.append(f"  {name:<14}{summary}")

@@ -19,15 +19,19 @@ from hypjax import errors
 from hypjax.system import exits, machine
 
 if TYPE_CHECKING:  # It imports JAX.
-    from hypjax.inference.external_embedder import ExternalEmbedder
+    from hypjax.inference.image_embedder import ImageEmbedder
 
 _OVERRIDE = "--config."
-_FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
+FIGURES = (".png", ".pdf", ".svg", ".jpg")
+
+
+flags.disclaim_key_flags()  # A flag belongs to the module that creates its `Flags`.
+
+# Defines a flag, whose name is the second argument.
+_Definition = Callable[["Flags", str], object]
 
 
 class _Numbers(flags.ListParser):
-    """Parses numbers that commas separate."""
-
     def __init__(self, kind: type) -> None:
         super().__init__()
         self._kind = kind
@@ -36,15 +40,8 @@ class _Numbers(flags.ListParser):
         return list(map(self._kind, super().parse(argument)))
 
 
-flags.disclaim_key_flags()  # A flag belongs to the module that creates its `Flags`.
-
-
-# Defines a flag, whose name is the second argument.
-_Definition = Callable[["Flags", str], object]
-
-
 def _kind(define: Callable[..., Any], default: Any = None, **bounds: Any) -> Callable[..., Any]:
-    """Returns a function of a flag's help and default, from one of absl that defines it."""
+    """Makes a kind of flag, a function of help and default, from absl's `define`."""
 
     def flag(description: str, default: Any = default, **options: Any) -> _Definition:
         options |= bounds
@@ -77,11 +74,22 @@ def numbers(
     return lambda own, name: flags.DEFINE(parser, name, default, description, flag_values=own)
 
 
-# --workdir, which names runs to compare.
+# Flags that several commands have.
+RUN = string("Folder of a trained run, or its URL.")
 RUNS = strings(
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
 )
-# --encoder, and how pixels reach one in an ONNX file; see `Flags.open_encoder`.
+DATA_DIR = string("Folder of prepared datasets. Default: that of TFDS.")
+CHOSEN = {
+    "images": integer(
+        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
+        "with its square.",
+        5000,
+        lower_bound=3,
+    ),
+    "seed": natural("Seed of the choice of images.", 0),
+}
+# --encoder, and how pixels reach one in an ONNX file; see `Flags.open_embedder`.
 ENCODER = {
     "encoder": string(
         "Encoder of another library: timm:NAME, with the weights of a file as timm:NAME@FILE; "
@@ -115,22 +123,16 @@ class Flags(flags.FlagValues):
 
     def require_one(self, *names: str) -> None:
         """Raises an error unless exactly one of some flags is given."""
-        given = [name for name in names if self[name].value]
-        dashed = [f"--{name}" for name in names]
+        given, dashed = sum(bool(self[name].value) for name in names), [f"--{x}" for x in names]
         if not given:
             raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
-        if len(given) > 1:
+        if given > 1:
             raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
 
-    def figure(self, name: str, *further: str) -> pathlib.Path | None:
-        """Returns the file of a flag for a figure, see `output_file`; None if there is none."""
-        return self.output_file(name, *_FIGURE_SUFFIXES, *further) if self[name].value else None
-
-    def output_file(self, name: str, *suffixes: str) -> pathlib.Path:
-        """Returns the file that a flag names; raises an error if it cannot be written.
-
-        Its name must end in one of the suffixes.
-        """
+    def output_file(self, name: str, *suffixes: str) -> pathlib.Path | None:
+        """Returns the file that a flag names, if any; raises an error if it cannot be written."""
+        if not self[name].value:
+            return None
         path = pathlib.Path(self[name].value).expanduser()
         if path.suffix not in suffixes or path.is_dir():
             raise errors.UserError(
@@ -139,8 +141,12 @@ class Flags(flags.FlagValues):
         require_writable(path.parent)
         return path
 
-    def open_encoder(self, space: Any = None, batch_size: int | None = None) -> "ExternalEmbedder":
-        """Opens the encoder of the flags `ENCODER`, see `open_encoder`."""
+    def open_embedder(self, space: Any = None, batch_size: int | None = None) -> "ImageEmbedder":
+        """Opens the run of --workdir, or the encoder of the flags `ENCODER`."""
+        if "workdir" in self and self.workdir:
+            from hypjax.inference.model import Model
+
+            return Model(self.workdir, self.embedding, batch_size)
         from hypjax.inference.external_embedder import open_encoder
 
         pixels = {name: self[name].value for name in ("mean", "std", "resize")}
@@ -157,9 +163,8 @@ def run(
 ) -> None:
     """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
-    A `UserError` is reported in one sentence, without a traceback. --help ends with the example, a
-    command line that works after those of the README. A command `resumes` if it saves what it has
-    done, and continues there when it is run again.
+    --help ends with the example, a command line that works after those of the README. A command
+    `resumes` if it saves what it has done, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
@@ -189,12 +194,9 @@ def run(
 def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()) -> list[Any]:
     """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
 
-    `choices` are words of which one may be given without a flag; None allows any words.
-
-    Returns:
-        If the command takes them, the overrides of the configuration, where `--config.FIELD=VALUE`
-        becomes 'FIELD=VALUE'; and, if there are choices, the chosen word or None, or the list of
-        any words.
+    These are its overrides, if it takes any, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE';
+    and one of the `choices`, words that are given without a flag, or None. If `choices` is None,
+    they are all such words.
     """
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:

@@ -35,7 +35,7 @@ FLAGS = command.Flags(
 
 def main(overrides: list[str], names: Sequence[str]) -> None:
     """Prints the tables of the named runs, or of those with different values of a field."""
-    output = FLAGS.figure("output")
+    output, field = FLAGS.output_file("output", *command.FIGURES), FLAGS.field
     if names and (FLAGS.config or overrides):
         raise UserError("name either the folders of runs or --config, not both")
     if not names:
@@ -45,9 +45,8 @@ def main(overrides: list[str], names: Sequence[str]) -> None:
     from hypjax.analysis import sweep
     from hypjax.system import console
 
-    field = None if names else FLAGS.field
     if names:
-        folders = {name: pathlib.Path(name).expanduser() for name in names}
+        folders, field = {name: pathlib.Path(name).expanduser() for name in names}, None
         sweep.require_finished(folders)
     else:
         folders = sweep.default_folders(FLAGS.config, overrides, field, FLAGS.value)

@@ -8,7 +8,7 @@ from hypjax.system import integrations
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = command.Flags(
-    workdir=command.string("Folder of a trained run, or its URL."),
+    workdir=command.RUN,
     output=command.string("File or folder to write, such as model.safetensors."),
     format=command.enum(
         ["timm", "onnx", "sentence-transformers"],
@@ -33,8 +33,7 @@ FLAGS = command.Flags(
     ),
 )
 # Flags of one format.
-_ONLY = {"embedding": "onnx", "precision": "onnx"}
-_ONLY |= dict.fromkeys(("images", "features"), "sentence-transformers")
+_ONLY = {"onnx": ("embedding", "precision"), "sentence-transformers": ("images", "features")}
 
 
 def main() -> None:
@@ -43,13 +42,18 @@ def main() -> None:
     output = pathlib.Path(FLAGS.output).expanduser()
     if output.exists():
         raise UserError(f"{output} already exists; name another file or remove it")
-    for flag, name in _ONLY.items():
-        if name != FLAGS.format and FLAGS[flag].present:
-            raise UserError(f"--{flag} is for --format={name} alone; leave it out")
+    for name, flags in _ONLY.items():
+        for flag in flags:
+            if name != FLAGS.format and FLAGS[flag].present:
+                raise UserError(f"--{flag} is for --format={name} alone; leave it out")
     if FLAGS.format == "timm":
         _write_timm(output)
     elif FLAGS.format == "onnx":
-        _write_onnx(output)
+        FLAGS.output_file("output", ".onnx")
+        from hypjax.inference.model import load
+
+        agreement = load(FLAGS.workdir, FLAGS.embedding).to_onnx(output, FLAGS.precision)
+        print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}\n{agreement}")
     else:
         write = integrations.find("convert", FLAGS.format)
         print(write(FLAGS.workdir, output, images=FLAGS.images, features=FLAGS.features))
@@ -72,16 +76,6 @@ def _write_timm(output: pathlib.Path) -> None:
     if not pools_as_timm(model.encoder):
         print(f"this run uses {model.encoder.pooling} pooling, which timm's model lacks:")
         print("  pool the tokens of model.forward_features(images), then apply the classifier")
-
-
-def _write_onnx(output: pathlib.Path) -> None:
-    """Writes the model, from pixels to points, and says how far it agrees with hypjax."""
-    FLAGS.output_file("output", ".onnx")
-    from hypjax.inference.model import load
-
-    agreement = load(FLAGS.workdir, FLAGS.embedding).to_onnx(output, FLAGS.precision)
-    print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}")
-    print(agreement)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,14 @@
 """Embeds images with a trained run, or with an encoder of another library."""
 
-from __future__ import annotations
-
 import pathlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
-if TYPE_CHECKING:  # It imports JAX.
-    from hypjax.retrieval.embeddings import Embeddings
-
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
 FLAGS = command.Flags(
-    workdir=command.string("Folder of a trained run, or its URL."),
+    workdir=command.RUN,
     **command.ENCODER,
     images=command.string(
         "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file "
@@ -21,7 +16,7 @@ FLAGS = command.Flags(
         "files, or hf://OWNER/NAME."
     ),
     dataset=command.string("A prepared dataset, such as cub200 or glyphs, instead of --images."),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.DATA_DIR,
     output=command.string("File to write, such as gallery.npz."),
     embedding=command.string(
         "Output of the run's trained head, of its encoder, or of a prefix that it scores "
@@ -47,9 +42,9 @@ def main() -> None:
     FLAGS.require_one("images", "dataset")
     if not FLAGS.merge:
         FLAGS.require_one("workdir", "encoder")
-    output = FLAGS.output_file("output", ".npz")
-    if FLAGS.merge and FLAGS.shard:
+    elif FLAGS.shard:
         raise UserError("--merge joins all parts; leave out --shard")
+    output = FLAGS.output_file("output", ".npz")
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.gallery_files import find_export
 
@@ -76,26 +71,20 @@ def main() -> None:
             print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 
 
-def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
-    """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
+def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Any]:
+    """Embeds the images, or a part of them, or joins parts; returns the file and `Embeddings`."""
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
-    from hypjax.inference.model import Model
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None
-    if FLAGS.dataset:
-        images = open_prepared(FLAGS.dataset, FLAGS.data_dir).images()
-    else:
-        images = find_images(FLAGS.images)
+    dataset = FLAGS.dataset and open_prepared(FLAGS.dataset, FLAGS.data_dir)
+    images = dataset.images() if dataset else find_images(FLAGS.images)
     if FLAGS.merge:
         return output, merge(output, images)
     keep_compiled_programs()
-    if FLAGS.workdir:
-        embedder = Model(FLAGS.workdir, FLAGS.embedding, FLAGS.batch_size)
-    else:
-        embedder = FLAGS.open_encoder(batch_size=FLAGS.batch_size)
+    embedder = FLAGS.open_embedder(batch_size=FLAGS.batch_size)
     if shard:
         images, output = shard.of(images, embedder.batch_size), shard.path(output)
     return output, embedder.embed_to(output, images)

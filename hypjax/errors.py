@@ -53,13 +53,9 @@ class UserError(ValueError):
     status = 1  # Exit status of the program.
 
     def __init__(self, message: str) -> None:
-        """Stores the message on one line, without the secrets of URLs.
-
-        File names and other people's messages may hold line breaks, and codes that terminals obey.
-        """
+        """Stores the message on one line, without the secrets of URLs."""
         message = redacted(message)[:_LONGEST].strip()
-        line = "".join(c if c.isprintable() else " " for c in message)
-        super().__init__(line)
+        super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
 def require_free(kind: str, name: object, taken: Collection[str]) -> None:
@@ -110,10 +106,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Prints a `UserError` as one sentence on stderr and exits with its status.
+    """Prints a `UserError` or a handled interrupt as one line on stderr, and exits with its status.
 
-    A handled interrupt also prints one line and exits with its status. A closed pipe exits
-    silently.
+    A closed pipe exits silently.
     """
     try:
         yield
@@ -122,12 +117,10 @@ def reported() -> Iterator[None]:
         # Python flushes stdout once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED_PIPE)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, Interrupted) as error:
+        kind = "error:" if isinstance(error, UserError) else "interrupted;"
+        print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except Interrupted as interrupt:
-        print(f"interrupted; {interrupt}", file=sys.stderr)
-        sys.exit(interrupt.status)
     except (AssertionError, RuntimeError):
         if not _lacks_devices():
             raise

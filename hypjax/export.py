@@ -3,20 +3,18 @@
 import pathlib
 
 from hypjax import command
-from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.export --output=letters"
 FLAGS = command.Flags(
     dataset=command.string("Name of the dataset.", "glyphs"),
     output=command.string("Folder to write, with one sub-folder per split."),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.DATA_DIR,
 )
 
 
 def main() -> None:
     """Writes the images."""
-    if not FLAGS.output:
-        raise UserError("--output is missing; try --output=letters")
+    FLAGS.require("output")
     from hypjax.data.preparation.export import export
 
     count = export(FLAGS.dataset, pathlib.Path(FLAGS.output).expanduser(), FLAGS.data_dir)

@@ -12,20 +12,14 @@ FLAGS = command.Flags(
         "Folder to write: hierarchy.json with all numbers, and a folder of trees and figures for "
         "each run."
     ),
-    images=command.integer(
-        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
-        "with its square.",
-        5000,
-        lower_bound=3,
-    ),
-    seed=command.natural("Seed of the choice of images.", 0),
+    **command.CHOSEN,
 )
 
 
 def main() -> None:
     """Prints scores of the trees of runs, and writes trees and figures."""
     FLAGS.require("workdir")
-    folder = pathlib.Path(FLAGS.output).expanduser() if FLAGS.output else None
+    folder = FLAGS.output and pathlib.Path(FLAGS.output).expanduser()
     if folder:
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -36,12 +30,12 @@ def main() -> None:
 
     runs = open_runs(FLAGS.workdir)
     images = ChosenImages.of(runs[0], FLAGS.images, FLAGS.seed)
-    found = [hierarchy.hierarchy_of_run(run, images) for run in runs]
-    scores = [each.scores for each in found]
+    hierarchies = [hierarchy.hierarchy_of_run(run, images) for run in runs]
+    scores = [found.scores for found in hierarchies]
     print(f"trees of {images.summary}:\n{hierarchy.tables(scores)}")
     print_notes(notes := noted(runs[0].splits.notes))
     if folder:
-        files = [file for each in found for file in hierarchy.write(each, images, folder)]
+        files = [file for found in hierarchies for file in hierarchy.write(found, images, folder)]
         numbers = {"images": images.indices.tolist(), "runs": scores, **notes}
         command.write_numbers(folder / "hierarchy.json", hierarchy.as_json(numbers), *files)
 

@@ -23,17 +23,16 @@ def main(overrides: list[str]) -> None:
     FLAGS.require_one("config", "embeddings")
     import jax
 
+    from hypjax.geometry import Sphere
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
+    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
     if FLAGS.embeddings:
-        from hypjax.geometry import Sphere
-        from hypjax.retrieval.embeddings import Embeddings
-
         command.refuse_overrides(overrides)
         embeddings = Embeddings.load(pathlib.Path(FLAGS.embeddings).expanduser())
         points, notes, published = embeddings.features(), (), None

@@ -1,6 +1,7 @@
 """Trains and evaluates."""
 
 import pathlib
+import re
 from typing import Any
 
 from hypjax import command
@@ -57,11 +58,12 @@ def main(overrides: list[str]) -> None:
             raise UserError(f"--{flag} is empty; name a folder, or omit the flag")
     if FLAGS.workdir and FLAGS.name:
         raise UserError("give either --workdir or --name")
-    if FLAGS.mode == "evaluate" and FLAGS.profile:
+    evaluates = FLAGS.mode == "evaluate"
+    if evaluates and FLAGS.profile:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
     named = FLAGS.workdir or (FLAGS.name and f"runs/{FLAGS.name}")
-    source = FLAGS.config or named
-    if not FLAGS.config and not (FLAGS.mode == "evaluate" and named):
+    source = FLAGS.config or (named if evaluates else None)
+    if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     read = read_config if FLAGS.config else read_run_config
     unchanged = read(source)
@@ -86,7 +88,7 @@ def main(overrides: list[str]) -> None:
         from hypjax.training.dry_run import dry_run
 
         dry_run(config)
-    elif FLAGS.mode == "evaluate":
+    elif evaluates:
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not named:
@@ -112,10 +114,9 @@ def _parse_steps(text: str | None) -> tuple[int, int] | None:
     """Parses the first and last step of '10:15'."""
     if text is None:
         return None
-    first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal()):
+    if not re.fullmatch("[0-9]+:[0-9]+", text):
         raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
-    return int(first), int(last)
+    return tuple(map(int, text.split(":")))
 
 
 if __name__ == "__main__":

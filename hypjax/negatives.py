@@ -22,7 +22,7 @@ FLAGS = command.Flags(
 def main() -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
     FLAGS.require("workdir")
-    output = FLAGS.figure("output")
+    output = FLAGS.output_file("output", *command.FIGURES)
     from hypjax.analysis import negatives
     from hypjax.analysis.run_embeddings import open_runs
     from hypjax.objectives import softmax_temperature

@@ -7,7 +7,7 @@ from hypjax.errors import UserError, require_package
 
 EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
 FLAGS = command.Flags(
-    workdir=command.string("Folder of a trained run, or its URL."),
+    workdir=command.RUN,
     embeddings=command.string("Instead of --workdir: file written by python -m hypjax.embed."),
     output=command.string(
         "Figure to write, such as disk.png, disk.svg or disk.pdf, or an interactive page, "
@@ -46,15 +46,14 @@ def main(kind: str | None) -> None:
     """Draws the picture and says how faithful its layout is."""
     kind = kind or "disk"
     FLAGS.require("output")
-    output = FLAGS.figure("output", *([PAGE] if kind == "disk" else []))
+    output = FLAGS.output_file("output", *command.FIGURES, *[PAGE] * (kind == "disk"))
     FLAGS.require_one("workdir", "embeddings")
     if kind == "hits" and FLAGS.embeddings:
         raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
     if kind == "grid" and len(FLAGS.parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    for part in FLAGS.parts:
-        if part not in ("train", "test"):
-            raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
+    for part in set(FLAGS.parts) - {"train", "test"}:
+        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
     if output.suffix == PAGE:
         require_package("bokeh", "an interactive page", "hypjax[viz]")
     if FLAGS.layout == "umap":
@@ -67,27 +66,28 @@ def main(kind: str | None) -> None:
     keep_compiled_programs()
     if kind == "hits":
         print(draw_hits(FLAGS.workdir, FLAGS.queries, FLAGS.k, FLAGS.seed, output))
+        console.say(f"wrote {output}")
+        return
+    most = FLAGS.images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
+    if FLAGS.embeddings:
+        path = pathlib.Path(FLAGS.embeddings).expanduser()
+        shown = disk.drawing_of_gallery(path, most, FLAGS.seed, FLAGS.colour)
     else:
-        most = FLAGS.images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
-        if FLAGS.embeddings:
-            path = pathlib.Path(FLAGS.embeddings).expanduser()
-            data = disk.gallery_data(path, most, FLAGS.seed)
-        else:
-            data = disk.run_data(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed)
-        drawing, ranks = disk.place_in_disk(data, FLAGS.layout, FLAGS.colour, FLAGS.seed)
-        if ranks:
-            print(
-                f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
-                f"({FLAGS.layout}); of two principal components: {ranks[1]:.3f}"
-            )
-        if kind == "grid":
-            disk.draw_image_grid(drawing.panels[0], output)
-        elif output.suffix == PAGE:
-            disk.write_disk_page(drawing, output)
-        else:
-            disk.draw_disks(drawing, output, FLAGS.thumbnails)
-        for panel in drawing.panels:
-            panel.read.warn()
+        shown = disk.drawing_of_run(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed, FLAGS.colour)
+    drawing, ranks = disk.place_in_disk(*shown, FLAGS.layout, FLAGS.seed)
+    if ranks:
+        print(
+            f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
+            f"({FLAGS.layout}); of two principal components: {ranks[1]:.3f}"
+        )
+    if kind == "grid":
+        disk.draw_image_grid(drawing.panels[0], output)
+    elif output.suffix == PAGE:
+        disk.write_disk_page(drawing, output)
+    else:
+        disk.draw_disks(drawing, output, FLAGS.thumbnails)
+    for panel in drawing.panels:
+        panel.read.warn()
     console.say(f"wrote {output}")
 
 

@@ -16,7 +16,7 @@ FLAGS = command.Flags(
         "Part of the dataset to prepare in its place; every result will say so. For cars196: train "
         "(cars_train and the devkit alone), or train_boxes (cut to the boxes as well)."
     ),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.DATA_DIR,
     allow_partial=command.boolean("Accept an incomplete dataset; every result will say so."),
     skip_corrupt=command.boolean("Skip images that cannot be read."),
 )

@@ -1,16 +1,9 @@
 """Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hypjax import command
 from hypjax.errors import UserError
-
-if TYPE_CHECKING:  # They import JAX.
-    from hypjax.data.parts import Splits, Task
-    from hypjax.geometry import Space
-    from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
 FLAGS = command.Flags(
@@ -25,7 +18,7 @@ FLAGS = command.Flags(
         "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the "
         "images in --embeddings, which is needed if its queries are judged."
     ),
-    data_dir=command.string("Folder of prepared datasets. Default: that of TFDS."),
+    data_dir=command.DATA_DIR,
     batch_size=command.positive("Number of images that --encoder embeds at once. Default: 64."),
     labels=command.string("File with their classes: .npy, or .txt with one on each line."),
     queries=command.string(
@@ -59,7 +52,7 @@ FLAGS = command.Flags(
 def main() -> None:
     """Prints the scores and their intervals, and writes them."""
     _check_flags()
-    output = FLAGS.output_file("output", ".json") if FLAGS.output else None
+    output = FLAGS.output_file("output", ".json")
     from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
@@ -70,12 +63,12 @@ def main() -> None:
     keep_compiled_programs()
     task = _task()
     if FLAGS.prefix:
-        short = [part and part.prefix(FLAGS.prefix) for part in task[:2]]
-        task = task._replace(queries=short[0], gallery=short[1])
+        queries, gallery = (part and part.prefix(FLAGS.prefix) for part in task[:2])
+        task = task._replace(queries=queries, gallery=gallery)
     ks = [k for k in FLAGS.ks if k < task.items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(FLAGS.metrics or usual, ks)
-    found = scoring.summary(scoring.score(task, metrics))
+    scores = scoring.summary(scoring.score(task, metrics))
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
     space = task.queries.space
@@ -84,14 +77,14 @@ def main() -> None:
     where = "Euclidean space" if FLAGS.space == "euclidean" else space
     print(f"{len(task.queries):,} queries{of} {among}, in {where}:")
     rows = [
-        (name, "", f"{each['mean']:.4f}", "{:.4f} to {:.4f}".format(*each["interval"]))
-        for name, each in found.items()
+        (name, "", f"{score['mean']:.4f}", "{:.4f} to {:.4f}".format(*score["interval"]))
+        for name, score in scores.items()
     ]
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
     if output:
         numbers = {
-            **{name: each["mean"] for name, each in found.items()},
-            "intervals": {name: each["interval"] for name, each in found.items()},
+            **{name: score["mean"] for name, score in scores.items()},
+            "intervals": {name: score["interval"] for name, score in scores.items()},
             "queries": len(task.queries),
             "items": len(task.gallery or task.queries),
             "space": describe_space(space),
@@ -113,20 +106,21 @@ def _check_flags() -> None:
             raise UserError(f"--{flag} belongs to --embeddings; leave out --encoder")
 
 
-def _task() -> Task[Embeddings]:
+def _task() -> Any:
+    """The `Task` of the flags, with embeddings."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.splits import open_prepared
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    truth = read_ground_truth(FLAGS.ground_truth) if FLAGS.ground_truth else None
-    queries, space = None, _space()
-    splits = open_prepared(FLAGS.dataset, FLAGS.data_dir) if FLAGS.dataset else None
+    truth = FLAGS.ground_truth and read_ground_truth(FLAGS.ground_truth)
+    splits = FLAGS.dataset and open_prepared(FLAGS.dataset, FLAGS.data_dir)
     for note in splits.notes if splits else ():
         console.say(note)
+    queries, space = None, _space()
     if FLAGS.encoder:
-        embeddings = _embedded(splits)
+        embeddings = _embedded(splits, space)
     else:
         embeddings = Embeddings.load(FLAGS.embeddings, space, labels=FLAGS.labels)
         if splits:
@@ -136,21 +130,21 @@ def _task() -> Task[Embeddings]:
     return task_of(embeddings, queries, truth, splits.judgements if splits else None)
 
 
-def _embedded(splits: Splits | None) -> Embeddings:
+def _embedded(splits: Any, space: Any) -> Any:
     """What --encoder makes of the images: all of them in a file, or those that are scored."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 
-    if not FLAGS.embeddings:
-        images = splits.images(scored=True) if splits else find_images(FLAGS.images)
-        return FLAGS.open_encoder(_space(), FLAGS.batch_size).embed_images(images)
     file = FLAGS.output_file("embeddings", ".npz")
-    images = splits.images() if splits else find_images(FLAGS.images)
-    FLAGS.open_encoder(batch_size=FLAGS.batch_size).embed_to(file, images)
-    return Embeddings.load(file, _space())
+    images = splits.images(scored=not file) if splits else find_images(FLAGS.images)
+    embedder = FLAGS.open_embedder(None if file else space, FLAGS.batch_size)
+    if not file:
+        return embedder.embed_images(images)
+    embedder.embed_to(file, images)
+    return Embeddings.load(file, space)
 
 
-def _space() -> Space | None:
+def _space() -> Any:
     from hypjax.geometry import PoincareBall, Sphere
 
     if FLAGS.space == "ball":

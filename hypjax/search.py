@@ -50,13 +50,11 @@ FLAGS = command.Flags(
 def main() -> None:
     """Searches the gallery and prints one table per query."""
     FLAGS.require("gallery", "query")
-    output = FLAGS.figure("output")
+    output = FLAGS.output_file("output", *command.FIGURES)
     if FLAGS.alpha and not FLAGS.expand:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_images
-    from hypjax.data.pixels import read_image
     from hypjax.inference.hits import find_hits
-    from hypjax.inference.model import Model
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.refinement import Refinement
@@ -64,30 +62,31 @@ def main() -> None:
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
-    gallery = open_gallery(FLAGS.gallery)
-    images = find_images(FLAGS.query)
+    gallery, images = open_gallery(FLAGS.gallery), find_images(FLAGS.query)
     keep_compiled_programs()
     match = None
-    if images.vectors is not None and not (FLAGS.workdir or FLAGS.encoder):
-        # Features: nothing tells which model made them.
+    if images.vectors is None or FLAGS.workdir or FLAGS.encoder:
+        FLAGS.require_one("workdir", "encoder")
+        embedder = FLAGS.open_embedder(gallery.space)
+        queries, match = embedder.embed_few(images), embedder.match
+    else:  # Features: nothing tells which model made them.
         queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
-    else:
-        FLAGS.require_one("workdir", "encoder")
-        if FLAGS.workdir:
-            embedder = Model(FLAGS.workdir, FLAGS.embedding)
-        else:
-            embedder = FLAGS.open_encoder(gallery.space)
-        queries, match = embedder.embed_few(images), embedder.match
+        dim = queries.vectors.shape[1]
+        if wrong := [len(item.point) for item in gallery.sample(1) if len(item.point) != dim]:
+            raise UserError(
+                f"{FLAGS.query} has {dim} coordinates an image, but {FLAGS.gallery} has {wrong[0]};"
+                " compute the queries' features with the model of the gallery"
+            )
     reranking = Reranking() if FLAGS.rerank else None
     prefix = (FLAGS.prefix, FLAGS.candidates) if FLAGS.prefix else ()
     refinement = Refinement(FLAGS.expand, FLAGS.alpha, reranking, *prefix)
     results = find_hits(queries, images, gallery, FLAGS.k, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
+        from hypjax.data.pixels import read_image
 
-        read = functools.partial(read_image, channels=3)
-        files = draw(results, output, read)
+        files = draw(results, output, functools.partial(read_image, channels=3))
         console.say(f"wrote {', '.join(map(str, files))}")
     for hits in results:
         print(hits)

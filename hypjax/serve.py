@@ -51,17 +51,11 @@ def serve(
     port: int = 8000,
     names: Sequence[str] = (),
 ) -> None:
-    """Serves a model and a gallery as the command does, until it is interrupted.
+    """Serves a model, from `hypjax.load`, and a gallery, until it is interrupted.
 
-    Args:
-        model: A model, from `hypjax.load`.
-        gallery: What the model embedded, such as `model.gallery("photos")`.
-        host: Address to listen at.
-        port: Port; 0 for any that is free.
-        names: Further names of the server.
-
-    Raises:
-        UserError: A package is missing, the port is taken, or the gallery is another model's.
+    The gallery is what the model embedded, such as `model.gallery("photos")`; the other arguments
+    are flags of the command. Raises a `UserError` if a package is missing, the port is taken, or
+    the gallery is another model's.
     """
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")

@@ -8,20 +8,14 @@ FLAGS = command.Flags(
     output=command.string(
         "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers."
     ),
-    images=command.integer(
-        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
-        "with its square.",
-        5000,
-        lower_bound=3,
-    ),
-    seed=command.natural("Seed of the choice of images.", 0),
+    **command.CHOSEN,
 )
 
 
 def main() -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
     FLAGS.require("workdir")
-    output = FLAGS.figure("output")
+    output = FLAGS.output_file("output", *command.FIGURES)
     from hypjax.analysis import spectrum
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes

@@ -8,15 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.config.rules import refuse
 from hypjax.inference.run import Run
-from hypjax.inference.weights import warn_of_known_classes
-from hypjax.monitoring.health import FiniteWatch
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
@@ -32,13 +29,7 @@ from hypjax.training.input import Feed, open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
-from hypjax.training.states import (
-    Measured,
-    begin,
-    check_paths,
-    score_untrained,
-    starting_parameters,
-)
+from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
 
 
@@ -52,14 +43,12 @@ def train(
 ) -> dict[str, Any]:
     """Trains and evaluates as `train_and_evaluate`, with data, an encoder or a loss of one's own.
 
-    What is given takes the place of what the configuration names; all other fields apply. Called
-    again with the same, it resumes. The folder is a run like any other: its model embeds and
-    searches without the loss and the dataset, and, if the encoder is one of hypjax's, without any
-    code; for another one see `hypjax.load`.
+    What is given replaces what the configuration names. Called again with the same, it resumes. The
+    folder is a run like any other: its model embeds and searches without the loss and the dataset;
+    for an encoder that is not one of hypjax's see `hypjax.load`.
 
     Args:
-        config: A configuration, as from `hypjax.config.read_config`, or the name of one, such as
-            "configs/folder.py:hyp-scratch".
+        config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
         workdir: Folder of the run, or its URL.
         dataset: (images, labels), arrays or images of Pillow's; pairs of a path or an image and
             its label; a `datasets.Dataset` of Hugging Face; or {"train": ..., "test": ...} of
@@ -74,9 +63,8 @@ def train(
             `train_and_evaluate`.
         Interrupted: An interrupt arrived, and the state is saved.
     """
-    config = (
-        read_config(config) if isinstance(config, str) else config.copy_and_resolve_references()
-    )
+    config = read_config(config) if isinstance(config, str) else config
+    config = config.copy_and_resolve_references()
     if dataset is not None:
         with config.ignore_type():
             config.data.update(give(dataset))
@@ -95,9 +83,7 @@ def train_and_evaluate(
     launched: float | None = None,
     report: Callable[[pathlib.Path, str, Run], bool] | None = None,
 ) -> dict[str, Any]:
-    """Trains a model, from pretrained weights if the configuration names them, and evaluates it.
-
-    A finished run only prints its results. An interrupted one resumes from its last checkpoint.
+    """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
     Args:
         config: The run's configuration.
@@ -107,10 +93,8 @@ def train_and_evaluate(
         report: Writes a page on the finished run, as `hypjax.analysis.report.write_own_report`.
 
     Returns:
-        What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, of the test classes before and after training. If classes are held out for
-        validation, also "best", the scores of the checkpoint that did best on them, its step as
-        "best_step", and under "validation" the scores on those classes.
+        What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
+        the test classes. With validation classes, also "best", "best_step" and "validation".
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
@@ -121,8 +105,9 @@ def train_and_evaluate(
     config = config.copy_and_resolve_references()
     validate(config)
     if config.train.total_steps == 0:
-        words = "at least 1; add --mode=evaluate to evaluate without training"
-        refuse("train.total_steps", 0, words)
+        refuse(
+            "train.total_steps", 0, "at least 1; add --mode=evaluate to evaluate without training"
+        )
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
@@ -130,18 +115,24 @@ def train_and_evaluate(
         return _shown_again(folder, config, results)
     require_wandb(config)
     run = build(folder.filled())
-    config, total = run.config, run.config.train.total_steps
+    total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
-    pretrained = None if folder.has_checkpoint else _pretrained(run)
-    with folder.claimed(facts, config) as checkpoints:
+    pretrained = None if folder.has_checkpoint else starting_parameters(run)
+    with folder.claimed(facts, run.config) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
         del pretrained
         steps = range(int(state.step), total)
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
-        _finish(folder, config, checkpoints, steps, results, warnings, stopwatch)
+        try:
+            print_results(results, run.config)
+        finally:  # What reads the table may be gone.
+            with stopwatch.part("saving"):
+                folder.require_last_state(checkpoints, total)
+            write_times(folder.path, stopwatch, steps=len(steps))
+            folder.write_results(results, warnings)
         reported = report is not None and report(folder.path, str(folder.location), run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
@@ -156,15 +147,6 @@ def _shown_again(folder: Workdir, config: ConfigDict, results: dict[str, Any]) -
     return results
 
 
-def _pretrained(run: Setup) -> dict[str, PyTree] | None:
-    """Checks the paths of parameters, and reads the parameters from which training starts."""
-    check_paths(run)
-    pretrained = starting_parameters(run.config, run.learner)
-    if pretrained and processes.is_first():
-        warn_of_known_classes(run.config, run.splits.fingerprint)
-    return pretrained
-
-
 def _trained(
     run: Setup,
     checkpoints: Checkpoints,
@@ -176,12 +158,11 @@ def _trained(
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """Runs the remaining steps, saves the last state, and evaluates the models."""
-    config, learner, splits = run.config, run.learner, run.splits
+    config, splits = run.config, run.splits
     measured = measured or score_untrained(run, state, stopwatch)
     source = open_input(run, steps, config.run.workers, state.params["model"])
-    watch = FiniteWatch(checkpoints, splits.train.name, config.train)
-    monitor = Monitor(config, steps, folder, watch, trace, stopwatch)
-    loop = Loop(run, *jit_train_steps(learner, state, source.store), checkpoints, monitor)
+    monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
+    loop = Loop(run, *jit_train_steps(run.learner, state, source.store), checkpoints, monitor)
     with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)
@@ -200,31 +181,5 @@ def _trained(
     return results
 
 
-def _finish(
-    folder: Workdir,
-    config: ConfigDict,
-    checkpoints: Checkpoints,
-    steps: range,
-    results: dict[str, Any],
-    warnings: list[str],
-    stopwatch: Stopwatch,
-) -> None:
-    """Prints the results, and writes results.json and times.json once the last state is saved."""
-    try:
-        print_results(results, config)
-    finally:  # What reads the table may be gone.
-        with stopwatch.part("saving"):
-            folder.require_last_state(checkpoints, steps.stop)
-        write_times(folder.path, stopwatch, steps=len(steps))
-        folder.write_results(results, warnings)
-
-
-class _Callable(types.ModuleType):
-    """This module, which can be called: `hypjax.train` names both it and its function."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Calls `train`."""
-        return train(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+# `hypjax.train` names this module, and is called as its function.
+sys.modules[__name__].__class__ = type("", (types.ModuleType,), {"__call__": staticmethod(train)})

@@ -45,18 +45,18 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--config is {FLAGS.config}; name the file, and its variants by --variant")
     from hypjax.analysis import tuning
 
-    seeds = FLAGS.seeds
+    first, seeds = FLAGS.seeds[0], FLAGS.seeds
     grids = [tuning.candidates(FLAGS.config, overrides, text) for text in FLAGS.variant]
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
-    tried = {each: each.run(seeds[0]).results for grid in grids for each in grid}
-    pending = [each.arguments(seeds[0]) for each, found in tried.items() if found is None]
+    results = {one: one.run(first).results for one in itertools.chain(*grids)}
+    pending = [one.arguments(first) for one, found in results.items() if found is None]
     if not pending:
-        scores = {each: tuning.validation_score(each, found) for each, found in tried.items()}
-        chosen = [max(grid, key=lambda each: scores[each][1]) for grid in grids]
+        scores = {one: tuning.validation_score(one, found) for one, found in results.items()}
+        chosen = [max(grid, key=lambda one: scores[one][1]) for grid in grids]
         runs = itertools.product(chosen, seeds)
-        pending = [each.arguments(seed) for each, seed in runs if each.run(seed).results is None]
+        pending = [one.arguments(seed) for one, seed in runs if one.run(seed).results is None]
     if FLAGS.pending:
         print("\n".join(pending), end="\n" if pending else "")
     elif pending:
@@ -65,7 +65,7 @@ def main(overrides: list[str]) -> None:
             "(launch/compare.sh trains them all)"
         )
     else:
-        tuning.print_choice(scores, chosen, seeds[0])
+        tuning.print_choice(scores, chosen, first)
         tuning.print_comparison(chosen, seeds)
 
 

@@ -49,28 +49,18 @@ class Batch(NamedTuple):
     Where batches are drawn by class, images of one class are adjacent: with d of each class, image
     i is sample i mod d of class i // d of the batch.
     With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
-
-    Attributes:
-        images: Cropped and resized pixels, or the crops for the device to make, or cached
-            embeddings of the encoder. Pixels are normalised and flipped on the device.
-        labels: Training class of each image.
-        ids: Index of each image in the training set.
-        flips: Whether to mirror each image left to right.
     """
 
+    # Cropped and resized pixels, or the crops for the device to make, or cached embeddings of the
+    # encoder. Pixels are normalised and flipped on the device.
     images: UInt8[Array, "rows height width channels"] | Crops | Float[Array, "rows encoder_dim"]
-    labels: Int[Array, " batch"]
-    ids: Int[Array, " batch"]
-    flips: Bool[Array, " rows"]
+    labels: Int[Array, " batch"]  # Training classes.
+    ids: Int[Array, " batch"]  # Indices in the training set.
+    flips: Bool[Array, " rows"]  # Whether to mirror each image left to right.
 
 
 class Outputs(NamedTuple):
-    """Embeddings of a batch before they are mapped to a space; float32.
+    """Embeddings of a batch before they are mapped to a space; float32."""
 
-    Attributes:
-        pooled: The encoder's embedding.
-        projected: The head's output, which an objective and its scorer embed in their space.
-    """
-
-    pooled: Float[Array, "batch encoder_dim"]
-    projected: Float[Array, "batch head_dim"]
+    pooled: Float[Array, "batch encoder_dim"]  # The encoder's embedding.
+    projected: Float[Array, "batch head_dim"]  # The head's output, to be embedded in a space.

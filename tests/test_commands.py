@@ -4,6 +4,7 @@ import copy
 import importlib
 import shlex
 
+import numpy as np
 import pytest
 
 from hypjax import command
@@ -88,6 +89,14 @@ def test_mistakes_are_one_sentence(kind, tmp_path, monkeypatch):
         with pytest.raises(UserError) as error:
             commands.call(*shlex.split(line))
         assert keyword in str(error.value), line
+
+
+def test_queries_of_another_dimension_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for dim in (3, 4):
+        np.savez(f"{dim}.npz", features=np.ones((5, dim), np.float32))
+    with pytest.raises(UserError, match=r"4\.npz has 4 coordinates .* 3\.npz has 3"):
+        commands.call("search", "--gallery=3.npz", "--query=4.npz")
 
 
 def test_flags_overrides_and_words_are_separated():

@@ -76,7 +76,7 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
     commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
-    run = Run.open(config, "run", str(tmp_path / "run"))
+    run = Run.open(config, name="run", workdir=str(tmp_path / "run"))
     head, labels = scored_head(run), run.splits.test.labels
     points = head.embed(run.splits.test)
     far = {i: head.space.distance(points[i], points) for i in range(len(points))}

@@ -1,7 +1,7 @@
 """The Poincaré disk: embeddings and trees as pictures and interactive pages, and images on a grid.
 
-`gallery_data` and `run_data` find what is drawn, and `place_in_disk` where; `draw_disks`,
-`write_disk_page` and `draw_image_grid` draw it.
+`drawing_of_gallery` and `drawing_of_run` find the points, `place_in_disk` moves them into the disk,
+and `draw_disks`, `write_disk_page` and `draw_image_grid` draw them.
 """
 
 import math
@@ -42,12 +42,10 @@ _NAME = 30  # Characters of a group's name.
 _SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
-_GRID_STEP = 1.0  # Hyperbolic distance of the lines of the grid.
 _GRID_LINES = 4  # To each side of the origin.
 
 # Of the interactive page.
 _LEAST = 340  # Least width of one disk, below which disks stand under each other.
-_LEGEND = 140  # Height of title and legend.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -67,13 +65,13 @@ Groups = Int[np.ndarray, " n"]  # Number of each point's group.
 
 
 class Panel(NamedTuple):
-    """The points of one disk."""
+    """The images of one disk."""
 
     title: str
-    places: Places
+    places: Places | Float[np.ndarray, "n d"]  # Points of a space until they are placed.
     labels: Groups
     captions: Sequence[str]  # What the images show, in words.
-    read: ImageReader | None  # Reads the image that a point stands for, by its index.
+    read: ImageReader | None  # Reads an image by its index.
 
 
 class Colours(NamedTuple):
@@ -88,7 +86,7 @@ class Colours(NamedTuple):
 class Proxies(NamedTuple):
     """Proxies, and the edges of their tree."""
 
-    places: Places
+    places: Places | Float[np.ndarray, "p d"]  # As in `Panel`.
     parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
     above: Int[np.ndarray, " n"] | None = None  # Proxy above each point of the only panel.
 
@@ -102,18 +100,10 @@ class Drawing(NamedTuple):
     proxies: Proxies | None = None  # Drawn in each disk.
     note: str = ""
 
-    def colours(self) -> "Colours":
-        """Returns the colours of the groups; see the function `colours`."""
-        counts = [np.bincount(panel.labels, minlength=len(self.names)) for panel in self.panels]
-        return colours(np.sum(counts, axis=0))
-
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
-    """Draws points in Poincaré disks, on a grid of geodesics, and proxies with their tree.
-
-    Thumbnails stand in place of points, as many as do not overlap.
-    """
-    panels, chosen = drawing.panels, drawing.colours()
+    """Draws points, or as many thumbnails as do not overlap, and the tree of any proxies."""
+    panels, chosen = drawing.panels, _colours_of(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -133,11 +123,16 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     save(figure, output)
 
 
+def _colours_of(drawing: Drawing) -> Colours:
+    labels = np.concatenate([panel.labels for panel in drawing.panels])
+    return colours(np.bincount(labels, minlength=len(drawing.names)))
+
+
 def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
     """Chooses the colours of groups with so many points.
 
-    The seven largest have colours and markers of their own, and the others are grey. Where these
-    are most of the points, as of many equal classes, hues follow the order of the groups instead.
+    The seven largest have colours and markers, the others are grey. If these hold most points, as
+    with many equal classes, hues follow the order of the groups instead.
     """
     shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
     shown, groups = shown[counts[shown] > 0], len(counts)
@@ -152,7 +147,7 @@ def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
     """Geodesics orthogonal to the axes, at distances 0, 1, 2, ... from the origin."""
-    feet = np.tanh(np.arange(-_GRID_LINES, _GRID_LINES + 1)[:, None] * _GRID_STEP / 2)
+    feet = np.tanh(np.arange(-_GRID_LINES, _GRID_LINES + 1)[:, None] / 2)
     axis = 1j * np.tanh(np.linspace(-6, 6, 129))
     # The isometry that takes 0 to a foot takes the imaginary axis to the geodesic through it.
     lines = (axis + feet) / (1 + feet * axis)
@@ -160,47 +155,37 @@ def grid_lines() -> Complex[np.ndarray, "lines points"]:
 
 
 def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
-    """Draws lines through points."""
+    """Draws lines through points, complex numbers."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
 def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
-    """Draws points in the colours of their groups."""
     places, labels = panel.places, panel.labels
-    size = float(np.clip(12000 / max(len(places), 1), 4, 24))
+    style = {"s": float(np.clip(12000 / max(len(places), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
-        own = places[labels == group]
-        style = {"color": chosen.of[group], "s": size, "linewidths": 0, "zorder": 2}
-        axes.scatter(own.real, own.imag, label=names[group], marker=_MARKERS[marker], **style)
+        own, colour = places[labels == group], chosen.of[group]
+        kind = {"label": names[group], "marker": _MARKERS[marker], "zorder": 2}
+        axes.scatter(own.real, own.imag, color=colour, **kind, **style)
     if len(names) > len(chosen.shown):
         rest = ~np.isin(labels, chosen.shown)
-        style = {"s": size, "linewidths": 0, "zorder": 1.5}
-        axes.scatter(places[rest].real, places[rest].imag, c=chosen.of[labels[rest]], **style)
+        own, hues = places[rest], chosen.of[labels[rest]]
+        axes.scatter(own.real, own.imag, c=hues, zorder=1.5, **style)
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
 def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
-    """Draws the legend of a disk's groups below the disks."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
+    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
+    style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
+    where = {"loc": "outside lower center", "ncols": ncols, "title": title}
     with matplotlib.rc_context({"text.parse_math": False}):
-        legend = figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=3 if max(map(len, labels), default=0) < _SHORT else 2,
-            fontsize=9,
-            columnspacing=1,
-            handletextpad=0.3,
-            frameon=False,
-            title=title,
-        )
+        legend = figure.legend(handles, labels, **where, **style)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
 
 
 def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
-    """Draws proxies as circles, and the edges of their tree as geodesics."""
     places, child = proxies.places, np.flatnonzero(proxies.parents >= 0)
     edges = geodesics(places[child], places[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
@@ -225,16 +210,10 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
         taken = np.append(taken, centre)
         picture = panel.read(index)
         picture.thumbnail((2 * pixels, 2 * pixels))
-        zoom = 0.86 * pixels / max(picture.size) * 72 / _DPI
+        image = OffsetImage(picture, zoom=0.86 * pixels / max(picture.size) * 72 / _DPI)
         frame = {"edgecolor": chosen.of[panel.labels[index]], "linewidth": 1.5}
-        box = AnnotationBbox(
-            OffsetImage(picture, zoom=zoom, cmap="gray"),
-            (centre.real, centre.imag),
-            pad=0.1,
-            bboxprops=frame,
-            zorder=5,
-        )
-        axes.add_artist(box)
+        style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
+        axes.add_artist(AnnotationBbox(image, (centre.real, centre.imag), **style))
 
 
 def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
@@ -270,65 +249,92 @@ def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[
     return cells // side, cells % side
 
 
-class ImageSet(NamedTuple):
-    """Embedded images that are drawn in one disk."""
-
-    title: str
-    points: Float[np.ndarray, "n d"]
-    groupings: Mapping[str, Grouping]  # By name; the first are the classes.
-    captions: Sequence[str]  # What the images show, in words.
-    read: Callable[[int], Image.Image]
-
-
-class PlotData(NamedTuple):
-    """What is drawn: sets of images, beside each other, and any hierarchical proxies."""
-
-    sets: list[ImageSet]
-    space: Space
-    proxies: Float[np.ndarray, "p d"] | None = None
-    parents: Int[np.ndarray, " p"] | None = None  # Index of each one's parent; −1 without any.
-
-
-def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
-    """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones."""
+def drawing_of_gallery(
+    path: pathlib.Path, most: int, seed: int, colour: str | None
+) -> tuple[Drawing, Space]:
+    """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
     title, chosen = _choose(path.name, len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
     paths = gallery.ids[chosen].tolist()
     captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
-    images = ImageSet(
-        *(title, gallery.vectors[chosen], {CLASS: grouping}, captions),
-        lambda i: read_image(paths[i], 3),
-    )
-    return PlotData([images], gallery.space)
+    read = ImageReader(lambda i: read_image(paths[i], 3))
+    panel = Panel(title, gallery.vectors[chosen], labels, captions, read)
+    return _coloured([panel], [{CLASS: grouping}], colour), gallery.space
 
 
-def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
-    """Embeds images of a run's dataset with its best model, or else its last.
+def drawing_of_run(
+    workdir: str, parts: Sequence[str], most: int, seed: int, colour: str | None
+) -> tuple[Drawing, Space]:
+    """Embeds images of a run's dataset by `scored_head`; proxies of HIER come with their tree.
 
-    Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
-    images of a part, train or test, random ones are chosen.
+    Of more than `most` images of a part, train or test, random ones are chosen.
     """
     (run,) = open_runs([workdir])
-    config, splits = run.config, run.splits
+    name, shown = run.config.data.name, {}
     embed, space, proxies = scored_head(run)
-    sets = []
-    for name in parts:
-        dataset = getattr(splits, name)
+    for part in parts:
+        dataset = getattr(run.splits, part)
         if dataset is None:
-            raise UserError(f"{config.data.name} has no {name} images; leave out --parts={name}")
-        title, chosen = _choose(name, len(dataset), most, seed)
+            raise UserError(f"{name} has no {part} images; leave out --parts={part}")
+        title, chosen = _choose(part, len(dataset), most, seed)
         images = dataset.take(chosen)
+        shown[title] = embed(images), images
+    drawing = drawing_of_images(name, shown, colour)
+    if proxies is not None:
+        with_origin = np.pad(proxies, ((0, 1), (0, 0)))
+        distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
+        radii = distances[:, -1]
+        tree = Proxies(proxies, ancestors(distances[:, :-1], radii, radii))
+        drawing = drawing._replace(proxies=tree)
+    return drawing, space
+
+
+def drawing_of_images(
+    name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
+) -> Drawing:
+    """Points [n, d] and images of a dataset of this name, a panel for each title."""
+    panels = []
+    for title, (points, images) in shown.items():
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
-        grouped = groupings(config.data.name, images)
-        sets.append(ImageSet(title, embed(images), grouped, captions, read_rgb(images)))
-    if proxies is None:
-        return PlotData(sets, space)
-    with_origin = np.pad(proxies, ((0, 1), (0, 0)))
-    distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
-    among, radii = distances[:, :-1], distances[:, -1]
-    return PlotData(sets, space, proxies, ancestors(among, radii, radii))
+        panels.append(Panel(title, points, None, captions, ImageReader(read_rgb(images))))
+    return _coloured(panels, [groupings(name, images) for _, images in shown.values()], colour)
+
+
+def _coloured(
+    panels: Sequence[Panel], known: Sequence[Mapping[str, Grouping]], colour: str | None
+) -> Drawing:
+    """Labels the images of each panel by a grouping, by default `default_grouping`."""
+    legend = colour or default_grouping(known[0])
+    if legend not in known[0]:
+        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(known[0])}")
+    of_panels = [groupings[legend] for groupings in known]
+    names = list(dict.fromkeys(name for grouping in of_panels for name in grouping.names))
+    index = {name: i for i, name in enumerate(names)}
+    labels = [np.array([index[name] for name in each.names])[each.labels] for each in of_panels]
+    panels = [panel._replace(labels=own) for panel, own in zip(panels, labels, strict=True)]
+    return Drawing(panels, names, legend)
+
+
+def place_in_disk(
+    drawing: Drawing, space: Space, layout: str = "mds", seed: int = 0
+) -> tuple[Drawing, tuple[float, float] | None]:
+    """Lays out all images and proxies together, points of a space, by 'mds' or 'umap'.
+
+    Also returns the rank correlations of distances in the space with those in the layout and of two
+    principal components; None for fewer than three points.
+    """
+    proxies = drawing.proxies
+    points = [panel.places for panel in drawing.panels]
+    everything = np.concatenate(points + ([proxies.places] if proxies else []))
+    lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
+    places = lay_out(everything, space, seed=seed)
+    ranks = layouts.faithfulness(everything, places, space)
+    *parts, rest = np.split(places, np.cumsum([len(each) for each in points]))
+    panels = [p._replace(places=own) for p, own in zip(drawing.panels, parts, strict=True)]
+    proxies = proxies and proxies._replace(places=rest)
+    return drawing._replace(panels=panels, proxies=proxies, note=_NOTES[layout]), ranks
 
 
 def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
@@ -364,43 +370,8 @@ def _choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.nd
     return f"{name}: {shown} images", chosen
 
 
-def place_in_disk(
-    data: PlotData, layout: str, colour: str | None, seed: int
-) -> tuple[Drawing, tuple[float, float] | None]:
-    """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
-
-    Colours stand for a grouping, by default `default_grouping`. Also returns the rank correlations
-    of distances in the space with those in the layout and of two principal components, None for
-    fewer than three points.
-    """
-    known = data.sets[0].groupings
-    grouping = colour or default_grouping(known)
-    if grouping not in known:
-        raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
-    points = [images.points for images in data.sets]
-    everything = np.concatenate(points if data.proxies is None else [*points, data.proxies])
-    lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
-    places = lay_out(everything, data.space, seed=seed)
-    ranks = layouts.faithfulness(everything, places, data.space)
-    *parts, proxies = np.split(places, np.cumsum([len(each) for each in points]))
-    found = [images.groupings[grouping] for images in data.sets]
-    names = list(dict.fromkeys(name for each in found for name in each.names))
-    index = {name: i for i, name in enumerate(names)}
-    panels = []
-    for images, own, each in zip(data.sets, found, parts, strict=True):
-        labels = np.array([index[name] for name in own.names])[own.labels]
-        read = ImageReader(images.read)
-        panels.append(Panel(images.title, each, labels, images.captions, read))
-    tree = None if data.proxies is None else Proxies(proxies, data.parents)
-    return Drawing(panels, names, grouping, tree, _NOTES[layout]), ranks
-
-
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
-    """Writes an interactive page with the disks of `draw_disks`; it needs no other file.
-
-    The pointer shows a point's image, class and distance from the origin in the disk; the wheel
-    zooms, and the legend hides groups.
-    """
+    """Writes an interactive page with the disks of `draw_disks`; it needs no other file."""
     from bokeh.embed import file_html
     from bokeh.layouts import column, row
     from bokeh.models import Div
@@ -409,11 +380,10 @@ def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
     disks = [_bokeh_figure(panel, drawing) for panel in drawing.panels]
     title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
     heading = "<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>"
-    head = Div(text=f"{heading}<p>{drawing.note}</p>")
     beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
-    content = column(head, beside, sizing_mode="stretch_both")
+    content = [Div(text=f"{heading}<p>{drawing.note}</p>"), beside]
     with writing(output):
-        write_text(output, file_html(content, INLINE, title))
+        write_text(output, file_html(column(*content, sizing_mode="stretch_both"), INLINE, title))
 
 
 def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
@@ -424,7 +394,7 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
         title=panel.title,
         sizing_mode="stretch_both",
         min_width=_LEAST,
-        min_height=_LEAST + _LEGEND,
+        min_height=_LEAST + 140,  # Title and legend.
         match_aspect=True,
         tools="pan,wheel_zoom,box_zoom,reset,save",
         active_scroll="wheel_zoom",
@@ -434,25 +404,26 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
     plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
     plot.line(circle.real, circle.imag, line_color="black")
-    chosen, names = drawing.colours(), drawing.names
+    chosen, names = _colours_of(drawing), drawing.names
     shown = [([group], names[group]) for group in chosen.shown.tolist()]
     shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
     renderers = []
     for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
         own = np.flatnonzero(np.isin(panel.labels, groups))
-        if len(own):
-            places = panel.places[own]
-            columns = {
-                "x": places.real,
-                "y": places.imag,
-                "radius": 2 * np.arctanh(np.abs(places)),
-                "caption": [panel.captions[i] for i in own.tolist()],
-                "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
-                "colour": chosen.of[panel.labels[own]],
-            }
-            style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
-            style["legend_label"] = shortened(label, _NAME)
-            renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
+        if not len(own):
+            continue
+        places = panel.places[own]
+        columns = {
+            "x": places.real,
+            "y": places.imag,
+            "radius": 2 * np.arctanh(np.abs(places)),
+            "caption": [panel.captions[i] for i in own.tolist()],
+            "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
+            "colour": chosen.of[panel.labels[own]],
+        }
+        style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
+        style["legend_label"] = shortened(label, _NAME)
+        renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if drawing.proxies:
         places = drawing.proxies.places
         style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
@@ -467,8 +438,8 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
 def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, "nodes 2"]:
     """First and last angle of each node's subtree, in radians from 0 to 2π.
 
-    A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
-    siblings are disjoint. Children whose leaves have similar mean features are neighbours.
+    Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
+    children whose leaves have similar mean features are neighbours.
     """
     starts = tree.starts(_places(tree, features))
     return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)

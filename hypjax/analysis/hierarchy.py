@@ -11,21 +11,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from hypjax.analysis import disk, known_hierarchy
+from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Side, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import Radii, Side, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import (
-    Tree,
-    ancestor_tree,
-    ancestors,
-    average_linkage,
-    chance_purity,
-    farther_in,
-    label_tree,
-    purity,
-    separation,
-)
+from hypjax.analysis.trees import Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space
@@ -68,20 +58,15 @@ def find_hierarchy(
     images: ChosenImages,
     proxies: Float[np.ndarray, "p dim"] | None = None,
 ) -> Hierarchy:
-    """Finds the trees of a run, and scores them.
-
-    They are that of average linkage and, if there are hierarchical proxies, that of these, which
-    are points of the same space.
-    """
+    """Scores the tree of average linkage and, before it, the tree of any hierarchical proxies."""
     distances = _distances(space, points, points)
-    clusters, heights = average_linkage(distances)
+    clusters, heights = trees.average_linkage(distances)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
     # Half the difference of heights, so that the path of two images is their ancestor's height.
-    lengths = (heights[clusters.parents] - heights) / 2
-    lengths[clusters.parents < 0] = 0
+    lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
     merged = enumerate(heights[clusters.leaves :].tolist())
     inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
-    nodes = _nodes(clusters, lengths.tolist(), images, inner)
+    nodes = _nodes(clusters, lengths, images, inner)
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
@@ -103,34 +88,32 @@ def _with_proxies(
     space: Space,
     images: ChosenImages,
 ) -> Hierarchy:
-    """Puts the tree of the proxies before that of average linkage."""
+    """Puts the tree of the proxies, points of the space, before that of average linkage."""
     n, everything = len(points), np.concatenate([points, proxies])
     measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
-    above = ancestors(distances, radii, radii[n:])
-    tree, used = ancestor_tree(above[:n], above[n:])
+    above = trees.ancestors(distances, radii, radii[n:])
+    tree, used = trees.ancestor_tree(above[:n], above[n:])
     kept = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
-    scores = {
-        **found.scores,
-        "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
-        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
-    }
-    inner = [*((f"proxy {proxy}", {"kind": "proxy"}) for proxy in used)]
-    inner.append(("origin", {"kind": "origin"}))
-    nodes = _nodes(tree, [*edges[kept].tolist(), 0.0], images, inner)
+    inner = [(f"proxy {proxy}", {"kind": "proxy"}) for proxy in used]
+    nodes = _nodes(tree, [*edges[kept], 0.0], images, [*inner, ("origin", {"kind": "origin"})])
     for node, radius in zip(nodes, [*radii[kept].tolist(), 0.0], strict=True):
         node["radius"] = radius
-    places = None
-    ball = space.ball()
+    places, ball = None, space.ball()
     if ball is not None and ball.c:
         # True distances from the origin, and angles from the tree.
         shown = np.concatenate([everything[kept], 0 * points[:1]]).astype(np.float64)
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
+    scores = {
+        **found.scores,
+        "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
+        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
+    }
     leaves = _leaves(distances[:n], tree, used, images)
-    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, found.classes)
+    return found._replace(scores=scores, tree=tree, nodes=nodes, places=places, leaves=leaves)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -144,9 +127,7 @@ def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
     return np.maximum(found, 0)
 
 
-def _class_means(
-    distances: Float[np.ndarray, "n n"], labels: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "classes classes"]:
+def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
     """Mean distance of two images of each pair of classes; 0 for the pair of a single image."""
     members = (labels == np.arange(labels.max() + 1)[:, None]).astype(np.float64)
     counts = members.sum(axis=1)
@@ -156,57 +137,46 @@ def _class_means(
 
 def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
     labels = {name: grouping.labels for name, grouping in images.groupings.items()}
+    purities = {
+        name: {"purity": trees.purity(tree, each), "chance": trees.chance_purity(tree, each)}
+        for name, each in labels.items()
+    }
+    classes, separations = labels.pop(CLASS), {}
+    for name, each in labels.items():
+        nearer, correlation = trees.separation(tree, classes, each)
+        separations[name] = {"nearer": nearer, "correlation": correlation}
     return {
         "tree": kind,
         "inner_nodes": len(tree.parents) - tree.leaves,
         "depth": int(tree.depths[: tree.leaves].max()),
-        "purity": {
-            name: {"purity": purity(tree, each), "chance": chance_purity(tree, each)}
-            for name, each in labels.items()
-        },
-        "separation": {
-            name: dict(
-                zip(("nearer", "correlation"), separation(tree, labels[CLASS], each), strict=True)
-            )
-            for name, each in labels.items()
-            if name != CLASS
-        },
+        "purity": purities,
+        "separation": separations,
     }
 
 
 def _scores_of_radii(
-    distances: Float[np.ndarray, "n p"],
-    radii: Float[np.ndarray, " n"],
-    proxy_radii: Float[np.ndarray, " p"],
-    used: Int[np.ndarray, " used"],
-    above: Int[np.ndarray, " n"],
+    distances: np.ndarray, radii: Radii, proxy_radii: Radii, used: np.ndarray, above: np.ndarray
 ) -> dict[str, float | int]:
     nearest = np.argmin(distances, axis=1)
     held = np.unique(nearest)
-    medians = [np.median(radii[nearest == proxy]) for proxy in held]
+    inside = trees.farther_in(
+        proxy_radii[held], [np.median(radii[nearest == proxy]) for proxy in held]
+    )
     return {
         "median_of_images": float(np.median(radii)),
         "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
         "proxies": len(proxy_radii),
         "proxies_used": len(used),
         "nearest_proxies": len(held),
-        "share_of_nearest_proxies_farther_in_than_their_images": float(
-            np.mean(farther_in(proxy_radii[held], medians))
-        ),
+        "share_of_nearest_proxies_farther_in_than_their_images": float(np.mean(inside)),
         "share_of_images_beneath_no_proxy": float(np.mean(above < 0)),
     }
 
 
 def _leaves(
-    distances: Float[np.ndarray, "n p"],
-    tree: Tree,
-    used: Int[np.ndarray, " used"],
-    images: ChosenImages,
+    distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages
 ) -> list[list[Picture]]:
-    """The nearest images of each leaf among the proxies, for those with most images beneath them.
-
-    Frames mark the images beneath the proxy.
-    """
+    """The nearest images of the proxies that are leaves and have most images, which are framed."""
     n, above = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(above, minlength=len(tree.parents))
     found = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
@@ -232,7 +202,7 @@ def _nodes(
     for i, index in enumerate(images.indices.tolist()):
         of_image = {n: each.names[each.labels[i]] for n, each in images.groupings.items()}
         described.append((images.dataset.name(i), {"kind": "image", "index": index, **of_image}))
-    rows = zip(tree.parents.tolist(), lengths, [*described, *inner], strict=True)
+    rows = zip(tree.parents.tolist(), map(float, lengths), [*described, *inner], strict=True)
     return [
         {"parent": parent if parent >= 0 else None, "name": name, "length": length, **facts}
         for parent, length, (name, facts) in rows
@@ -246,10 +216,12 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         found.append(_radii_table(runs))
     if "known_hierarchy" in runs[0]:
         levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
-        found.append(f"first hits, and distances in the known hierarchy of {levels}:")
-        found[-1] += f"\n{known_hierarchy.agreement_table(runs)}"
-        found.append("median distance from the origin (share of nodes nearer than their children):")
-        found[-1] += f"\n{known_hierarchy.radii_table(runs)}"
+        found += [
+            f"first hits, and distances in the known hierarchy of {levels}:\n"
+            + known_hierarchy.agreement_table(runs),
+            "median distance from the origin (share of nodes nearer than their children):\n"
+            + known_hierarchy.radii_table(runs),
+        ]
     return "\n\n".join(found)
 
 
@@ -262,13 +234,12 @@ def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
         columns += ["purity (chance)", *further]
         groupings += [f"{name}:", *[""] * len(further)]
     rows = [groupings, columns]
-    for run in runs:
-        for tree in run["trees"]:
-            row = [run["run"], tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
-            for name, found in tree["purity"].items():
-                row.append(f"{found['purity']:.4f} ({found['chance']:.4f})")
-                row += [f"{value:.4f}" for value in tree["separation"].get(name, {}).values()]
-            rows.append(row)
+    for name, tree in ((run["run"], tree) for run in runs for tree in run["trees"]):
+        row = [name, tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
+        for grouping, found in tree["purity"].items():
+            row.append("{:.4f} ({:.4f})".format(*found.values()))
+            row += [f"{value:.4f}" for value in tree["separation"].get(grouping, {}).values()]
+        rows.append(row)
     return aligned(rows)
 
 
@@ -276,11 +247,10 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """A line for each run with hierarchical proxies."""
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
-    for run in runs:
-        if "radii" in run:
-            images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
-            row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
-            rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
+    for run in (run for run in runs if "radii" in run):
+        images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
+        row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
+        rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
     return aligned(rows)
 
 
@@ -293,7 +263,7 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
     folder = parent / found.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = tree, affinity, trees, places, leaves = [folder / name for name in names]
+    files = tree, affinity, tangled, places, leaves = [folder / name for name in names]
     with writing(folder):
         folder.mkdir(exist_ok=True)
         write_json(tree, found.nodes)
@@ -303,8 +273,8 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
-        groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
-        draw_tanglegram(found.classes, levels, groups, trees)
+        groups = widest.labels[_first_of_classes(images)]
+        draw_tanglegram(found.classes, levels, groups, tangled)
     if found.places is not None:
         _draw_disk(found, images, places)
     if found.leaves:
@@ -312,9 +282,13 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     return [file for file in files if file.exists()]
 
 
+def _first_of_classes(images: ChosenImages) -> Int[np.ndarray, " classes"]:
+    return np.unique(images.groupings[CLASS].labels, return_index=True)[1]
+
+
 def _of_classes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: ChosenImages) -> Side:
     """The tree of classes: each hangs on the deepest node with more than half of its images."""
-    found, kept = label_tree(tree, images.groupings[CLASS].labels)
+    found, kept = trees.label_tree(tree, images.groupings[CLASS].labels)
     inner = heights[kept[-1]] - heights[kept]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
     depths = np.append(np.ones(found.leaves), inner)
@@ -337,9 +311,8 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
 
     Classes are sorted by their groups, and within these by average linkage of their affinities.
     """
-    first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-    groups = {name: each.labels[first] for name, each in images.groupings.items()}
-    del groups[CLASS]
+    first = _first_of_classes(images)
+    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
     order = np.lexsort((_row_order(affinity), *reversed(groups.values())))
     panels = {"affinity": affinity}
     if groups:
@@ -350,16 +323,16 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
     ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]
-    for axes, (title, panel), (low, high) in zip(row, panels.items(), ranges, strict=False):
-        shown = panel[np.ix_(order, order)]
+    bars = [{"extend": "both"}, {"ticks": range(len(groups) + 1)}]
+    for axes, (title, panel), (low, high), bar in zip(
+        row, panels.items(), ranges, bars, strict=False
+    ):
         style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
-        picture = axes.imshow(shown, **style)
+        picture = axes.imshow(panel[np.ix_(order, order)], **style)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
         axes.set_title(title, fontsize=11, parse_math=False)
-        if panel is affinity:
-            figure.colorbar(picture, ax=axes, shrink=0.85, extend="both")
-        elif len(groups) > 1:
-            figure.colorbar(picture, ax=axes, shrink=0.85, ticks=range(len(groups) + 1))
+        if panel is affinity or len(groups) > 1:
+            figure.colorbar(picture, ax=axes, shrink=0.85, **bar)
     save(figure, output)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import pathlib
 import textwrap
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
 
-_COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
+FRAMES = {"right": "tab:green", "wrong": "tab:red", "": "none"}  # Colours.
 _INCHES = 1.4  # Side of one image.
 _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
@@ -60,17 +61,14 @@ class ImageReader:
 def draw(
     found: Sequence[Hits], output: pathlib.Path, read: Callable[[str], Image.Image]
 ) -> list[pathlib.Path]:
-    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
-
-    All queries have as many hits; `read` takes the path of an image.
-    """
+    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
     rows = []
     for hits in found:
         rows.append([Picture(hits.query, f"query {on_one_line(hits.label)}", "black")])
         columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
         for i, (path, label, distance) in enumerate(columns):
             title = f"{distance:.3f} {on_one_line(label)}"
-            rows[-1].append(Picture(path, title, _COLOURS[hits.mark(i)]))
+            rows[-1].append(Picture(path, title, FRAMES[hits.mark(i)]))
     return draw_rows(rows, output, read)
 
 
@@ -82,7 +80,7 @@ def draw_rows(
 ) -> list[pathlib.Path]:
     """Draws rows of equally many pictures, on pages of at most 20 rows, and returns the files.
 
-    Every `together` rows stay on one page. Names of further pages end in -2, -3 and so on.
+    Every `together` rows stay on one page. Names of further pages end in -2, -3, ...
     """
     size = max(_ROWS // together, 1) * together
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -131,13 +129,13 @@ def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image])
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
-    for axes_of_row, row, titles_of_row in zip(axes, rows, titles, strict=True):
-        for axis, picture, title in zip(axes_of_row, row, titles_of_row, strict=True):
-            axis.set(xticks=[], yticks=[])
-            axis.set_title(title, fontsize=7)
-            for side in axis.spines.values():
-                side.set(color=picture.colour, linewidth=3)
-            thumbnail = read(picture.image)
-            thumbnail.thumbnail((256, 256))
-            axis.imshow(thumbnail)
+    pictures, titles = itertools.chain(*rows), itertools.chain(*titles)
+    for axis, picture, title in zip(axes.ravel(), pictures, titles, strict=True):
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(title, fontsize=7)
+        for side in axis.spines.values():
+            side.set(color=picture.colour, linewidth=3)
+        thumbnail = read(picture.image)
+        thumbnail.thumbnail((256, 256))
+        axis.imshow(thumbnail)
     return figure

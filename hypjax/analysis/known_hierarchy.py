@@ -5,7 +5,7 @@ Numbers, and tanglegrams: a tree that was found and the known one, face to face,
 
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,14 +31,11 @@ _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
 
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
+Radii = Float[np.ndarray, " groups"]
 
 
 def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
-    """The known hierarchy: the classes, then coarser and coarser groupings.
-
-    Each grouping is one in which the one before is nested: every group lies in one larger group. Of
-    the others, which are left out, none is.
-    """
+    """The classes, then coarser and coarser groupings in which the one before is nested."""
     found = {CLASS: groupings[CLASS]}
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
         fine, coarse = next(reversed(found.values())), groupings[name]
@@ -70,7 +67,7 @@ def wrong_first_hits(
 
     Returns:
         The numbers of queries and of wrong hits, and for each grouping beyond the classes the share
-        of wrong hits of the query's group, and what it is by chance; NaN without any.
+        of wrong hits of the query's group, and its chance; NaN without any.
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
@@ -80,9 +77,8 @@ def wrong_first_hits(
     for name, (groups, _) in groupings.items():
         if name == CLASS:
             continue
-        pairs = np.stack([classes, groups])
-        place, counts = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)[1:]
-        of_both = counts[place.reshape(-1)]
+        pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
+        of_both = np.bincount(pairs)[pairs]
         same = groups[hits[wrong]] == groups[wrong]
         chance = (np.bincount(groups)[groups] - of_both)[wrong] / (len(points) - of_class[wrong])
         share, by_chance = (float(np.mean(x)) if len(wrong) else np.nan for x in (same, chance))
@@ -95,19 +91,17 @@ def rank_correlations(
 ) -> dict[str, float]:
     """Spearman's correlation of distances with those in the tree of the known hierarchy.
 
-    The distance of two images in the tree is the number of levels at which their groups differ: 0
-    in one class, 1 in one group of the first grouping, and so on. One correlation is over all
-    pairs, and one over those of different classes; NaN if all distances, of either kind, are equal.
+    The distance of two images in the tree is the number of levels at which their groups differ. One
+    correlation is over all pairs, one over those of different classes; NaN if all distances, of
+    either kind, are equal.
     """
     from scipy.stats import spearmanr
 
     once = np.tri(len(distances), k=-1, dtype=bool)
     apart = sum((level[:, None] != level).astype(np.int8) for level in levels)[once]
-    embedded = distances[once]
-    pairs = {"all_pairs": slice(None), "different_classes": apart > 0}
     found = {}
-    for name, chosen in pairs.items():
-        x, y = embedded[chosen], apart[chosen]
+    for name, chosen in (("all_pairs", slice(None)), ("different_classes", apart > 0)):
+        x, y = distances[once][chosen], apart[chosen]
         constant = min(np.ptp(x), np.ptp(y)) == 0 if len(x) else True
         found[name] = np.nan if constant else float(spearmanr(x, y).statistic)
     return found
@@ -131,18 +125,18 @@ def radii(
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
     found = {}
     if (lifted := _on_hyperboloid(space, points)) is not None:
-        found["ball"] = {name: _radii_in_ball(*lifted, groups) for name, groups in nodes.items()}
+        found["ball"] = _of_levels(nodes, lambda groups: _radii_in_ball(*lifted, groups))
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
-    found["flat"] = {
-        name: 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
-        for name, groups in nodes.items()
-    }
-    return {name: _of_levels(nodes, of_nodes) for name, of_nodes in found.items()}
+
+    def flat(groups: Groups) -> Radii:
+        return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
+
+    return {**found, "flat": _of_levels(nodes, flat)}
 
 
-def _on_hyperboloid(space: Space, points: Points) -> tuple[Float[np.ndarray, "n d"], float] | None:
-    """Points of a space that is, or has, one with a ball, on its hyperboloid; and its c."""
+def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float] | None:
+    """Points of a space that is, or has, a ball, on its hyperboloid; and its c."""
     parts = [(space, points)]
     if isinstance(space, Fused):
         coordinates = map(np.asarray, space.split(points))
@@ -157,32 +151,30 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Float[np.ndarray, "n 
     return None
 
 
-def _radii_in_ball(
-    lifted: Float[np.ndarray, "n d"], c: float, groups: Groups
-) -> Float[np.ndarray, " groups"]:
+def _radii_in_ball(lifted: Points, c: float, groups: Groups) -> Radii:
     sums = _sums(lifted, groups)
     time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
     return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
 
 
-def _sums(x: Float[np.ndarray, "n d"], groups: Groups) -> Float[np.ndarray, "groups d"]:
+def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
     sums = np.zeros((groups.max() + 1, x.shape[1]))
     np.add.at(sums, groups, x)
     return sums
 
 
 def _of_levels(
-    nodes: Mapping[str, Groups], of_nodes: Mapping[str, Float[np.ndarray, " nodes"]]
+    nodes: Mapping[str, Groups], radii_of: Callable[[Groups], Radii]
 ) -> dict[str, dict[str, float]]:
+    of_nodes = {name: radii_of(groups) for name, groups in nodes.items()}
     found = {"image": {"median": float(np.median(of_nodes["image"]))}}
     for child, parent in itertools.pairwise(nodes):
         above = np.empty(len(of_nodes[child]), int)
         above[nodes[child]] = nodes[parent]
-        inside = [
-            farther_in(of_nodes[parent][i], np.median(of_nodes[child][above == i]))
-            for i in np.flatnonzero(np.bincount(above) > 1)
-        ]
-        share = float(np.mean(inside)) if inside else np.nan
+        families = np.flatnonzero(np.bincount(above) > 1)
+        medians = [np.median(of_nodes[child][above == family]) for family in families]
+        inside = farther_in(of_nodes[parent][families], medians)
+        share = float(np.mean(inside)) if len(inside) else np.nan
         median = float(np.median(of_nodes[parent]))
         found[parent] = {"median": median, "share_nearer_than_its_children": share}
     return found
@@ -190,17 +182,15 @@ def _of_levels(
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns a line per run: its wrong first hits, and rank correlations; of `scores`."""
-    found = {run["run"]: run["known_hierarchy"] for run in runs}
-    first = next(iter(found.values()))
-    names = [*first["wrong_first_hits"]][2:]
+    names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
     groups = ["", "", "of the right group (chance):", *[""] * (len(names) - 1)]
     rows = [[*groups, "rank correlation:", ""]]
     rows.append(["run", "wrong first hits", *names, "all pairs", "different classes"])
-    for run, each in found.items():
-        hits = each["wrong_first_hits"]
-        row = [run, f"{hits['wrong']} of {hits['queries']}"]
-        row += [f"{hits[name]['share']:.1%} ({hits[name]['chance']:.1%})" for name in names]
-        rows.append([*row, *(f"{value:.4f}" for value in each["rank_correlation"].values())])
+    for run in runs:
+        queries, wrong, *shares = run["known_hierarchy"]["wrong_first_hits"].values()
+        shares = ["{share:.1%} ({chance:.1%})".format(**each) for each in shares]
+        ranks = [f"{rank:.4f}" for rank in run["known_hierarchy"]["rank_correlation"].values()]
+        rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
     return aligned(rows)
 
 
@@ -241,8 +231,7 @@ def draw_tanglegram(
     known = Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
     of_known = _turned(known.tree, found.tree.starts())
     of_found = _turned(found.tree, of_known)
-    leaves = found.tree.leaves
-    hues = colours(np.bincount(groups)).of
+    leaves, hues = found.tree.leaves, colours(np.bincount(groups)).of
     figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=_DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
     _draw_side(left, found, of_found, groups, hues)
@@ -251,14 +240,17 @@ def draw_tanglegram(
     ends = of_found[:leaves] + 0.5, of_known[:leaves] + 0.5
     for x, start, align in zip((0, 1), ends, ("left", "right"), strict=True):
         for name, y, group in zip(known.names, start, groups, strict=False):
-            style = {"color": hues[group], "fontsize": _SIZE, "parse_math": False}
-            middle.text(x, y, shortened(name, _NAME), ha=align, va="center", **style)
+            _write(middle, x, y, name, color=hues[group], ha=align, va="center")
     lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
     draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
     middle.set(xlim=(0, 1), ylim=(leaves, 0))
     for axes in (left, middle, right):
         axes.axis("off")
     save(figure, output)
+
+
+def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
+    axes.text(x, y, shortened(name, _NAME), fontsize=_SIZE, parse_math=False, **style)
 
 
 def _turned(tree: Tree, opposite: Int[np.ndarray, " others"]) -> Int[np.ndarray, " nodes"]:
@@ -269,11 +261,7 @@ def _turned(tree: Tree, opposite: Int[np.ndarray, " others"]) -> Int[np.ndarray,
 
 
 def _draw_side(
-    axes: Axes,
-    side: Side,
-    starts: Int[np.ndarray, " nodes"],
-    groups: Int[np.ndarray, " leaves"],
-    hues: Sequence[str],
+    axes: Axes, side: Side, starts: np.ndarray, groups: np.ndarray, hues: Sequence[str]
 ) -> None:
     tree, x, y = side.tree, side.depths, starts + side.tree.sizes / 2
     of_group = np.zeros((len(tree.parents), len(hues)))
@@ -288,9 +276,6 @@ def _draw_side(
     draw_lines(axes, edges, colors=hue[child], linewidths=1)
     for node in range(tree.leaves, len(side.names)):
         middle = (x[node] + x[tree.parents[node]]) / 2
-        style = {"fontsize": _SIZE, "color": hue[node], "parse_math": False}
-        axes.text(
-            middle, y[node], shortened(side.names[node], _NAME), ha="center", va="bottom", **style
-        )
+        _write(axes, middle, y[node], side.names[node], color=hue[node], ha="center", va="bottom")
     axes.set(xlim=(-0.01, 1.01))
     axes.set_title(side.title, fontsize=10, parse_math=False)

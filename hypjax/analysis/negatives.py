@@ -7,17 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
-from hypjax.analysis.run_embeddings import (
-    Points,
-    head_points,
-    restore_trained,
-    searched,
-)
+from hypjax.analysis.run_embeddings import Points, head_points, restore_trained, searched
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
@@ -49,7 +44,6 @@ class Choice(NamedTuple):
         """Classes of the anchors."""
         return self.splits.test.labels[self.anchors]
 
-    @property
     def negatives(self) -> list[int]:
         """Numbers of negatives of the anchors, one for each of their classes."""
         items = searched(self.splits).labels
@@ -72,7 +66,7 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
         anchors = np.concatenate([anchors[first], np.delete(anchors, first)])
         shown = len(first)
     choice = Choice(splits, anchors, shown, k)
-    if k > (fewest := min(choice.negatives)):
+    if k > (fewest := min(choice.negatives())):
         raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives; set --k={fewest}")
     return choice
 
@@ -137,30 +131,24 @@ def weigh(
             carriers += (1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
                 hardest.append(_nearest(choice, anchor, distances[row], weights[row]))
-    curve = curve[: max(choice.negatives)] / len(anchors)
+    curve = curve[: max(choice.negatives())] / len(anchors)
     cumulative = np.minimum(np.cumsum(curve), 1)
     ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
+    drawn = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
+    quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES}
     return {
         "run": name,
         "temperature": temperature,
-        "carriers": {"mean": float(np.mean(carriers))}
-        | {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES},
+        "carriers": {"mean": float(np.mean(carriers)), **quantiles},
         "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
         "carriers_of_anchors": carriers,
-        "curve": {
-            "rank": ranks.tolist(),
-            "weight": curve[ranks - 1].tolist(),
-            "cumulative": cumulative[ranks - 1].tolist(),
-        },
+        "curve": {name: values.tolist() for name, values in drawn.items()},
         "hardest": hardest,
     }
 
 
 def _nearest(
-    choice: Choice,
-    anchor: int,
-    distances: Float[np.ndarray, " items"],
-    weights: Float[np.ndarray, " items"],
+    choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
     test, images = choice.splits.test, searched(choice.splits)
     found = np.argsort(distances, stable=True)[: choice.k]
@@ -177,17 +165,15 @@ def _nearest(
 
 def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:
     """Which of a shown anchor's hardest negatives in one run no other run has among its own."""
-    items, *others = (
-        each["hardest"][place]["items"] for each in (runs[run], *runs[:run], *runs[run + 1 :])
-    )
-    return [bool(others) and not any(item in other for other in others) for item in items]
+    found = [each["hardest"][place]["items"] for each in runs]
+    others = {item for other in (*found[:run], *found[run + 1 :]) for item in other}
+    return [len(runs) > 1 and item not in others for item in found[run]]
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
     """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
-    first = runs[0]
-    heads = [f"carry 90%: {name}" for name in first["carriers"]]
-    rows = [["run", "", *heads, *(f"share of the hardest {n}" for n in first["shares"])]]
+    heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
+    rows = [["run", "", *heads, *(f"share of the hardest {n}" for n in runs[0]["shares"])]]
     for run in runs:
         counts = [f"{value:.1f}" for value in run["carriers"].values()]
         shares = [f"{value:.4f}" for value in run["shares"].values()]
@@ -201,7 +187,7 @@ def anchor_table(runs: Sequence[Weighed], place: int) -> str:
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):
         found = run["hardest"][place]
-        columns = (found["classes"], found["items"], found["distances"], found["weights"])
+        columns = (found[name] for name in ("classes", "items", "distances", "weights"))
         found = zip(*columns, only_here(runs, i, place), strict=True)
         for rank, (label, item, distance, weight, alone) in enumerate(found, 1):
             name = shortened(on_one_line(label), _NAME)

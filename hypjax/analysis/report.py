@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import importlib.resources
 import io
+import itertools
 import json
 import math
 import operator
@@ -16,17 +17,15 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax import __version__
-from hypjax.analysis.disk import COLOURS, ImageSet, PlotData, draw_disks, place_in_disk, read_rgb
+from hypjax.analysis.disk import COLOURS, draw_disks, drawing_of_images, place_in_disk, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import groupings
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -54,20 +53,7 @@ _STATES = {
 _METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 
 
-class Shown(NamedTuple):
-    """An image of a search in the page."""
-
-    image: str  # Its pixels, as a data URL.
-    label: str  # Its class.
-    right: bool = True  # Whether it is of the query's class.
-    distance: str = ""  # From the query.
-
-
-class Row(NamedTuple):
-    """A row of a table with one column per run."""
-
-    label: str
-    cells: Sequence[Any]
+Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
 
 class ShownRun(NamedTuple):
@@ -79,8 +65,16 @@ class ShownRun(NamedTuple):
     metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
     seconds: Mapping[str, float]  # Of the parts of its last launch.
     warnings: Sequence[str]
-    notes: Sequence[str]
-    published: str  # Published scores, and differences from these.
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks on the results."""
+        return self.results.get("notes", []) if self.results else ["the run is not finished"]
+
+    @property
+    def published(self) -> str:
+        """Published scores, and differences from these."""
+        return compare(self.results, self.found.run.config)
 
 
 def write_report(
@@ -98,12 +92,10 @@ def write_report(
 
 def _read_run(run: Run, found: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
-        results, warnings = read_results(folder / RESULTS) or {}, read_warnings(folder)
-        metrics, times = _read_metrics(folder / METRICS), folder / TIMES
+        results, times = read_results(folder / RESULTS) or {}, folder / TIMES
         seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-    notes = results.get("notes", []) if results else ["the run is not finished"]
-    published = compare(results, run.config)
-    return ShownRun(run.name, found, results, metrics, seconds, warnings, notes, published)
+        written = _read_metrics(folder / METRICS), seconds, read_warnings(folder)
+    return ShownRun(run.name, found, results, *written)
 
 
 def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -117,7 +109,7 @@ def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def _render(runs: Sequence[ShownRun], queries: int) -> str:
     fields = _rows([identity(run.found.run.config) for run in runs])
-    differing = [row for row in fields if any(cell != row.cells[0] for cell in row.cells)]
+    differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
     by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
     classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
@@ -142,7 +134,7 @@ def _render(runs: Sequence[ShownRun], queries: int) -> str:
 def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A table of what runs have by name; empty where a run lacks it."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return [Row(name, [column.get(name, "") for column in columns]) for name in names]
+    return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
@@ -164,7 +156,7 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         found = [run.found.interval or [math.nan] * 3 for run in runs]
         texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
         marked = _marked([each[0] for each in found], texts)
-        rows.append(Row("head: Recall@1 now, with its 95% interval", marked))
+        rows.append(("head: Recall@1 now, with its 95% interval", marked))
     columns = [
         {
             (state, part, metric): value
@@ -174,12 +166,11 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         }
         for run in runs
     ]
-    for label, values in _rows(columns):
-        state, part, metric = label
+    for (state, part, metric), values in _rows(columns):
         *place, name = metric.split("/")
         words = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
         numbers = [math.nan if value == "" else value for value in values]
-        rows.append(Row(words, _marked(numbers, [f"{value:.4f}" for value in numbers])))
+        rows.append((words, _marked(numbers, [f"{value:.4f}" for value in numbers])))
     return rows
 
 
@@ -202,7 +193,13 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
-        _draw_curve(axes, runs, name)
+        for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
+            found = [(each["step"], _value(each[name])) for each in run.metrics if name in each]
+            axes.plot(*np.reshape(found, (-1, 2)).T, ".-", color=colour, label=run.name)
+        axes.grid(color="0.9")
+        axes.ticklabel_format(useOffset=False)
+        axes.locator_params(nbins=5)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
@@ -214,32 +211,22 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     return data_url(file.getvalue(), "svg+xml")
 
 
-def _draw_curve(axes: Axes, runs: Sequence[ShownRun], metric: str) -> None:
-    """Draws a metric over the steps, on an axis that shows 0."""
-    for i, run in enumerate(runs):
-        found = [(line["step"], _value(line[metric])) for line in run.metrics if metric in line]
-        colour = COLOURS[i % len(COLOURS)]
-        axes.plot(*np.reshape(found, (-1, 2)).T, ".-", color=colour, label=run.name)
-    axes.grid(color="0.9")
-    axes.ticklabel_format(useOffset=False)
-    axes.locator_params(nbins=5)
-    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-
-
 def _value(found: Any) -> float:
     """A metric's value; of scores, the head's first recall."""
     return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)
 
 
-def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[Shown, list[list[Shown]]]]:
+def _searches(
+    runs: Sequence[RunSearches], queries: int
+) -> list[tuple[dict[str, Any], list[list[dict[str, Any]]]]]:
     """Queries with what they find in each run."""
     splits = runs[0].run.splits
     answers = [{search.query: search for search in run.searches} for run in runs]
 
-    def hits_of(search: Search) -> list[Shown]:
+    def hits_of(search: Search) -> list[dict[str, Any]]:
         found = zip(search.hits, search.right, search.distances, strict=True)
         items = searched(splits)
-        return [_shown(items, i, right, f"{distance:.3f}") for i, right, distance in found]
+        return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in found]
 
     return [
         (_shown(splits.test, query), [hits_of(answer[query]) for answer in answers])
@@ -263,20 +250,20 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     return wrong + right[: queries - len(wrong)]
 
 
-def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> Shown:
+def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
+    """An image with its pixels, as a data URL, its class, and how it is marked."""
     url = thumbnail_url(read_rgb(images)(i), side=80, quality=82)
-    return Shown(url, images.class_name(i), right, distance)
+    return {"image": url, "label": images.class_name(i), **marks}
 
 
 def _disk(found: RunSearches) -> dict[str, str]:
     """The disk of a run with what it says of it, relative δ and the c that suits it included."""
     run, images = found.run, found.run.splits.test
     chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
-    points, shown = found.points[chosen], images.take(chosen)
-    title = f"{run.name}: {len(chosen):,} test images"
-    grouped = groupings(run.config.data.name, shown)
-    data = PlotData([ImageSet(title, points, grouped, [], read_rgb(shown))], found.space)
-    drawing, ranks = place_in_disk(data, "mds", None, 0)
+    shown = {
+        f"{run.name}: {len(chosen):,} test images": (found.points[chosen], images.take(chosen))
+    }
+    drawing, ranks = place_in_disk(drawing_of_images(run.config.data.name, shown), found.space)
     draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     delta = curvature = ""
@@ -285,25 +272,21 @@ def _disk(found: RunSearches) -> dict[str, str]:
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
         delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
-    return {
-        "image": data_url(file.getvalue(), "png"),
-        "grouping": drawing.legend,
-        **{"rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature},
-    }
+    image = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    return {**image, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
 
 
 def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
-    """Writes the report of a finished run; a failure is a warning, as the results are saved.
+    """Writes the report of a finished run, named as its folder's path or URL; returns whether.
 
-    `location` is the path or URL of the folder, and names the run. Returns whether there is a
-    report: a run of several processes has none, since one cannot embed images while the others
-    wait.
+    A failure is a warning, as the results are saved. A run of several processes has no report,
+    since one cannot embed images while the others wait.
     """
     if jax.process_count() > 1:
         return False
+    named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
+    shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)
     try:
-        named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
-        shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)
         write_report([shown], folder / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")

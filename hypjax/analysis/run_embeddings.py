@@ -80,10 +80,7 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, most: int, seed: int) -> Self:
-        """Chooses random classes that have at most so many images together.
-
-        If fewer than two classes fit, random images are chosen instead.
-        """
+        """Chooses random classes with at most so many images; random images if no two fit."""
         name, test = run.config.data.name, run.splits.test
         chosen = _choose(test.labels, most, np.random.default_rng(seed))
         images = test.take(chosen)
@@ -97,9 +94,7 @@ class ChosenImages(NamedTuple):
         return cls(images, chosen, groupings(name, images), summary)
 
 
-def _choose(
-    labels: Int[np.ndarray, " images"], most: int, rng: np.random.Generator
-) -> Int[np.ndarray, " chosen"]:
+def _choose(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     classes, counts = np.unique(labels, return_counts=True)
     taken, room = [], most
     for place in rng.permutation(len(classes)):
@@ -144,9 +139,8 @@ def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     built = setup.build(run.config)
-    like = jax.eval_shape(
-        lambda: states.trees(built.learner, create_state(built.learner, built.spec))
-    )
+    learner, spec = built.learner, built.spec
+    like = jax.eval_shape(lambda: states.trees(learner, create_state(learner, spec)))
     with (
         reading(run.workdir, training=True) as folder,
         contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
@@ -164,8 +158,7 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     config.run.cache = "none"  # No step is made; the device cache might not fit this device.
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
-    pretrained = states.starting_parameters(config, built.learner)
-    state = states.initialized(built, state, pretrained)
+    state = states.initialized(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)
 
 

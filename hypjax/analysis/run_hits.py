@@ -9,18 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.analysis.disk import read_rgb
-from hypjax.analysis.hit_grid import Picture, draw_rows
-from hypjax.analysis.run_embeddings import (
-    head_points,
-    open_runs,
-    restore_trained,
-    searched,
-)
+from hypjax.analysis.hit_grid import FRAMES, Picture, draw_rows
+from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
-
-_COLOURS = {True: "tab:green", False: "tab:red"}
 
 
 class Search(NamedTuple):
@@ -67,17 +60,15 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     space = run.score_space(params)
     embed = head_points(run, model, params, space)
     test, items = run.splits.test, searched(run.splits)
-    among_themselves = run.splits.gallery is None
+    alone = run.splits.gallery is None
     points = embed(test)
-    gallery = points if among_themselves else embed(items)
-    k = min(k, len(items) - among_themselves)
-    distances, found = nearest_neighbors(
-        points, gallery, k=k, space=space, exclude_self=among_themselves
-    )
+    gallery = points if alone else embed(items)
+    k = min(k, len(items) - alone)
+    distances, found = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
     right = items.labels[found] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    answerable = (test.num_classes > 1) & (counts[test.labels] > among_themselves)
+    answerable = (test.num_classes > 1) & (counts[test.labels] > alone)
     wrong = np.flatnonzero(answerable & ~right[:, 0])
     correct = np.flatnonzero(answerable & right[:, 0])
     wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
@@ -100,9 +91,9 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
     classes = []
     for name, hits in hits_of.items():
         wrong = collections.Counter(filter(None, hits))
-        confused, times = next(iter(wrong.most_common(1)), ("", 0))
         recall = 1 - wrong.total() / len(hits)
-        classes.append(ClassRecall(name, len(hits), recall, confused, times))
+        (confused,) = wrong.most_common(1) or [("", 0)]
+        classes.append(ClassRecall(name, len(hits), recall, *confused))
     return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 
@@ -114,15 +105,19 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     """
     (run,) = open_runs([workdir])
     found = search_test_images(run, k)
-    rng = np.random.default_rng(seed)
-    labels = run.splits.test.labels
-    shuffled = rng.permutation(len(found.searches)).tolist()
-    order = in_turn(shuffled, lambda i: (i < found.failures, labels[found.searches[i].query]))
+    test, items = run.splits.test, searched(run.splits)
+    shuffled = np.random.default_rng(seed).permutation(len(found.searches)).tolist()
+    order = in_turn(shuffled, lambda i: (i < found.failures, found.searches[i].classes[0]))
     wrong = [found.searches[i] for i in order if i < found.failures]
     right = [found.searches[i] for i in order if i >= found.failures]
     wrong = wrong[: max(queries // 2, queries - len(right))]
     right = right[: queries - len(wrong)]
-    rows = [_row(run, search) for search in wrong + right]
+    rows = []
+    for search in wrong + right:
+        rows.append([Picture((test, search.query), f"query {search.classes[0]}", "black")])
+        for i, distance, alike in zip(search.hits, search.distances, search.right, strict=True):
+            title = f"{distance:.3f} {items.class_name(i)}"
+            rows[-1].append(Picture((items, i), title, FRAMES["right" if alike else "wrong"]))
     draw_rows(rows, output, lambda image: read_rgb(image[0])(image[1]))
     return (
         f"{found.failures} of {len(found.searches)} queries find an image of another class first; "
@@ -138,11 +133,3 @@ def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:
         turns.append(seen[key(item)])
         seen[key(item)] += 1
     return [items[i] for i in np.argsort(turns, kind="stable")]
-
-
-def _row(run: Run, search: Search) -> list[Picture]:
-    test, items = run.splits.test, searched(run.splits)
-    row = [Picture((test, search.query), f"query {search.classes[0]}", "black")]
-    for i, distance, right in zip(search.hits, search.distances, search.right, strict=True):
-        row.append(Picture((items, i), f"{distance:.3f} {items.class_name(i)}", _COLOURS[right]))
-    return row

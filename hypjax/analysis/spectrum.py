@@ -11,12 +11,9 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hypjax.analysis.disk import COLOURS
 from hypjax.analysis.hit_grid import save
-from hypjax.analysis.run_embeddings import (
-    head_points,
-    restore_trained,
-    untrained_parameters,
-)
+from hypjax.analysis.run_embeddings import head_points, restore_trained, untrained_parameters
 from hypjax.data.dataset import Dataset
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
@@ -26,7 +23,12 @@ from hypjax.runs.tables import aligned
 
 _BINS = 100
 _SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
-_SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart.
+_STATES = ("untrained", "trained")
+# Kinds of pairs, with colours that colour-blind readers can tell apart.
+_PAIRS = {
+    "one_class": ("same class", COLOURS[0]),
+    "different_classes": ("different classes", COLOURS[1]),
+}
 
 
 def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
@@ -37,8 +39,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     """
     model, trained = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}
-    states = {"untrained": untrained_parameters(run.config), "trained": trained}
-    for state, params in states.items():
+    for state, params in zip(_STATES, (untrained_parameters(run.config), trained), strict=True):
         space = run.score_space(params)
         points = head_points(run, model, params, space)(images)
         found[state] = find_spread(points, images.labels, space)
@@ -63,18 +64,17 @@ def find_spread(
     once = np.tri(len(points), k=-1, dtype=bool)
     same = labels[:, None] == labels
     edges = np.linspace(similarities[once].min(), similarities[once].max(), _BINS + 1)
-    found = [similarities[once & pairs] for pairs in (same, ~same)]
-    counts = np.stack([np.histogram(pairs, edges)[0] for pairs in found])
+    pairs = [similarities[once & chosen] for chosen in (same, ~same)]
+    counts = np.stack([np.histogram(each, edges)[0] for each in pairs])
+    shares = counts / counts.sum(axis=1, keepdims=True)
     return {
         "cumulative_energy": energy.tolist(),
         "components": {f"{share:.0%}": int(np.sum(energy < share)) + 1 for share in _SHARES},
         "similarity": {
             "edges": edges.tolist(),
-            "pairs_of_one_class": counts[0].tolist(),
-            "pairs_of_different_classes": counts[1].tolist(),
-            "mean_of_one_class": float(found[0].mean()),
-            "mean_of_different_classes": float(found[1].mean()),
-            "overlap": float(np.minimum(*(counts / counts.sum(axis=1, keepdims=True))).sum()),
+            **{f"pairs_of_{kind}": n.tolist() for kind, n in zip(_PAIRS, counts, strict=True)},
+            **{f"mean_of_{kind}": float(x.mean()) for kind, x in zip(_PAIRS, pairs, strict=True)},
+            "overlap": float(np.minimum(*shares).sum()),
         },
     }
 
@@ -84,7 +84,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     heads = ["run", "state", *(f"components for {share:.0%}" for share in _SHARES)]
     rows = [[*heads, "mean similarity: same class", "other classes", "overlap"]]
     for run in runs:
-        for state in ("untrained", "trained"):
+        for state in _STATES:
             found = run[state]["similarity"]
             names = ("mean_of_one_class", "mean_of_different_classes", "overlap")
             numbers = map(str, run[state]["components"].values())
@@ -110,10 +110,10 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
 
 def _draw_energy(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     for i, run in enumerate(runs):
-        for state, style in (("untrained", "dashed"), ("trained", "solid")):
+        for state, style in zip(_STATES, ("dashed", "solid"), strict=True):
             energy = run[state]["cumulative_energy"]
-            numbers = np.arange(1, len(energy) + 1)
             label = run["run"] if state == "trained" else None
+            numbers = np.arange(1, len(energy) + 1)
             axes.plot(numbers, energy, color=f"C{i}", linestyle=style, label=label)
     axes.plot([], [], color="grey", linestyle="dashed", label="untrained")
     axes.set(xscale="log", ylim=(0, 1.02))
@@ -124,11 +124,10 @@ def _draw_energy(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_similarities(axes: Axes, run: Mapping[str, Any]) -> None:
-    names = (("one_class", "same class", _SAME), ("different_classes", "different classes", _OTHER))
-    for state, trained in (("untrained", False), ("trained", True)):
-        found = run[state]["similarity"]
-        for key, name, colour in names:
-            counts = np.array(found[f"pairs_of_{key}"])
+    for state in _STATES:
+        trained, found = state == "trained", run[state]["similarity"]
+        for kind, (name, colour) in _PAIRS.items():
+            counts = np.array(found[f"pairs_of_{kind}"])
             style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
             style["label"] = name if trained else f"{name}, untrained"
             style["linestyle"] = "solid" if trained else ":"

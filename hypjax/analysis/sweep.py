@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import operator
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,8 @@ from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without the yellow, which
-# is too light for lines. With one marker fewer, the first 42 lines all look different.
+# Okabe and Ito's colours, without the yellow, which is too light for lines. With one marker fewer,
+# the first 42 lines all look different.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LINE = 30  # Characters of labels that fit below an axis.
@@ -34,10 +33,7 @@ _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
 
 class Run(NamedTuple):
-    """A finished run, with its scores by the metrics that all runs have.
-
-    They are those of the run's best model or, without validation, its last.
-    """
+    """A finished run, with the scores that all runs have of its best model, or else its last."""
 
     name: str
     config: ConfigDict
@@ -58,10 +54,10 @@ def default_folders(
     file: str, overrides: Sequence[str], field: str, values: Sequence[str]
 ) -> dict[str, pathlib.Path]:
     """Returns, for each value of a field, the default folder of the run that has it."""
-    unchanged, folders = read_config(file), {}
+    folders = {}
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
-        folders[value] = pathlib.Path(default_workdir(config, unchanged))
+        folders[value] = pathlib.Path(default_workdir(config, read_config(file)))
         require_identity(folders[value], config)
     return folders
 
@@ -86,6 +82,7 @@ def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
 
 
 def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
+    """Scores of each run's best model, or else its last, by the metrics that all runs have."""
     scores = {name: found.get("best") or found["final"] for name, found in results.items()}
     parts = [values for recalls in scores.values() for values in recalls.values()]
     kept = [name for name in parts[0] if all(name in each for each in parts)] if parts else []
@@ -133,11 +130,9 @@ def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
 def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
     """Draws the recalls of heads, at the smallest K, against a field of the runs.
 
-    They are those on the validation classes, if there are any, and on the test classes. Runs that
-    differ only in the seed are one point, their mean, with a bar from the lowest to the highest.
-    Each combination of the other fields in which runs differ is a line. The axis of the field is
-    logarithmic for positive numbers that span more than a factor of 5, and has categories for
-    values that are no numbers.
+    There is a panel for the validation classes, if there are any, and one for the test classes.
+    Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
+    highest. Each combination of the other fields in which runs differ is a line.
     """
     drawn = curves(runs, field)
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
@@ -187,33 +182,32 @@ def _text(value: Any) -> str:
 
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
-    panels = {
-        "validation classes (to choose by)": operator.attrgetter("validation"),
-        "test classes (to report)": operator.attrgetter("test"),
-    }
+    panels = {"validation classes (to choose by)": "validation", "test classes (to report)": "test"}
     points = [found for curve in drawn.values() for found in curve.values()]
     if not any(run.validation for found in points for run in found):
         del panels["validation classes (to choose by)"]
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
-    for axis, (title, recalls_of) in zip(axes, panels.items(), strict=True):
+    for axis, (title, part) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
         for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
-            found = {positions[x]: [recalls_of(run) for run in own] for x, own in curve.items()}
-            scores = {x: [each["head"][score] for each in own if each] for x, own in found.items()}
-            rows = [(x, statistics.mean(s), min(s), max(s)) for x, s in scores.items() if s]
-            x, mean, low, high = np.array(rows).reshape(-1, 4).T
-            bars = [mean - low, high - mean]
+            rows = []
+            for value, own in curve.items():
+                recalls = [getattr(run, part) for run in own if getattr(run, part)]
+                if found := [each["head"][score] for each in recalls]:
+                    mean = statistics.mean(found)
+                    rows.append((positions[value], mean, mean - min(found), max(found) - mean))
+            x, mean, *bars = np.array(rows).reshape(-1, 4).T
             axis.errorbar(x, mean, yerr=bars, elinewidth=1, color=colour, marker=marker)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
     seeds = any(len(found) > 1 for found in points)
     if len(drawn) > 1 or seeds:  # Names the lines below the panels, and says what the bars are.
+        lines = [line for line, *_ in axes[-1].containers]
         figure.legend(
-            [line for line, *_ in axes[-1].containers] if len(drawn) > 1 else [],
-            list(drawn) if len(drawn) > 1 else [],
+            *((lines, list(drawn)) if len(drawn) > 1 else ([], [])),
             title="mean, and lowest to highest, over seeds" if seeds else None,
             loc="outside lower center",
             ncols=len(panels),

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 _TOLERANCE = 1e-5
 
 Labels = Int[ArrayLike, " leaves"]
+Radii = Float[ArrayLike, "*#b"]  # Distances from the origin.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,8 +56,7 @@ class Tree:
     def starts(self, places: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
         """Number of leaves in front of those of each node, with all leaves in a row.
 
-        The leaves of a node are those from its start to its start + size. Its children follow each
-        other by their places; by default by index.
+        Children follow each other by their places; by default by index.
         """
         parents, sizes = self.parents, self.sizes
         places = np.zeros(len(parents)) if places is None else np.asarray(places)
@@ -85,13 +85,10 @@ class Tree:
 
 
 def purity(tree: Tree, labels: Labels) -> float:
-    """Dendrogram purity (Heller and Ghahramani, 2005).
+    """Dendrogram purity (Heller and Ghahramani, 2005), exact for any number of children.
 
     The mean, over all pairs of leaves of one label, of the share of leaves with that label among
-    those of the pair's lowest common ancestor. It is exact, for nodes with any number of children.
-
-    Returns:
-        A number up to 1, which is reached if each label is a subtree; NaN if all labels differ.
+    those of the pair's lowest common ancestor: 1 if each label is a subtree, NaN if all differ.
     """
     pairs = shares = 0.0
     for counts in tree.counts(labels):
@@ -104,9 +101,9 @@ def purity(tree: Tree, labels: Labels) -> float:
 def chance_purity(tree: Tree, labels: Labels) -> float:
     """Mean purity of the tree over all permutations of its leaves' labels.
 
-    Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
-    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label. The mean is
-    exact; NaN if all labels differ.
+    A pair of one label, of n_c leaves, is then any pair of the n leaves; of the other s − 2 leaves
+    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label. NaN if all
+    labels differ.
     """
     n, sizes = tree.leaves, tree.sizes
     _, numbers = np.unique(labels, return_counts=True)
@@ -119,18 +116,17 @@ def chance_purity(tree: Tree, labels: Labels) -> float:
 
 
 def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float]:
-    """Compares the distances of leaves in the tree with their groups, over all pairs.
+    """Compares distances in the tree with groups, over all pairs of leaves with different labels.
 
-    Pairs are those of leaves with different labels. Their distance is the number of leaves of their
-    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind.
+    The distance of two leaves is the number of leaves of their lowest common ancestor, which needs
+    no lengths of edges, and so suits trees of any kind.
 
     Returns:
         The probability that two leaves of one group are nearer to each other than two leaves of
-        different groups, where equal distances count half: 0.5 if the tree knows nothing of groups.
-        And Spearman's correlation of the distance of two leaves and whether their groups differ: 0
-        if the tree knows nothing of groups. Its largest possible value is below 1, and small where
-        few pairs are of one group. Both are NaN if all pairs are of one group, or none is; the
-        correlation also if all distances are equal.
+        different groups, where equal distances count half: 0.5 by chance. And Spearman's
+        correlation of the distance of two leaves and whether their groups differ: 0 by chance; its
+        largest possible value is small where few pairs are of one group. Both are NaN if all pairs
+        are of one group, or none is; the correlation also if all distances are equal.
     """
     together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, of_label, of_group, of_both = (
@@ -153,32 +149,24 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
     return float(nearer), float(correlation)
 
 
-def farther_in(
-    radii: Float[ArrayLike, "*#b"], others: Float[ArrayLike, "*#b"]
-) -> Bool[np.ndarray, "*b"]:
+def farther_in(radii: Radii, others: Radii) -> Bool[np.ndarray, "*b"]:
     """Whether radii are smaller than others, by more than a relative 1e-5; elementwise."""
     return np.asarray(radii) < (1 - _TOLERANCE) * np.asarray(others)
 
 
 def ancestors(
-    distances: Float[ArrayLike, "n p"],
-    radii: Float[ArrayLike, " n"],
-    proxy_radii: Float[ArrayLike, " p"],
+    distances: Float[ArrayLike, "n p"], radii: Radii, proxy_radii: Radii
 ) -> Int[np.ndarray, " n"]:
-    """Index of each point's nearest proxy among those closer to the origin; −1 without any.
+    """Index of each point's nearest proxy among those `farther_in`; −1 without any.
 
-    Closer means by more than a relative 1e-5. So points at one radius, such as those of clipped
-    features, are not ancestors of each other, whatever their rounding errors. Radii are distances
-    from the origin. Of equally near proxies, the first one counts.
+    Radii are distances from the origin. Of equally near proxies, the first one counts.
     """
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
     return np.where(closer.any(axis=1), nearest, -1)
 
 
-def _with_ancestors(
-    parents: Int[np.ndarray, " all"], nodes: Int[np.ndarray, " some"]
-) -> Bool[np.ndarray, " all"]:
+def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> Bool[np.ndarray, " all"]:
     """Marks the nodes, and all above them."""
     marked = np.zeros(len(parents), bool)
     while not marked[nodes := np.unique(nodes[nodes >= 0])].all():
@@ -192,8 +180,8 @@ def ancestor_tree(
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
     """The tree of samples, the proxies with a sample beneath them, and the origin as its root.
 
-    Given is the proxy above each sample and each proxy, −1 for the origin. Also returns the indices
-    of the proxies in the tree.
+    Arguments are the proxy above each sample and each proxy, −1 for the origin. Also returns the
+    indices of the proxies in the tree.
     """
     kept, n = np.flatnonzero(_with_ancestors(of_proxies, of_samples)), len(of_samples)
     nodes = np.full(len(of_proxies) + 1, n + len(kept))  # −1 finds the last, the origin.
@@ -206,8 +194,7 @@ def average_linkage(
 ) -> tuple[Tree, Float[np.ndarray, " nodes"]]:
     """The binary tree that merges the two clusters of least mean distance, again and again.
 
-    Also returns each node's height: the mean distance at which its two clusters merge, 0 for one of
-    the n ≥ 2 points.
+    Also returns each node's height: the mean distance at which its clusters merge, 0 for a leaf.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
@@ -222,8 +209,8 @@ def average_linkage(
 def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inner"]]:
     """The tree of labels, numbers from 0 without gaps, as leaves in place of those that have them.
 
-    A label hangs on the deepest inner node with more than half of its leaves beneath it. Of the
-    inner nodes, those with several children remain, and the root; which they are is returned, too.
+    A label hangs on the deepest inner node with more than half of its leaves beneath it. Inner
+    nodes with several children remain, and the root; they are returned, too.
     """
     parents, root = tree.parents, int(np.flatnonzero(tree.parents < 0)[0])
     of_labels = []

@@ -1,8 +1,4 @@
-"""Variants of a configuration, each with the settings that suit it best: choosing and comparing.
-
-Settings are chosen by the score on validation classes, and the chosen ones are compared on the test
-classes, with bootstrap intervals over runs and classes.
-"""
+"""Variants of a configuration, each with the settings that suit it best on validation classes."""
 
 import itertools
 import pathlib
@@ -37,16 +33,19 @@ class Candidate(NamedTuple):
         """The settings, as a table shows them."""
         return " ".join(self.settings) or "as in the file"
 
+    def all_overrides(self, seed: str) -> list[str]:
+        """The fields that differ from the file."""
+        return [*self.overrides, *self.settings, f"seed={seed}"]
+
     def arguments(self, seed: str) -> str:
         """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (*self.overrides, *self.settings, f"seed={seed}")
-        config = f"--config={self.file}:{self.variant}"
-        return shlex.join([config, *(f"--config.{field}" for field in fields)])
+        fields = (f"--config.{field}" for field in self.all_overrides(seed))
+        return shlex.join([f"--config={self.file}:{self.variant}", *fields])
 
     def run(self, seed: str) -> Workdir:
         """The run's default folder; a folder of a run with another configuration is refused."""
         spec = f"{self.file}:{self.variant}"
-        config = load_config(spec, (*self.overrides, *self.settings, f"seed={seed}"))
+        config = load_config(spec, self.all_overrides(seed))
         return Workdir(pathlib.Path(default_workdir(config, read_config(spec))), config)
 
 
@@ -64,7 +63,7 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
 
 
 def validation_score(candidate: Candidate, results: Mapping[str, Any]) -> tuple[str, float]:
-    """The score by which settings are chosen: the head's first recall on validation classes."""
+    """Name and value of the head's first recall on validation classes, which chooses settings."""
     if not (held_out := results.get("validation")):
         raise UserError(
             f"{candidate.variant} with {candidate} has no validation classes to choose by; set "
@@ -124,11 +123,10 @@ def sums_by_class(
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
     """Mean score of each method, and its difference from that of the first, with intervals.
 
-    Queries of one class are alike, and so are those of one run. Classes and runs are therefore what
-    is drawn with replacement: the same classes for all methods, since all are tested on the same
-    images, but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and
-    Tibshirani, An Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval
-    that is too short.
+    Queries of one class are alike, and so are those of one run. Therefore classes and runs are
+    drawn with replacement: the same classes for all methods, which are tested on the same images,
+    but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and Tibshirani, An
+    Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval that is too short.
 
     Returns:
         For the means, and for the differences: the number, and the 2.5th and the 97.5th percentile
@@ -141,14 +139,11 @@ def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
         return generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
 
     classes = draw(len(counts))
-    means, draws = [], []
+    rows = []  # The mean of each method, then its draws.
     for totals, _ in methods:
         of_runs = classes @ totals.T / (classes @ counts)[:, None]
-        draws.append(np.mean(draw(len(totals)) * of_runs, axis=1))
-        means.append(totals.sum() / (len(totals) * counts.sum()))
-    pairs = [(np.array(x), np.array(x) - x[0]) for x in (means, draws)]
-    found = [
-        np.stack([mean, *np.percentile(drawn, [2.5, 97.5], axis=1)], axis=1)
-        for mean, drawn in zip(*pairs, strict=True)
-    ]
-    return np.stack(found)
+        draws = np.mean(draw(len(totals)) * of_runs, axis=1)
+        rows.append([totals.sum() / (len(totals) * counts.sum()), *draws])
+    both = np.array([rows, np.array(rows) - rows[0]])
+    bounds = np.percentile(both[..., 1:], [2.5, 97.5], axis=-1)
+    return np.stack([both[..., 0], *bounds], axis=-1)

@@ -21,7 +21,7 @@ from hypjax.models import Embedder
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
-from hypjax.models.weight_files import is_hub_name, repository_of, timm_weights
+from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -30,7 +30,6 @@ from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import write_text
 
-_README = "README.md"
 _CARD = """\
 ---
 {metadata}
@@ -72,8 +71,6 @@ Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json
 
 {results}
 """
-
-
 _IN_TIMM = """\
 In timm, whose output is what hypjax maps into that space:
 
@@ -103,13 +100,13 @@ def push(
     configuration for hypjax and one for timm, results and a model card. Of paths in the
     configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
     one commit, which removes those of an earlier model. Without a token, or if the hub cannot be
-    reached, the folder remains, and one sentence says why. Returns the folder.
+    reached, the folder remains, and one sentence says why.
 
     Args:
         workdir: Folder of a run, or its URL.
         name: Name of the repository, 'OWNER/NAME'.
-        folder: Folder to write, by default hub/NAME. An earlier model in it is replaced; a folder
-            that holds anything else is refused.
+        folder: Folder to write, by default hub/NAME, and to return. An earlier model in it is
+            replaced; a folder that holds anything else is refused.
         private: Whether a repository that is created is private.
     """
     if not hub.is_name(name):
@@ -120,8 +117,8 @@ def push(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing_model(folder) as staged:
             _stage(workdir, staged, name)
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    paths = [path.relative_to(folder).as_posix() for path in paths]
+    files_in = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    paths = [path.relative_to(folder).as_posix() for path in files_in]
     owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
     try:
         address = hub.upload(folder, paths, name, private=private, owned=owned)
@@ -137,14 +134,14 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         config, model, params, objective = restore_best(run)
         began = _base_model(config)
         config = without_paths(config)
-        results = files.read_results(run / files.RESULTS)
+        results = files.read_results(run / files.RESULTS) or {}
         provenance = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params, objective)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
     space = objective.score_space
-    write_text(folder / _README, _model_card(name, config, model, space, results, began))
+    write_text(folder / "README.md", _model_card(name, config, model, space, results, began))
     write_model(folder, config, model, params, space, provenance)
 
 
@@ -153,7 +150,7 @@ def without_paths(config: ConfigDict) -> ConfigDict:
     for field, value in flatten(config).items():
         if field in ("model.architecture", "objective.name"):
             continue  # Names of code may hold a colon.
-        if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
+        if isinstance(value, str) and not (field == "model.weights" and repository(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
     return config
 
@@ -171,22 +168,19 @@ def _model_card(
     config: ConfigDict,
     model: Embedder,
     space: Space,
-    results: Mapping[str, Any] | None,
+    results: Mapping[str, Any],
     began: str | None,
 ) -> str:
-    """The card of a run's model, a README.md; results are None if the run is not finished.
-
-    `began` is the repository of the weights that training began with, see `_base_model`.
-    """
-    data = config.data
+    """The card of a run's model; there are no results if the run is not finished."""
+    data, own = config.data, isinstance(model.encoder, OwnEncoder)
     square = f"{data.image_size} × {data.image_size}"
     view = f"resized to {square} pixels, whatever their shape"
     if data.test_view == "centre_crop":
         view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
-    notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
+    notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
-    own = isinstance(model.encoder, OwnEncoder)
+    tags = ["image-retrieval", "metric-learning", *["timm"] * (not own)]
     elsewhere = _OWN if own else _IN_TIMM.format(name=name)
     if model.head_kind == "norm_dense" and not own:
         elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
@@ -196,7 +190,7 @@ def _model_card(
             "of `model.forward_features(images)`, then apply the classifier.\n\n"
         )
     shown = "The run is not finished."
-    if results is not None:
+    if results:
         states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
         tables = [format_results(states), compare(results, config)]
         shown = "\n".join(["```", *filter(None, tables), "```"])
@@ -204,7 +198,7 @@ def _model_card(
         name=name,
         description=describe(config),
         space=space,
-        metadata=_metadata(name, config, results, began, in_timm=not own),
+        metadata=_metadata(config, results, tags, model_name=name, base_model=began),
         elsewhere=elsewhere,
         view=view,
         mean=list(data.mean),
@@ -219,27 +213,21 @@ def _model_card(
 def _base_model(config: ConfigDict) -> str | None:
     """The repository on the hub of the weights that training began with, if there is one."""
     weights = config.model.weights
-    if not weights or not is_hub_name(weights):
+    if not weights:
         return None
     prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
     known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
-    return repository_of(weights) if prefixed or known else None
+    return repository(weights) if prefixed or known else None
 
 
 def _metadata(
-    name: str,
-    config: ConfigDict,
-    results: Mapping[str, Any] | None,
-    began: str | None,
-    *,
-    in_timm: bool,
+    config: ConfigDict, results: Mapping[str, Any], tags: list[str], **names: str | None
 ) -> str:
     """What the hub reads of a model, in YAML: by what it was trained, and its scores.
 
     Scores with notes, which cannot be compared with others, stand in the text alone.
     """
-    results = {} if results is None or "notes" in results else results
-    state = results.get("best", results.get("final", {}))
+    state = {} if "notes" in results else results.get("best", results.get("final", {}))
     scores = [
         EvalResult(
             task_type="image-feature-extraction",
@@ -251,12 +239,5 @@ def _metadata(
         )
         for metric, value in state.get("head", {}).items()
     ]
-    data = ModelCardData(
-        library_name="hypjax",
-        pipeline_tag="image-feature-extraction",
-        tags=["image-retrieval", "metric-learning", *(["timm"] if in_timm else [])],
-        base_model=began,
-        model_name=name,
-        eval_results=scores or None,
-    )
-    return data.to_yaml()
+    kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
+    return ModelCardData(**kind, **names, tags=tags, eval_results=scores or None).to_yaml()

@@ -24,10 +24,8 @@ _SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
 def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes a dataset of HyperView's: images, classes, points, and their places in the disk.
 
-    HyperView searches by the distance of the space, in float32, and draws the layout of
-    `hypjax.geometry.layout.lay_out`. The stem of the path names the dataset; HyperView selects the
-    folder. Returns where the gallery is, with the program that opens it. Raises UserError if
-    HyperView knows no such space, or has a dataset of this name.
+    The stem of the path names the dataset; HyperView selects the folder. Returns the program that
+    opens it.
     """
     import hyperview
 
@@ -43,10 +41,9 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
         )
     places = layout.lay_out(embeddings.vectors, embeddings.space)
     coordinates = np.stack([places.real, places.imag], axis=1)
-    labels = [label or None for label in embeddings.labels.tolist()]
-    described = zip(ids, files, labels, strict=True)
     dataset.add_samples(
-        hyperview.Sample(id=i, filepath=file, label=label) for i, file, label in described
+        hyperview.Sample(id=i, filepath=file, label=label or None)
+        for i, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)
     )
     dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=geometry)
     dataset.register_layout(

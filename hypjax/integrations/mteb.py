@@ -15,6 +15,7 @@ from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.model import load
+from hypjax.retrieval.inputs import blocks
 
 if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
@@ -34,13 +35,7 @@ class MtebEncoder:
     """
 
     def __init__(self, model_name: str | os.PathLike[str], part: str = "head") -> None:
-        """Loads a model.
-
-        Args:
-            model_name: Folder of a run or of a published model, its URL, or its name on the hub;
-                see `hypjax.load`.
-            part: Which embedding to compute, see `hypjax.load`.
-        """
+        """Loads a model, see `hypjax.load`."""
         self._model = load(model_name, part)
         self.space = self._model.space
 
@@ -63,19 +58,8 @@ class MtebEncoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], **options: Any
     ) -> Float[np.ndarray, "images d"]:
-        """Embeds the images of mteb's batches.
-
-        Args:
-            inputs: Batches, each with a list of images as "image".
-            options: The task, its split, and other arguments of mteb, which are unused.
-
-        Returns:
-            Points of the model's space, float32, one row for each image.
-
-        Raises:
-            UserError: A batch holds no images.
-        """
-        del options
+        """Points of the model's space for the images of mteb's batches, float32."""
+        del options  # The task, its split and others.
         rows = []
         for batch in inputs:
             if "image" not in batch:
@@ -92,19 +76,20 @@ class MtebEncoder:
         """
         one, other = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
-            blocks = [
-                -np.asarray(_distances(self.space, one[first : first + _BLOCK], other))
-                for first in range(0, len(one), _BLOCK)
-            ]
-        return np.concatenate([np.float32(block) for block in blocks])
+            return -np.concatenate(
+                [
+                    np.asarray(_distances(self.space, one[block], other), np.float32)
+                    for block in blocks(len(one), _BLOCK)
+                ]
+            )
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
     ) -> Float[np.ndarray, " n"]:
         """Negative distances of rows in the model's space, float32."""
+        rows = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
-            found = self.space.distance(_rows(embeddings1), _rows(embeddings2))
-            return -np.asarray(found, np.float32)
+            return -np.asarray(self.space.distance(*rows), np.float32)
 
 
 @jax.jit

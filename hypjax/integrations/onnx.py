@@ -5,14 +5,14 @@ import json
 import logging
 import pathlib
 import warnings
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import onnx
 import onnxruntime
 import torch
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Float, Shaped
 from onnx import compose, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -93,22 +93,6 @@ class Agreement(NamedTuple):
     neighbours: float  # Share of the ten nearest neighbours among these images that remain.
     change: float  # Largest change of a distance, relative to the median distance.
 
-    @classmethod
-    def of(cls, space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Self:
-        """Compares points of the same images."""
-        with jax.enable_x64(True):
-            distances, others = (
-                np.array(space.distance_matrix(points, points))
-                for points in (expected.astype(np.float64), found.astype(np.float64))
-            )
-        change = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
-        for matrix in (distances, others):
-            np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
-        nearest, theirs = (np.argsort(x, axis=1)[:, :_NEIGHBOURS] for x in (distances, others))
-        kept = sum(len(np.intersect1d(a, b)) for a, b in zip(nearest, theirs, strict=True))
-        error = np.abs(expected - found).max()
-        return cls(images, float(error), kept / nearest.size, float(change))
-
     def __str__(self) -> str:
         return (
             f"for {self.images}, coordinates differ from hypjax's by at most {self.error:.1g} and "
@@ -117,28 +101,38 @@ class Agreement(NamedTuple):
         )
 
 
+def _compare(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Agreement:
+    """Compares points of the same images."""
+    with jax.enable_x64(True):
+        matrices = [
+            np.array(space.distance_matrix(points, points))
+            for points in (expected.astype(np.float64), found.astype(np.float64))
+        ]
+    change = np.abs(np.subtract(*matrices)).max() / max(np.median(matrices[0]), 1e-30)
+    for matrix in matrices:
+        np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
+    nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
+    kept = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True))
+    error = np.abs(expected - found).max()
+    return Agreement(images, float(error), kept / nearest[0].size, float(change))
+
+
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement:
-    """Writes a trained run's model into an ONNX file.
+    """Writes a trained run's model into an ONNX file, which is replaced if it exists.
 
-    Args:
-        embedder: The model.
-        path: The file, which is replaced if it exists.
-        precision: 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
-            weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel.
-
-    Raises:
-        UserError: timm has no such encoder, it has too many weights, its points disagree with
-            hypjax's, or the file cannot be written.
+    The precision is 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
+    weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel. Raises a
+    `UserError` if timm has no such encoder, it has too many weights, its points disagree with
+    hypjax's, or the file cannot be written.
     """
     if precision != "float32" and not embedder.takes_pixels:
         raise UserError(
             f"{precision} is for the encoder's products, and this run has no encoder, since it was "
             "trained on features; use --precision=float32"
         )
-    model = exported(embedder, flat=precision == "int8")
-    view = View.of(embedder.config.data)
-    properties = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
-    onnx.helper.set_model_props(model, properties)
+    model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
+    facts = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
+    onnx.helper.set_model_props(model, facts)
     images, batch = _sample(embedder, view, measured=precision != "float32")
     expected = _points(embedder, batch)
     with writing(path), replacing(path) as temporary:
@@ -150,7 +144,7 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
         found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        compared = Agreement.of(embedder.space, images, expected, found)
+        compared = _compare(embedder.space, images, expected, found)
         if precision == "float32":
             scale = max(1.0, float(np.abs(expected).max()))
             # Near the edge of a ball, small differences of coordinates change distances.
@@ -214,7 +208,6 @@ def view_model(view: View) -> onnx.ModelProto:
 
 def _facts(embedder: Model, precision: str) -> dict[str, object]:
     """What the file says about itself."""
-    data = embedder.config.data
     facts = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
@@ -223,9 +216,9 @@ def _facts(embedder: Model, precision: str) -> dict[str, object]:
         "version": __version__,
     }
     if embedder.takes_pixels:
-        view = ("test_view", "image_size", "resize", "channels")
-        facts["view"] = {name: data[name] for name in view}
-        facts |= {"mean": list(data.mean), "std": list(data.std)}
+        data = embedder.config.data
+        view = {name: data[name] for name in ("test_view", "image_size", "resize", "channels")}
+        facts |= {"view": view, "mean": list(data.mean), "std": list(data.std)}
     return facts
 
 
@@ -233,9 +226,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
     """Writes a model with the encoder's products in int8, scaled by each column of weights."""
     # What follows the encoder, by the names that ONNX Runtime gives it when it splits off the bias.
     head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
-    # It recommends a preparation that changes nothing here.
-    quiet = lambda record: "pre-processing" not in record.getMessage()  # noqa: E731
-    logging.getLogger().addFilter(quiet)
+    logging.disable()  # It recommends a preparation that changes nothing here.
     quantize_dynamic(
         model,
         path,
@@ -244,7 +235,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
         op_types_to_quantize=["MatMul"],
         nodes_to_exclude=head,
     )
-    logging.getLogger().removeFilter(quiet)
+    logging.disable(logging.NOTSET)
 
 
 def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
@@ -254,21 +245,18 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
             test = open_splits(embedder.config).test
             chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
             (batch,) = readable_batches(test.take(chosen), view, len(chosen))
-            read = np.setdiff1d(np.arange(len(chosen)), list(map(int, batch.broken)))
-            read = read[: len(read) // _BATCH * _BATCH]
-            if len(read) >= _PATTERNS:
-                return f"{len(read)} test images of the run", np.asarray(batch.images)[read]
+            images = np.delete(batch.images, list(map(int, batch.broken)), axis=0)
+            images = images[: len(images) // _BATCH * _BATCH]
+            if len(images) >= _PATTERNS:
+                return f"{len(images)} test images of the run", images
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
         shape = (_PATTERNS, embedder.model.encoder.dim)
         return f"{_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
-    return f"{_PATTERNS} random patterns", np.stack([_pattern(rng, view) for _ in range(_PATTERNS)])
-
-
-def _pattern(rng: np.random.Generator, view: View) -> UInt8[np.ndarray, "side side channels"]:
-    """A smooth picture: pixels that are independent would all look alike to a model."""
-    coarse = from_array(rng.integers(0, 256, (4, 4, view.channels), np.uint8))
-    return array(coarse.resize((view.side, view.side), Image.Resampling.BICUBIC))
+    # Smooth pictures: pixels that are independent would all look alike to a model.
+    coarse = rng.integers(0, 256, (_PATTERNS, 4, 4, view.channels), np.uint8)
+    smooth = [from_array(x).resize((view.side,) * 2, Image.Resampling.BICUBIC) for x in coarse]
+    return f"{_PATTERNS} random patterns", np.stack(list(map(array, smooth)))
 
 
 def _uncropped(images: Batch, view: View) -> Batch:
@@ -285,12 +273,12 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
     model = create_embedder(config, evaluating=True, device=device)
-    scaling, part = (config.data.mean, config.data.std), embedder.part
-    embed = embed_function(model, scaling, lambda _: {part: embedder.space}, config.eval.scales)
+    scaling, spaces = (config.data.mean, config.data.std), {embedder.part: embedder.space}
+    embed = embed_function(model, scaling, lambda _: spaces, config.eval.scales)
     with jax.default_device(device):
         program, params = jax.jit(embed), jax.device_put(embedder.params, device)
-        batches = np.split(images, len(images) // _BATCH)
-        points = np.concatenate([np.asarray(program(params, batch)[part]) for batch in batches])
+        found = [program(params, batch) for batch in np.split(images, len(images) // _BATCH)]
+        points = np.concatenate([np.asarray(batch[embedder.part]) for batch in found])
         return points if embedder.projection is None else embedder.projection.apply(points)
 
 

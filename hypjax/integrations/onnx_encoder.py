@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -29,21 +30,17 @@ class OnnxEncoder:
         std: Sequence[float] | None = None,
         resize: int | None = None,
     ) -> None:
-        """Opens a file, where nothing beside it says how pixels reach the model.
+        """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs.
 
-        Args:
-            name: 'FILE', or 'FILE@OUTPUT' for one of several outputs.
-            mean: Mean of each channel, for pixels scaled to [0, 1].
-            std: Standard deviation of each channel.
-            resize: Shorter side before the square is cropped from the centre; None for its own.
+        Where no processor lies beside it, the mean and the standard deviation of each channel are
+        of pixels in [0, 1], and `resize` is the shorter side before the centre is cropped.
         """
         name, _, output = name.partition("@")
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        settings = onnxruntime.SessionOptions()
+        settings, available = onnxruntime.SessionOptions(), onnxruntime.get_available_providers()
         settings.log_severity_level = 3
-        available = onnxruntime.get_available_providers()
         providers = [name for name in _PROVIDERS if name in available]
         try:
             self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
@@ -68,41 +65,41 @@ class OnnxEncoder:
             )
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
         size = shape[1:] if channels == [0] else shape[:2]
-        steps, self._pixels = self._steps(size, mean, std, resize)
+        processor = path.with_name(_CONFIG)
+        if processor.is_file() and mean is std is resize is None and self._dtype != np.uint8:
+            steps, self._pixels = _processor(processor)
+        else:
+            steps = self._view(size, mean, std, resize)
+            self._pixels = functools.partial(_square, *steps)
         self.facts = ["onnx", self.output, steps, _hash_file(path)]
 
-    def _steps(
+    def _view(
         self,
         size: Sequence[int | str | None],
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
         resize: int | None,
-    ) -> tuple[object, Callable[[Image.Image], np.ndarray]]:
-        """What the preparation of images depends on, and its function to [height, width, 3]."""
-        path, config = self._path, self._path.with_name(_CONFIG)
-        scaled = mean is not None or std is not None
+    ) -> list[Any]:
+        """Checks the arguments of `_square`."""
+        path, side, scaled = self._path, size[0], mean is not None or std is not None
         if self._dtype == np.uint8 and scaled:
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
-        if not scaled and self._dtype != np.uint8:
-            if resize is None and config.is_file():
-                return _processor(config)
+        if self._dtype != np.uint8 and not scaled:
             raise UserError(
                 f"how {path} takes pixels is not known; give --mean and --std, of pixels from 0 to "
                 f"1, or put a {_CONFIG} beside it"
             )
-        side = size[0]
         if not isinstance(side, int) or size[1] != side:
             raise UserError(
                 f"{path} takes images of {size} pixels, for which --resize does not say how they "
                 f"are cropped; put a {_CONFIG} beside it"
             )
-        resize = resize or side
-        if resize < side:
+        if (resize := resize or side) < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
-        if scaled:
-            mean, std = _three("mean", mean), _three("std", std)
-        facts = [resize, side, mean, std]
-        return facts, functools.partial(_square, resize=resize, side=side, mean=mean, std=std)
+        for name, values in {"mean": mean, "std": std}.items() if scaled else ():
+            if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
+                raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
+        return [resize, side, mean, std]
 
     def prepare(self, image: Image.Image) -> Shaped[np.ndarray, "..."]:
         """Resizes, crops and scales an image."""
@@ -125,19 +122,18 @@ class OnnxEncoder:
 
 
 def _square(
-    image: Image.Image,
-    *,
     resize: int,
     side: int,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
+    image: Image.Image,
 ) -> np.ndarray:
     """Resizes the shorter side, and crops the centre; scales the pixels, if there is a mean."""
     width, height = (resize * length // min(image.size) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     pixels = np.asarray(image.crop((left, top, left + side, top + side)))
-    if mean is None or std is None:
+    if mean is None:
         return pixels
     return (np.float32(pixels) * np.float32(1 / 255) - np.float32(mean)) / np.float32(std)
 
@@ -157,12 +153,6 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
     return steps, lambda image: np.moveaxis(
         np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]), 0, -1
     )
-
-
-def _three(name: str, values: Sequence[float] | None) -> tuple[float, ...]:
-    if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
-        raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
-    return tuple(map(float, values))
 
 
 def _hash_file(path: pathlib.Path) -> str:

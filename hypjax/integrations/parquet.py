@@ -1,5 +1,6 @@
 """Galleries as tables in Parquet, and as datasets of the Hugging Face hub."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -44,7 +45,7 @@ The ten nearest to an image, here the first:
 import datasets
 import numpy as np
 
-gallery = datasets.load_dataset("{location}", split="gallery").with_format("numpy")
+gallery = datasets.load_dataset("{name}", split="gallery").with_format("numpy")
 points = np.float64(gallery["vector"][:])
 {distance}
 
@@ -73,10 +74,7 @@ _TO_BALL = """
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes a table with the columns id, label, vector and search_vector.
-
-    Raises UserError if inner products do not rank points of the space.
-    """
+    """Writes a table with the columns id, label, vector and search_vector."""
     import pyarrow
     import pyarrow.parquet
 
@@ -102,24 +100,21 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "") -> str:
-    """Writes the table into a folder that `datasets.load_dataset` reads, with a card.
+    """Writes the table, for `datasets.load_dataset`, and a card that names the repository.
 
-    The name is that of a repository, for the card. Paths lose the folder that they share.
+    Paths lose the folder that they share.
     """
     ids = embeddings.ids.tolist()
     if all(map(os.path.isabs, ids)):
         shared = os.path.commonpath([os.path.dirname(path) for path in ids])
         ids = [os.path.relpath(path, shared) for path in ids]
-    shown = embeddings.take(np.arange(len(ids)))
-    shown.ids[:] = ids
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        export_parquet(shown, folder / _TABLE)
+        export_parquet(dataclasses.replace(embeddings, ids=np.array(ids)), folder / _TABLE)
         card = _README.format(
             # By the configuration's name alone, `datasets` notices that a table has changed.
             version_of_table=sha256(folder / _TABLE)[:12],
             name=name or folder.name,
-            location=name or folder.name,
             table=_TABLE,
             count=len(embeddings),
             version=__version__,
@@ -144,12 +139,9 @@ def _distance(space: Space) -> str:
 
 
 def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
-    """Writes a dataset into a folder, and uploads its files in one commit.
+    """Writes a dataset into a folder, and uploads its files in one commit; returns its address.
 
-    A repository that is created is private, since names of files may be. Returns its address.
-
-    Raises:
-        UserError: It was not uploaded, but written.
+    A repository that is created is private, since names of files may be.
     """
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)

@@ -29,7 +29,7 @@ from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.galleries import GalleryItem, Neighbours
+from hypjax.retrieval.galleries import ArrayGallery, GalleryItem, Neighbours
 from hypjax.system.files import replacing
 
 _BATCH = 500  # Items of one request that adds them.
@@ -40,7 +40,6 @@ _LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BOTH = {"with_payload": True, "with_vectors": True}
 
-_Points = Float32[np.ndarray, "n d"]
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 where missing.
 _Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
@@ -59,7 +58,6 @@ class QdrantGallery:
     candidates: int = _LEAST_CANDIDATES
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        """Connects to a server, or loads a folder; see `open` and `export_qdrant`."""
         self.name = os.fspath(location)
         self._folder = None if "://" in self.name else pathlib.Path(self.name)
         if self._folder:
@@ -72,8 +70,7 @@ class QdrantGallery:
     def open(cls, location: str | os.PathLike[str]) -> Self:
         """Opens a gallery at qdrant://host:6333/name, qdrant+https:// with TLS, or in a folder.
 
-        Raises:
-            UserError: There is none, it is damaged, or the server does not answer.
+        Raises a `UserError` if there is none, it is damaged, or the server does not answer.
         """
         gallery = cls(location)
         if not gallery._ask("collection_exists"):
@@ -103,14 +100,17 @@ class QdrantGallery:
         return self._items(self._ask("scroll", limit=most, **_BOTH)[0])
 
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
-        if not records:
-            return []
-        points = np.array([record.vector for record in records], np.float32)
-        points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
+        points = self._points(records).astype(np.float32, copy=False)
         return [
             GalleryItem(str(record.id), record.payload["id"], record.payload["label"], point)
             for record, point in zip(records, points, strict=True)
         ]
+
+    def _points(self, records: Sequence[Any]) -> Float[np.ndarray, "n d"]:
+        """Vectors of records as points of the space."""
+        if not records:
+            return np.empty((0, 1))
+        return euclidean.from_ball(np.float32([record.vector for record in records]), self.space)
 
     def nearest(
         self,
@@ -120,33 +120,15 @@ class QdrantGallery:
         label: str | None = None,
     ) -> list[Neighbours]:
         """See `Gallery`."""
-        images, *ranked = self._search(points, k + (paths is not None), label=label)
-        found = []
-        for distances, items, path in zip(*ranked, paths or [""] * len(points), strict=True):
-            hits = [
-                (images[i], d) for i, d in zip(items, distances.tolist(), strict=True) if i >= 0
-            ]
-            own = [hit for hit, _ in hits if path and os.path.realpath(hit.payload["id"]) == path]
-            others = [hit for hit in hits if hit[0] not in own][:k]
-            found.append(
-                Neighbours(
-                    ids=[hit.payload["id"] for hit, _ in others],
-                    labels=[hit.payload["label"] for hit, _ in others],
-                    distances=[distance for _, distance in others],
-                    own_label=own[0].payload["label"] if own else "",
-                    keys=[str(hit.id) for hit, _ in others],
-                )
-            )
-        return found
-
-    def add(self, embeddings: Embeddings) -> None:
-        """Adds images, or replaces those with the same paths.
-
-        Raises:
-            UserError: Another model embedded them, or one is not a point of the space.
-        """
-        with self._changing():
-            self._upsert(embeddings)
+        images, distances, items = self._search(points, k + (paths is not None), label=label)
+        found = ArrayGallery()
+        for name, key in (("ids", "id"), ("labels", "label")):
+            setattr(found, name, np.array([image.payload[key] for image in images], str))
+        own = found.own_rows(paths or [""] * len(points))
+        return [
+            hits._replace(keys=[str(images[int(key)].id) for key in hits.keys])
+            for hits in found.neighbours(distances, items, own, k)
+        ]
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are there."""
@@ -168,35 +150,15 @@ class QdrantGallery:
         finally:
             self._client = _load(self._folder)
 
-    def _upsert(self, embeddings: Embeddings) -> None:
-        embeddings.check()
-        if embeddings.fingerprint != self.fingerprint:
-            raise UserError(
-                f"{self.name} holds images that another model embedded; name another collection"
-            )
-        vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
-        columns = embeddings.ids, embeddings.labels, vectors
-        blocks = inputs.blocks(len(embeddings), _BATCH)
-        for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
-            rows = zip(*(column[block].tolist() for column in columns), strict=True)
-            points = [
-                models.PointStruct(
-                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
-                )
-                for path, label, vector in rows
-            ]
-            self._ask("upsert", points=points, wait=True)
-
     def _prepare(self, embeddings: Embeddings) -> None:
         """Creates the collection if it is missing, and its facts if it is empty."""
         euclidean.curvature(embeddings.space)  # Checks the space.
         # An empty one may have been created with other settings, such as shards and replicas.
         if not self._ask("collection_exists"):
+            size, distance = embeddings.vectors.shape[1], models.Distance.EUCLID
             self._ask(
                 "create_collection",
-                vectors_config=models.VectorParams(
-                    size=embeddings.vectors.shape[1], distance=models.Distance.EUCLID
-                ),
+                vectors_config=models.VectorParams(size=size, distance=distance),
                 hnsw_config=models.HnswConfigDiff(
                     m=euclidean.LINKS, ef_construct=euclidean.ADDED, full_scan_threshold=_SCANNED
                 ),
@@ -209,6 +171,23 @@ class QdrantGallery:
             self._ask("create_payload_index", field_name="label", field_schema=kind)
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
         self._write_facts()
+
+    def _upsert(self, embeddings: Embeddings) -> None:
+        if embeddings.fingerprint != self.fingerprint:
+            raise UserError(
+                f"{self.name} holds images that another model embedded; name another collection"
+            )
+        vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
+        columns = embeddings.ids, embeddings.labels, vectors
+        blocks = inputs.blocks(len(embeddings), _BATCH)
+        for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
+            points = [
+                models.PointStruct(
+                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
+                )
+                for path, label, vector in zip(*(x[block].tolist() for x in columns), strict=True)
+            ]
+            self._ask("upsert", points=points, wait=True)
 
     def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
@@ -233,20 +212,20 @@ class QdrantGallery:
         self._write_facts()
         return recall
 
-    def _search(self, points: _Points, k: int, **options: Any) -> _Found:
+    def _search(self, points: Float32[np.ndarray, "n d"], k: int, **options: Any) -> _Found:
         """Finds the k nearest images of each query, with the options of `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
         in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
-        centres, flat = in_ball, isinstance(self.space, Sphere)
-        for _ in range(1 if flat else 2):
+        centres = in_ball
+        for _ in range(1 if isinstance(self.space, Sphere) else 2):
             found = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, found)))
-            images = [image for of_query in found for image in of_query]
-            vectors = np.array([image.vector for image in images], np.float32)
-            vectors = euclidean.from_ball(vectors.reshape(-1, in_ball.shape[1]), self.space)
+            by_id = {image.id: image for of_query in found for image in of_query}
+            images, number = list(by_id.values()), {key: i for i, key in enumerate(by_id)}
+            items = np.array([number[image.id] for of_query in found for image in of_query], int)
             separations, items = euclidean.rank(
-                points, vectors, rows, np.arange(len(images)), k=k, space=self.space
+                points, self._points(images), rows, items, k=k, space=self.space
             )
             farthest = np.where(np.isfinite(separations), separations, 0).max(axis=1, initial=0)
             centres = euclidean.centres(in_ball, farthest, self.space)
@@ -255,7 +234,7 @@ class QdrantGallery:
 
     def _candidates(
         self,
-        centres: _Points,
+        centres: Float32[np.ndarray, "n d"],
         count: int,
         *,
         label: str | None = None,
@@ -293,11 +272,8 @@ class QdrantGallery:
             raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
     def _write_facts(self) -> None:
-        facts = {
-            "space": describe_space(self.space),
-            "fingerprint": self.fingerprint,
-            "candidates": self.candidates,
-        }
+        facts = {"fingerprint": self.fingerprint, "candidates": self.candidates}
+        facts["space"] = describe_space(self.space)
         self._ask("update_collection", metadata={"hypjax": facts})
 
     def _ask(self, method: str, **kwargs: Any) -> Any:
@@ -312,9 +288,10 @@ class QdrantGallery:
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
-    """Adds images to a `QdrantGallery` in a folder or at a URL; creates it if it is missing.
+    """Adds images to a gallery in a folder or at a URL, which is created if it is missing.
 
-    Returns a sentence: where the gallery is, and how many neighbours searches find.
+    An image with the same path is replaced. Returns a sentence: where the gallery is, and how many
+    neighbours searches find.
     """
     gallery = QdrantGallery(url or path)
     with gallery._changing():

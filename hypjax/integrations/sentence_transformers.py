@@ -18,6 +18,7 @@ from hypjax import __version__
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
+from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.inference.model_folder import describe
@@ -40,6 +41,11 @@ _MODULES = {
     "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
     "Dense": "sentence_transformers.base.modules.dense.Dense",
     "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+}
+_POOLED = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"image": {"method": "forward", "method_output_name": "pooler_output"}},
+    "module_output_name": "sentence_embedding",
 }
 _CARD = """\
 ---
@@ -68,42 +74,46 @@ vectors = model.encode(images)
 
 {exact}
 """
+_USE = """\
+wrote {folder}; in Python:
+  model = sentence_transformers.SentenceTransformer("{folder}")
+  vectors = model.encode(images)  # Pillow images, in RGB.
+  {compare}
+{exact}"""
 _DISTANCE = '''\
 """The distance in {space} between features: what this model is trained to rank by."""
 
 import numpy as np
 
-# Weight of each space's distance, its c (None is the sphere), its clip radius, and the factor of
-# features, which are scaled to length 1 before if they are normalized.
-SPACES = {parts}
-NORMALIZED = {normalized}
+SPACE = {described}
 MAX_NORM = 1 - 1e-5  # Of √c times a point of the ball, as in training.
 
 
-def points(features, c, radius, factor):
+def points(features, space):
     """Maps features [n, dim] to points of the sphere or of the Poincaré ball."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     directions = features / np.maximum(norms, 1e-30)
-    if c is None:
+    if space["name"] == "sphere":
         return directions
-    norms = np.minimum(factor * norms, np.inf if radius is None else radius)
-    return directions * np.minimum(np.tanh(np.sqrt(c) * norms), MAX_NORM) / np.sqrt(c)
+    root, radius = np.sqrt(max(space["c"], 1e-12)), space["clip_radius"]
+    norms = np.minimum(norms * space.get("feature_scale", 1), np.inf if radius is None else radius)
+    return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root
 
 
-def distance(one, other):
+def distance(one, other, space=SPACE):
     """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
     one, other = np.asarray(one, float), np.asarray(other, float)
-    if NORMALIZED:
-        one, other = (points(each, None, None, 1.0) for each in (one, other))
-    total = 0
-    for weight, c, radius, factor in SPACES:
-        x, y = (points(each, c, radius, factor) for each in (one, other))
-        found = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
-        if c is not None:
-            gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
-            found = 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * found / gaps))
-        total = total + weight * found
-    return total
+    if space["name"] == "fused":  # Several spaces: a weighted sum of distances.
+        if space["normalized"]:
+            one, other = (points(each, {{"name": "sphere"}}) for each in (one, other))
+        return sum(weight * distance(one, other, part) for part, weight in space["parts"])
+    x, y = (points(each, space) for each in (one, other))
+    squares = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
+    if space["name"] == "sphere":
+        return squares
+    c = max(space["c"], 1e-12)
+    gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
+    return 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
 '''
 
 
@@ -112,24 +122,14 @@ def write_folder(
 ) -> str:
     """Writes a run's best model, or else its last, for sentence-transformers.
 
-    Args:
-        workdir: Folder of a run or of a published model, or its URL.
-        folder: Folder to write.
-        images: Images among which others will be searched, whose points are looked at, see
-            `hypjax.data.photos.find_images`; None for the run's test images.
-        features: Whether to write the model of the head's outputs as they are, with `distance.py`,
-            instead of unit vectors.
-
-    Returns:
-        How to load the folder, in what its vectors are to be compared, and why that is exact.
-
-    Raises:
-        UserError: sentence-transformers has no such model, or cosine would rank differently.
+    `images` are those among which others will be searched; by default the run's test images. With
+    `features`, the head's outputs are written as they are, with `distance.py`, instead of unit
+    vectors. Returns how to load the folder, how its vectors compare, and why that is exact. Raises
+    a `UserError` if sentence-transformers has no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.model, embedder.space
-    _require_counterpart(config, model)
-    function = distance_function(space)
+    _require_counterpart(config, model, space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
     compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
     if features:
@@ -138,28 +138,17 @@ def write_folder(
         staged.mkdir(parents=True)
         write_model(staged, config, model, embedder.params, normalize=not features)
         if features:
-            write_text(staged / "distance.py", function)
+            write_text(staged / "distance.py", distance_function(space))
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-    return "\n".join(
-        (
-            f"wrote {folder}; in Python:",
-            f'  model = sentence_transformers.SentenceTransformer("{folder}")',
-            "  vectors = model.encode(images)  # Pillow images, in RGB.",
-            f"  {compare}",
-            exact.replace("`", ""),
-        )
-    )
+    return _USE.format(folder=folder, compare=compare, exact=exact.replace("`", ""))
 
 
 def write_model(
     folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any, *, normalize: bool
 ) -> None:
-    """Writes the files that sentence-transformers reads into an empty folder.
-
-    The model ends with the head's outputs or, if `normalize`, scales them to length 1.
-    """
+    """Writes what sentence-transformers reads into an empty folder; `normalize` ends the model."""
     _write_encoder(folder, config, model, params["encoder"])
     modules, dim = [("Transformer", {}, None)], model.encoder.dim
     if model.head_kind == "norm_dense":
@@ -167,12 +156,8 @@ def write_model(
         modules.append(("LayerNorm", {"dimension": dim}, weights))
     if model.head_kind != "none":
         kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
-        settings = {
-            "in_features": dim,
-            "out_features": model.head_dim,
-            "bias": True,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
+        settings = {"in_features": dim, "out_features": model.head_dim, "bias": True}
+        settings["activation_function"] = "torch.nn.modules.linear.Identity"
         weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
         modules.append(("Dense", settings, weights))
     if normalize:
@@ -191,10 +176,10 @@ def write_model(
     write_json(folder / "config_sentence_transformers.json", settings)
 
 
-def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
+def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> None:
     """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
-    encoder = model.encoder
-    reason = None
+    encoder, reason = model.encoder, None
+    spaces = [part for part, _ in space.parts] if isinstance(space, Fused) else [space]
     if isinstance(encoder, OwnEncoder):
         reason = "has an encoder of your own"
     elif not encoder.takes_pixels:
@@ -205,6 +190,8 @@ def _require_counterpart(config: ConfigDict, model: Embedder) -> None:
         reason = f"sets eval.scales, for which there is no module; {_ELSEWHERE}"
     elif config.eval.pca.head is not None:
         reason = f"sets eval.pca.head, for which there is no module; {_ELSEWHERE}"
+    elif not all(isinstance(part, Sphere | PoincareBall | Lorentz) for part in spaces):
+        reason = f"compares images in {space}, your own space"
     if reason:
         raise UserError(f"sentence-transformers has no such model: this run {reason}")
 
@@ -243,14 +230,13 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
         images, what = find_images(where), f"images in {where}"
     else:
         try:
-            splits = open_splits(embedder.config)
+            images, what = open_splits(embedder.config).images(scored=True), "test images"
         except UserError as error:
             raise UserError(
                 f"whether cosine ranks as the distance in {embedder.space} does depends on the "
                 f"images, and those of the run cannot be read ({error}); name a folder of images "
                 "as --images"
             ) from error
-        images, what = splits.images(scored=True), "test images"
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     found = embedder.embed_images(chosen)
@@ -268,24 +254,12 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
     if config.data.channels == 1:
         _take_colours(state, settings)
     # Counts of updates, which do nothing here; Transformers would report them as missing.
-    means = [name for name in state if name.endswith("running_mean")]
-    state |= {
-        name.replace("running_mean", "num_batches_tracked"): np.zeros((), np.int64)
-        for name in means
-    }
+    for name in [name for name in state if name.endswith("running_mean")]:
+        state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     settings["num_classes"] = settings["pretrained_cfg"]["num_classes"] = 0
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_json(folder / "config.json", settings)
-    write_json(
-        folder / "sentence_bert_config.json",
-        {
-            "transformer_task": "feature-extraction",
-            "modality_config": {
-                "image": {"method": "forward", "method_output_name": "pooler_output"}
-            },
-            "module_output_name": "sentence_embedding",
-        },
-    )
+    write_json(folder / "sentence_bert_config.json", _POOLED)
 
 
 def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
@@ -305,17 +279,4 @@ def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> Non
 
 def distance_function(space: Space) -> str:
     """Source of a module of NumPy alone: a space's `distance` between features."""
-    normalized = isinstance(space, Fused) and space.normalized
-    return _DISTANCE.format(space=space, parts=_parts(space), normalized=normalized)
-
-
-def _parts(space: Space) -> list[tuple[float, float | None, float | None, float]]:
-    """Each space's weight, its c or None for the sphere, its clip radius, and feature scale."""
-    if isinstance(space, Fused):
-        return [(float(weight), *_parts(part)[0][1:]) for part, weight in space.parts]
-    if isinstance(space, Sphere):
-        return [(1.0, None, None, 1.0)]
-    if isinstance(space, PoincareBall | Lorentz):
-        factor = float(getattr(space, "feature_scale", 1.0))
-        return [(1.0, max(float(space.c), 1e-12), space.clip_radius, factor)]
-    raise UserError(f"{space} is your own space; compare embeddings by its own distance, in hypjax")
+    return _DISTANCE.format(space=space, described=describe_space(space))

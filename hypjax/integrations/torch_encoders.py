@@ -16,16 +16,16 @@ from PIL import Image
 from hypjax.errors import UserError, reason
 from hypjax.system import hub
 
+_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of weights.
 
 
 class TimmEncoder:
-    """A model of timm without its classifier."""
+    """A model of timm without its classifier; of 'NAME@FILE' with the weights of a checkpoint."""
 
     output = "pooled output"
 
     def __init__(self, name: str) -> None:
-        """Loads a model with its published weights, or 'NAME@FILE' with those of a checkpoint."""
         name, _, checkpoint = name.partition("@")
         with _explained(f"timm:{name}"):
             import timm
@@ -35,14 +35,13 @@ class TimmEncoder:
                 _load_checkpoint(model, pathlib.Path(checkpoint).expanduser())
             steps = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**steps, is_training=False)
-        self._device, self._model = _device(), model.eval()
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
-        self._model.to(self._device)
+        self._model = model.eval().to(_DEVICE)
 
     def features(self, prepared: Sequence[torch.Tensor]) -> Float[np.ndarray, "images dim"]:
         """Returns the pooled output for each image."""
         with torch.inference_mode():
-            return _as_array(self._model(torch.stack([*prepared]).to(self._device)))
+            return _as_array(self._model(torch.stack([*prepared]).to(_DEVICE)))
 
 
 def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
@@ -54,7 +53,7 @@ def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
     weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
     loaded = model.load_state_dict(weights, strict=False)
     names = model.pretrained_cfg.get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
+    classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
         raise UserError(
@@ -64,14 +63,13 @@ def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
 
 
 class TransformersEncoder:
-    """A model of Transformers.
+    """A model of Transformers, from the hub or from a folder.
 
     Features are the image features of a model of images and texts, such as CLIP; else the output of
     the model's pooler, if that was trained; else the class token.
     """
 
     def __init__(self, name: str) -> None:
-        """Loads a model from the hub, or from a folder."""
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             hub.download(name, ["config.json"])  # Transformers tries for a minute without it.
@@ -85,7 +83,7 @@ class TransformersEncoder:
         random = {key for key in found["missing_keys"] if "pooler." in key}
         if others := set(found["missing_keys"]) - random:
             raise UserError(f"hf:{name} lacks {len(others)} weights, such as {min(others)}")
-        self._device, self._model = _device(), model.float().eval()
+        self._model = model.float().eval().to(_DEVICE)
         self._both = hasattr(model, "get_image_features")
         self._pooled = not self._both and not random and self._has_pooler()
         if not (self._both or self._pooled or any(map(_CLASS_TOKEN.search, model.state_dict()))):
@@ -99,12 +97,9 @@ class TransformersEncoder:
             else f"{'pooler output' if self._pooled else 'class token'} ({type(model).__name__})"
         )
         weights = _hash_weights(model.state_dict(), without=random)
-        steps = self._processor.to_json_string()
-        config = model.config.to_dict()
-        for name in ("_name_or_path", "transformers_version"):
-            config.pop(name, None)
-        self.facts = ["hf", self.output, repr(config), steps, weights]
-        self._model.to(self._device)
+        config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
+        config = repr({key: value for key, value in config.items() if key not in local})
+        self.facts = ["hf", self.output, config, self._processor.to_json_string(), weights]
 
     def _has_pooler(self) -> bool:
         blank = [self.prepare(Image.new("RGB", (256, 256)))]
@@ -131,15 +126,9 @@ class TransformersEncoder:
                 "the processor of this model keeps the shapes of images, so they cannot share a "
                 "batch; set --batch_size=1"
             )
-        inputs = {key: torch.cat(own).to(self._device) for key, own in columns.items()}
+        inputs = {key: torch.cat(own).to(_DEVICE) for key, own in columns.items()}
         with torch.inference_mode():
-            if self._both:
-                return self._model.get_image_features(**inputs)
-            return self._model(**inputs)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return (self._model.get_image_features if self._both else self._model)(**inputs)
 
 
 def _as_array(features: torch.Tensor) -> np.ndarray:

@@ -27,18 +27,13 @@ _SMALLEST_NORM = 1e-30
 
 
 class TorchModel(nn.Module):
-    """Maps images of the model's view to points.
+    """Maps images of the model's view to points, with a copy of a trained model's weights.
 
     Takes uint8 [batch, side, side, channels] or, if the model was trained on features, float32
     [batch, dim]; returns float32 [batch, dim].
     """
 
     def __init__(self, embedder: Model) -> None:
-        """Copies a trained model.
-
-        Raises:
-            UserError: timm has no such encoder, or PyTorch no such space.
-        """
         super().__init__()
         config, model, params = embedder.config, embedder.model, embedder.params
         self.space = embedder.space
@@ -85,7 +80,6 @@ class TimmEncoder(nn.Module):
     """timm's model of an encoder, for images of a side, with the encoder's weights and pooling."""
 
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
-        """Builds the model."""
         super().__init__()
         if isinstance(model.encoder, OwnEncoder):
             raise UserError(
@@ -129,7 +123,6 @@ class Pointwise(nn.Module):
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
-        """Takes over the weights."""
         super().__init__()
         self.weight = nn.Parameter(convolution.weight.detach().flatten(1))
         self.bias = convolution.bias
@@ -195,9 +188,10 @@ def embed(space: Space, features: Tensor) -> Tensor:
         return torch.cat([embed(part, features) for part, _ in space.parts], dim=-1)
     if isinstance(space, Sphere):
         return functional.normalize(features, dim=-1)
-    root, factor, longest = _curved(space)
+    features = shorten(space, features)
+    root, factor, _ = _curved(space)
     norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
-    lengths = root * (factor * norms).clamp(max=longest)
+    lengths = root * factor * norms
     lengths = torch.sinh(2 * lengths) if isinstance(space, Lorentz) else torch.tanh(lengths)
     return features / norms * (lengths / root)
 

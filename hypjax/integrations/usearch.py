@@ -42,6 +42,7 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
+_SAVED = ("fingerprint", "rounded", "candidates", "recall")  # Beside the space and checksums.
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
@@ -90,14 +91,16 @@ class GraphGallery(ArrayGallery):
         """Builds a graph, and measures how many of the nearest neighbours searches find.
 
         The number of candidates is the smallest that finds 98% of the 10 nearest of a sample, which
-        is inserted afterwards. If none does, a warning says how many are found.
-
-        Raises:
-            UserError: The space is neither isometric to a ball nor the sphere.
+        is inserted afterwards. If none does, a warning says how many are found. Raises a
+        `UserError` if the space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
-        _create(space, dim, rounded=False)  # Raises its errors before the search.
-        sample, others, exact = _sample(points, space)
+        curvature(space)  # Raises an error for other spaces.
+        sample, others = held_out(len(points), len(points), _SAMPLE)
+        k = min(NEAREST, len(others))
+        items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
+        rows = np.repeat(np.arange(len(sample)), k)
+        exact = rank(points[sample], points, rows, items.ravel(), k=k, space=space)
         farthest = points[exact[1][:, -1]]
         rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
         index = _create(space, dim, rounded=rounded)
@@ -107,7 +110,7 @@ class GraphGallery(ArrayGallery):
 
         def search_sample(candidates: int) -> _Ranked:
             gallery.candidates = candidates
-            return gallery._ranked(points[sample], exact[1].shape[1])
+            return gallery._ranked(points[sample], k)
 
         gallery.recall = tune(search_sample, exact, _CANDIDATES)
         gallery._insert(sample, points[sample])
@@ -115,49 +118,40 @@ class GraphGallery(ArrayGallery):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
-        """Opens a gallery's folder.
+        """Opens a gallery's folder; raises a `UserError` if it is missing or damaged.
 
         With `writable`, the graph is read into memory, so that it can change. Otherwise its file is
         memory-mapped.
-
-        Raises:
-            UserError: The gallery is missing or damaged.
         """
+        import pyarrow.parquet
+
         path = pathlib.Path(path)
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
         try:
-            return cls._read(path, writable)
+            facts = json.loads((path / _FACTS).read_text())
+            for name, expected in facts.pop("checksums").items():  # usearch crashes on damage.
+                if sha256(path / name) != expected:
+                    raise ValueError(f"the checksum of {name} is wrong")
+            facts["space"] = space_of(facts["space"])
+            rows = pyarrow.parquet.read_table(path / _IMAGES)
+            ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
+            points = np.load(path / _POINTS, mmap_mode="r")
+            index = _create(facts["space"], points.shape[1], rounded=facts["rounded"])
+            metric = index.metric
+            (index.load if writable else index.view)(str(path / _GRAPH))
+            index.metric = metric  # The file holds none.
         except Exception as error:  # pyarrow and usearch raise almost anything.
             raise UserError(
                 f"{path} is damaged, or no gallery of usearch ({error}); export the gallery again"
             ) from error
-
-    @classmethod
-    def _read(cls, path: pathlib.Path, writable: bool) -> Self:
-        import pyarrow.parquet
-
-        facts = json.loads((path / _FACTS).read_text())
-        for name, expected in facts.pop("checksums").items():  # usearch crashes on damaged files.
-            if sha256(path / name) != expected:
-                raise ValueError(f"the checksum of {name} is wrong")
-        facts["space"] = space_of(facts["space"])
-        rows = pyarrow.parquet.read_table(path / _IMAGES)
-        ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
-        points = np.load(path / _POINTS, mmap_mode="r")
-        index = _create(facts["space"], points.shape[1], rounded=facts["rounded"])
-        metric = index.metric
-        (index.load if writable else index.view)(str(path / _GRAPH))
-        index.metric = metric  # The file holds none.
         return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes or replaces a folder with the graph, the points and a table of images.
 
-        A process that is killed leaves the old gallery or the new one.
-
-        Raises:
-            UserError: A file cannot be written, or the folder holds other files.
+        A process that is killed leaves the old gallery or the new one. Raises a `UserError` if a
+        file cannot be written, or the folder holds other files.
         """
         import pyarrow
         import pyarrow.parquet
@@ -174,23 +168,13 @@ class GraphGallery(ArrayGallery):
                 raise OSError(str(error)) from error
             np.save(folder / _POINTS, self.vectors)
             pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
-            facts = {
-                "space": describe_space(self.space),
-                "fingerprint": self.fingerprint,
-                "rounded": self.rounded,
-                "candidates": self.candidates,
-                "recall": self.recall,
-                "checksums": {n: sha256(folder / n) for n in (_GRAPH, _POINTS, _IMAGES)},
-            }
+            facts = {name: getattr(self, name) for name in _SAVED}
+            facts["space"] = describe_space(self.space)
+            facts["checksums"] = {n: sha256(folder / n) for n in (_GRAPH, _POINTS, _IMAGES)}
             write_json(folder / _FACTS, facts)
 
     def add(self, embeddings: Embeddings) -> None:
-        """Adds images.
-
-        Raises:
-            UserError: Another model embedded them, one is not a point of the space or is in the
-                gallery already, or the gallery was not opened as writable.
-        """
+        """Adds images that the same model embedded, and that are not in the gallery yet."""
         self._require_writable()
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
@@ -198,14 +182,13 @@ class GraphGallery(ArrayGallery):
         known = np.isin(embeddings.ids, self.ids)
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
-        first = self.keys[-1] + 1 if len(self) else 0
-        keys = np.arange(first, first + len(embeddings))
+        keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
         self._insert(keys, embeddings.vectors)
         added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
         self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes images; a `UserError` if one is not there, or the gallery is not writable."""
+        """Removes images of the gallery."""
         self._require_writable()
         missing = np.setdiff1d(ids, self.ids)
         if len(missing):
@@ -217,11 +200,7 @@ class GraphGallery(ArrayGallery):
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
     ) -> tuple[Float32[np.ndarray, "q k"], Int[np.ndarray, "q k"]]:
-        """Distances and rows of the k nearest images; −1 where the graph reaches fewer.
-
-        Raises:
-            UserError: A query is not a point of the space.
-        """
+        """Distances and rows of the k nearest images; −1 where the graph reaches fewer."""
         self.space.check(points)
         separations, rows = self._ranked(points, k)
         with jax.enable_x64(True):
@@ -266,15 +245,6 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
-
-
-def _sample(points: _Points, space: Space) -> tuple[np.ndarray, np.ndarray, _Ranked]:
-    """Some points, all others, and the nearest of those to each by an exact search."""
-    sample, others = held_out(len(points), len(points), _SAMPLE)
-    k = min(NEAREST, len(others))
-    items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
-    rows = np.repeat(np.arange(len(sample)), k)
-    return sample, others, rank(points[sample], points, rows, items.ravel(), k=k, space=space)
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:

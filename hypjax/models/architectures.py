@@ -6,6 +6,7 @@ Sizes, pixel scaling and licences are those that timm lists.
 import dataclasses
 import difflib
 import fnmatch
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -38,10 +39,9 @@ class Family(NamedTuple):
     Attributes:
         title: Its name, and where it is described.
         encoder: The module.
-        options: What the module's attributes are, unless a member differs.
+        options: Attributes of the module, unless a member differs.
         pooling: That of timm.
-        members: For each of timm's names, attributes of the module. The sides of patches and images
-            are taken from names such as 'patch16_224'.
+        members: Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
         weights: Published weights; of several patterns that match, the first counts.
     """
 
@@ -55,39 +55,37 @@ class Family(NamedTuple):
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-_CLIP = (
-    (0.48145466, 0.4578275, 0.40821073),
-    (0.26862954, 0.26130258, 0.27577711),
-)
+_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _SATELLITE = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
 _APACHE, _MIT, _BSD = "apache-2.0", "mit", "bsd-3-clause"  # As on the hub.
 _NONCOMMERCIAL, _DINO3 = "cc-by-nc-4.0", "dinov3-license"
 
-_TINY = {"width": 192, "depth": 12, "num_heads": 3}
-_SMALL = {"width": 384, "depth": 12, "num_heads": 6}
-_BASE = {"width": 768, "depth": 12, "num_heads": 12}
-_LARGE = {"width": 1024, "depth": 24, "num_heads": 16}
-_HUGE = {"width": 1280, "depth": 32, "num_heads": 20}
-_SO400M = {"width": 1152, "depth": 27, "num_heads": 16, "mlp_ratio": 3.7362}
-_SIZES = {
-    "tiny": _TINY,
-    "small": _SMALL,
-    "base": _BASE,
-    "large": _LARGE,
-    "so400m": _SO400M,
-    "huge": _HUGE,
+_SIZES = {  # Width, blocks, heads.
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+    "so400m": (1152, 27, 16),
+    "huge": (1280, 32, 20),
+    "giant": (1536, 40, 24),
 }
 
 
-def _sized(*names: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Members whose names contain their size, as in 'vit_small_patch16_224'."""
-    size = re.compile("|".join(_SIZES))
-    return {name: _SIZES[size.search(name)[0]] | options for name in names}
+def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Members by patterns, as 'vit_{tiny,small}_patch16_224', whose names contain their size."""
+    members = {}
+    for pattern in patterns:
+        parts = [part.split(",") for part in re.split("[{}]", pattern)]
+        for name in map("".join, itertools.product(*parts)):
+            size = _SIZES[re.search("|".join(_SIZES), name)[0]]
+            members[name] = dict(zip(("width", "depth", "num_heads"), size, strict=True)) | options
+    return members
 
 
 _DINO_BLOCKS = BlockDesign(layer_scale=True)
+_REGISTERS = {"registers": 4, "positions": "patches"}
 _GIANT = {
-    **{"width": 1536, "depth": 40, "num_heads": 24, "mlp_ratio": 4096 / 1536},
+    "mlp_ratio": 4096 / 1536,
     "blocks": dataclasses.replace(_DINO_BLOCKS, activation="silu", gate="packed"),
 }
 _DINO3_BLOCKS = BlockDesign(
@@ -98,6 +96,7 @@ _DINO3_BLOCKS = BlockDesign(
 )
 _GATED_DINO3_BLOCKS = dataclasses.replace(_DINO3_BLOCKS, activation="silu", gate="separate")
 _CLIP_BLOCKS = BlockDesign(norm_eps=1e-5)
+_SO400M = {"mlp_ratio": 3.7362, "attention_pool": 16}
 _TANH_BLOCKS = BlockDesign(activation="gelu_tanh")
 _EVA_BLOCKS = BlockDesign(
     activation="silu", gate="packed", qkv_bias="qv", rotary=Rotary(reference=16)
@@ -107,15 +106,11 @@ _LARGE_EVA_BLOCKS = dataclasses.replace(
 )
 
 
-def _dino3(*sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
+def _dino3(sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
     """Members without and, for timm's names with 'qkvb', with biases of queries and values."""
-    designs = {"": blocks, "_qkvb": dataclasses.replace(blocks, qkv_bias="qv")}
-    names = {
-        f"vit_{size}_patch16_dinov3{end}": design
-        for size in sizes
-        for end, design in designs.items()
-    }
-    return {name: _sized(name, blocks=design)[name] for name, design in names.items()}
+    members = _sized(f"vit_{{{sizes}}}_patch16_dinov3{{,_qkvb}}", blocks=blocks)
+    biased = {"blocks": dataclasses.replace(blocks, qkv_bias="qv")}
+    return {n: m | biased if n.endswith("qkvb") else m for n, m in members.items()}
 
 
 def _perception(side: int) -> dict[str, Any]:
@@ -126,21 +121,20 @@ def _perception(side: int) -> dict[str, Any]:
 
 FAMILIES = (
     Family(
-        "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)",
+        "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)"
+        ", DeiT (Touvron et al., ICML 2021)",
         VisionTransformer,
         {},
         "cls",
         _sized(
-            *("vit_tiny_patch16_224", "vit_tiny_patch16_384"),
-            *("vit_small_patch32_224", "vit_small_patch32_384", "vit_small_patch16_224"),
-            *("vit_small_patch16_384", "vit_small_patch8_224"),
-            *("vit_base_patch32_224", "vit_base_patch32_384", "vit_base_patch16_224"),
-            *("vit_base_patch16_384", "vit_base_patch8_224"),
-            *("vit_large_patch32_224", "vit_large_patch32_384"),
-            *("vit_large_patch16_224", "vit_large_patch16_384"),
+            "vit_tiny_patch16_{224,384}",
+            "vit_{small,base}_patch{32_224,32_384,16_224,16_384,8_224}",
+            "vit_large_patch{32,16}_{224,384}",
+            *("deit_{tiny,small,base}_patch16_224", "deit_base_patch16_384"),
         ),
         (
             Weights("*.dino", *_IMAGENET, _APACHE),
+            Weights("deit*", *_IMAGENET, _APACHE),
             Weights("*.mae", *_IMAGENET, _NONCOMMERCIAL),
             Weights("*.augreg*", *_HALF, _APACHE),
             Weights("*.orig*", *_HALF, _APACHE),
@@ -149,25 +143,11 @@ FAMILIES = (
         ),
     ),
     Family(
-        "DeiT (Touvron et al., ICML 2021)",
-        VisionTransformer,
-        {},
-        "cls",
-        _sized(
-            *("deit_tiny_patch16_224", "deit_small_patch16_224"),
-            *("deit_base_patch16_224", "deit_base_patch16_384"),
-        ),
-        (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
-    ),
-    Family(
         "DeiT, distilled",
         VisionTransformer,
         {"class_tokens": 2},
         "cls_dist_mean",
-        _sized(
-            *("deit_tiny_distilled_patch16_224", "deit_small_distilled_patch16_224"),
-            *("deit_base_distilled_patch16_224", "deit_base_distilled_patch16_384"),
-        ),
+        _sized("deit_{tiny,small,base}_distilled_patch16_224", "deit_base_distilled_patch16_384"),
         (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
     ),
     Family(
@@ -175,31 +155,18 @@ FAMILIES = (
         VisionTransformer,
         {"positions": "patches", "blocks": _DINO_BLOCKS},
         "cls",
-        _sized(
-            *("deit3_small_patch16_224", "deit3_small_patch16_384", "deit3_base_patch16_224"),
-            *("deit3_base_patch16_384", "deit3_large_patch16_224", "deit3_large_patch16_384"),
-        ),
+        _sized("deit3_{small,base,large}_patch16_{224,384}"),
         (Weights("*.fb_*", *_IMAGENET, _APACHE),),
     ),
     Family(
-        "DINOv2 (Oquab et al., TMLR 2024)",
+        "DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024)",
         VisionTransformer,
         {"image_size": 518, "blocks": _DINO_BLOCKS},
         "cls",
-        _sized(*("vit_small_patch14_dinov2", "vit_base_patch14_dinov2", "vit_large_patch14_dinov2"))
-        | {"vit_giant_patch14_dinov2": _GIANT},
-        (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
-    ),
-    Family(
-        "DINOv2 with registers (Darcet et al., ICLR 2024)",
-        VisionTransformer,
-        {"image_size": 518, "registers": 4, "positions": "patches", "blocks": _DINO_BLOCKS},
-        "cls",
-        _sized(
-            *("vit_small_patch14_reg4_dinov2", "vit_base_patch14_reg4_dinov2"),
-            "vit_large_patch14_reg4_dinov2",
-        )
-        | {"vit_giant_patch14_reg4_dinov2": _GIANT},
+        _sized("vit_{small,base,large}_patch14_dinov2")
+        | _sized("vit_giant_patch14_dinov2", **_GIANT)
+        | _sized("vit_{small,base,large}_patch14_reg4_dinov2", **_REGISTERS)
+        | _sized("vit_giant_patch14_reg4_dinov2", **_REGISTERS, **_GIANT),
         (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
     ),
     Family(
@@ -207,8 +174,8 @@ FAMILIES = (
         VisionTransformer,
         {"image_size": 256, "registers": 4, "positions": "none", "blocks": _DINO3_BLOCKS},
         "avg",
-        _dino3("small", "base", "large", blocks=_DINO3_BLOCKS)
-        | _dino3("small_plus", "huge_plus", blocks=_GATED_DINO3_BLOCKS),
+        _dino3("small,base,large", _DINO3_BLOCKS)
+        | _dino3("small_plus,huge_plus", _GATED_DINO3_BLOCKS),
         (
             Weights("*.lvd1689m", *_IMAGENET, _DINO3),
             Weights("*.sat493m", *_SATELLITE, _DINO3),
@@ -221,23 +188,12 @@ FAMILIES = (
         {"class_tokens": 0},
         "map",
         _sized(
-            *("vit_base_patch32_siglip_256", "vit_base_patch16_siglip_224"),
-            *("vit_base_patch16_siglip_256", "vit_base_patch16_siglip_384"),
-            "vit_base_patch16_siglip_512",
+            *("vit_base_patch32_siglip_256", "vit_base_patch16_siglip_{224,256,384,512}"),
             attention_pool=12,
         )
-        | _sized(
-            *("vit_large_patch16_siglip_256", "vit_large_patch16_siglip_384"),
-            *("vit_large_patch16_siglip_512", "vit_so400m_patch14_siglip_224"),
-            "vit_so400m_patch14_siglip_378",
-            attention_pool=16,
-        )
-        | _sized(
-            *("vit_so400m_patch16_siglip_256", "vit_so400m_patch16_siglip_384"),
-            "vit_so400m_patch16_siglip_512",
-            attention_pool=16,
-            blocks=_TANH_BLOCKS,
-        ),
+        | _sized("vit_large_patch16_siglip_{256,384,512}", attention_pool=16)
+        | _sized("vit_so400m_patch14_siglip_{224,378}", **_SO400M)
+        | _sized("vit_so400m_patch16_siglip_{256,384,512}", **_SO400M, blocks=_TANH_BLOCKS),
         (Weights("*webli*", *_HALF, _APACHE),),
     ),
     Family(
@@ -246,13 +202,13 @@ FAMILIES = (
         {"pre_norm": True, "blocks": _CLIP_BLOCKS},
         "cls",
         _sized(
-            *("vit_base_patch32_clip_224", "vit_base_patch32_clip_256"),
-            *("vit_base_patch16_clip_224", "vit_base_patch16_clip_384"),
-            *("vit_large_patch14_clip_224", "vit_large_patch14_clip_336"),
+            "vit_base_patch32_clip_{224,256}",
+            "vit_base_patch16_clip_{224,384}",
+            "vit_large_patch14_clip_{224,336}",
         )
         | _sized(
-            *("vit_base_patch32_clip_quickgelu_224", "vit_base_patch16_clip_quickgelu_224"),
-            *("vit_large_patch14_clip_quickgelu_224", "vit_large_patch14_clip_quickgelu_336"),
+            "vit_base_patch{32,16}_clip_quickgelu_224",
+            "vit_large_patch14_clip_quickgelu_{224,336}",
             blocks=dataclasses.replace(_CLIP_BLOCKS, activation="quick_gelu"),
         ),
         (
@@ -279,11 +235,8 @@ FAMILIES = (
         VisionTransformer,
         {"mlp_ratio": 8 / 3, "pool_first": True, "blocks": _LARGE_EVA_BLOCKS},
         "avg",
-        _sized("eva02_small_patch14_224", "eva02_small_patch14_336", blocks=_EVA_BLOCKS)
-        | _sized(
-            *("eva02_base_patch14_224", "eva02_base_patch14_448"),
-            *("eva02_large_patch14_224", "eva02_large_patch14_448"),
-        ),
+        _sized("eva02_small_patch14_{224,336}", blocks=_EVA_BLOCKS)
+        | _sized("eva02_{base,large}_patch14_{224,448}"),
         (Weights("*.mim*", *_CLIP, _MIT),),
     ),
     Family(
@@ -304,7 +257,7 @@ FAMILIES = (
     Family(
         "ConvNeXt (Liu et al., CVPR 2022), DINOv3 (Siméoni et al., 2025)",
         ConvNeXt,
-        {"image_size": 224, "depths": (3, 3, 27, 3), "widths": (96, 192, 384, 768)},
+        {"image_size": 224},
         "avg",
         {
             "convnext_tiny": {"depths": (3, 3, 9, 3)},
@@ -361,8 +314,7 @@ def create_encoder(
         A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
     """
     if timm_name not in ARCHITECTURES:
-        words = supported(timm_name)
-        raise UserError(f"unknown architecture {timm_name!r}; it must be {words}")
+        raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")
     family = _FAMILY_OF[timm_name]
     options = {"pooling": family.pooling, **family.options, **_sides(timm_name)}
     options |= {**family.members[timm_name], "dtype": dtype, "remat": remat}
@@ -380,10 +332,8 @@ def _sides(timm_name: str) -> dict[str, int]:
 
 def is_transformer(architecture: str) -> bool:
     """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
-    if architecture == "vit":
-        return True
     family = _FAMILY_OF.get(architecture)  # An encoder of the user's has none.
-    return family is not None and family.encoder is VisionTransformer
+    return architecture == "vit" or (family is not None and family.encoder is VisionTransformer)
 
 
 def published_weights(name: str) -> Weights | None:

@@ -20,17 +20,11 @@ def attend(
 ) -> Heads:
     """Scaled dot-product attention, softmax(q·kᵀ / √dim)·v in each head (Vaswani et al., Eq. 1).
 
-    The softmax is always float32.
+    The softmax is always float32. Of keys and values, the first `length` tokens count.
 
-    Args:
-        query: Queries of all images.
-        key: Keys; their number of tokens may be another one.
-        value: Values of the keys.
-        length: Of keys and values, the first so many tokens count; None for all.
-        kernel: In half precision on NVIDIA GPUs, `cudnn` is cuDNN's fused kernel, which does not
-            store the matrix of probabilities (Dao et al., FlashAttention, NeurIPS 2022), and `xla`
-            the program of other devices. `auto` is `cudnn` where JAX's first device and the heads'
-            dimension allow it.
+    In half precision on NVIDIA GPUs, the kernel `cudnn` is cuDNN's fused one, which does not store
+    the matrix of probabilities (Dao et al., FlashAttention, NeurIPS 2022), and `xla` the program of
+    other devices. `auto` is `cudnn` where JAX's first device and the heads' dimension allow it.
 
     Raises:
         UserError: The kernel is `cudnn`, which this GPU does not support for these shapes.

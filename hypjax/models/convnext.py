@@ -4,55 +4,49 @@ A depthwise 7×7 convolution mixes positions, and a perceptron mixes channels. G
 LayerNorm has ε = 1e-6.
 """
 
-from collections.abc import Iterator
-
 import flax.linen as nn
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models import tensors
 from hypjax.models.depthwise import DepthwiseConv
-from hypjax.models.encoder import Encoder
-from hypjax.models.layers import (
-    KERNEL_INIT,
-    Dense,
-    LayerNorm,
-    activate,
-    full_products_in,
-    pool_tokens,
-)
-from hypjax.models.tensors import Tensor
+from hypjax.models.encoder import ConvNet
+from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, normed, pool_tokens
 
 _STEM = 4  # Side of the patches of the images; later stages begin with patches of 2 × 2 positions.
 _KERNEL = 7
 _LAYER_SCALE = 1e-6
 
 
-class ConvNeXt(Encoder):
+class ConvNeXt(ConvNet):
     """Maps images to the pooled features of the last stage, after a LayerNorm.
 
+    It follows any pooling, and does not normalise the features of `return_tokens`. As in timm, rows
+    and columns that do not fill a patch are ignored. The residual stream is float32.
+
     Attributes:
-        image_size: Side of the images in pixels. Rows and columns that do not fill a patch are
-            ignored, as in timm.
         depths: Number of blocks in each stage. Each stage has half the side of the one before.
         widths: Number of channels in each stage.
-        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`. The
-            LayerNorm follows whichever it is; in timm it follows the average.
-        dtype: Dtype of convolutions and matrix products. In float32 they are true float32 on every
-            device. Parameters, the residual stream, LayerNorm statistics and the result are always
-            float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
     """
 
-    image_size: int
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
-    pooling: str = "avg"
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
+    depths: tuple[int, ...] = (3, 3, 27, 3)
+    widths: tuple[int, ...] = (96, 192, 384, 768)
     classifiers = ("head.fc",)
+    names = (
+        ("^stem_conv", "stem.0"),
+        ("^stem_norm", "stem.1"),
+        (r"(_block_\d+)\.bias", r"\1.depthwise.bias"),
+        (r"^stage_(\d)_", r"stages.\1."),
+        (r"downsample\.norm", "downsample.0"),
+        (r"downsample\.conv", "downsample.1"),
+        (r"block_(\d+)", r"blocks.\1"),
+        (r"\.depthwise", ".conv_dw"),
+        (r"\.fc_", ".mlp.fc"),
+        ("layer_scale", "gamma"),
+        ("^norm", "head.norm"),
+    )
+    patches = {"stem_conv": _STEM, "conv": 2}
 
     @property
     def dim(self) -> int:
@@ -64,59 +58,23 @@ class ConvNeXt(Encoder):
         """Side of the smallest images, of which the last stage has one position."""
         return _STEM * 2 ** (len(self.depths) - 1)
 
-    @property
-    def layers(self) -> list[tuple[str, ...]]:
-        """Names of the parameters of each layer, as in timm: the stem, then the blocks."""
-        blocks = []
-        for stage, depth in enumerate(self.depths):
-            first = (f"stage_{stage}_downsample", f"stage_{stage}_block_0")
-            blocks += [first, *((f"stage_{stage}_block_{i}",) for i in range(1, depth))]
-        return [("stem_conv", "stem_norm"), *blocks]
+    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
+        """Projects and normalises patches."""
+        x = Dense(self.widths[0], self.dtype, name="stem_conv")(_patches(x, _STEM))
+        return normed(x, "stem_norm")
 
-    @nn.compact
-    def __call__(
-        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds normalised pixels, in float32.
-
-        With `return_tokens` it returns all features of the last stage, row by row, which no
-        LayerNorm has normalised, as timm's `forward_features` does.
-        """
+    def block(
+        self, x: Float[Array, "batch h w c"], stage: int, i: int
+    ) -> Float[Array, "batch h2 w2 c2"]:
+        """Applies a block, after a downsampling if it is the first one of a later stage."""
+        if stage > 0 and i == 0:
+            x = Downsample(self.widths[stage], self.dtype, name=f"stage_{stage}_downsample")(x)
         block = nn.remat(Block) if self.remat else Block
-        with full_products_in(self.dtype):
-            x = Dense(self.widths[0], self.dtype, name="stem_conv")(_patches(images, _STEM))
-            x = _normalised(x, "stem_norm")
-            for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
-                if stage > 0:
-                    x = Downsample(width, self.dtype, name=f"stage_{stage}_downsample")(x)
-                for i in range(depth):
-                    x = block(self.dtype, name=f"stage_{stage}_block_{i}")(x)
-        tokens = rearrange(x, "b h w c -> b (h w) c")
-        if return_tokens:
-            return tokens
-        return _normalised(pool_tokens(tokens, 0, self.pooling), "norm")
+        return block(self.dtype, name=f"stage_{stage}_block_{i}")(x)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        yield from tensors.patches("stem.0", _STEM, "stem_conv")
-        yield from tensors.norm("stem.1", "stem_norm")
-        for stage, depth in enumerate(self.depths):
-            timm, path = f"stages.{stage}", f"stage_{stage}"
-            if stage > 0:
-                yield from tensors.norm(f"{timm}.downsample.0", f"{path}_downsample", "norm")
-                yield from tensors.patches(f"{timm}.downsample.1", 2, f"{path}_downsample", "conv")
-            for i in range(depth):
-                yield from _block_tensors(f"{timm}.blocks.{i}", f"{path}_block_{i}")
-        yield from tensors.norm("head.norm", "norm")
-
-
-def _block_tensors(timm: str, path: str) -> Iterator[Tensor]:
-    yield tensors.conv(f"{timm}.conv_dw", path, "depthwise")
-    yield Tensor(f"{timm}.conv_dw.bias", (path, "bias"))
-    yield from tensors.norm(f"{timm}.norm", path, "norm")
-    yield from tensors.dense(f"{timm}.mlp.fc1", path, "fc_1")
-    yield from tensors.dense(f"{timm}.mlp.fc2", path, "fc_2")
-    yield Tensor(f"{timm}.gamma", (path, "layer_scale"))
+    def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
+        """Pools and normalises the features."""
+        return normed(pool_tokens(tokens, 0, self.pooling), "norm")
 
 
 class Downsample(nn.Module):
@@ -146,8 +104,8 @@ class Block(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (width,))
         scale = self.param("layer_scale", nn.initializers.constant(_LAYER_SCALE), (width,))
         mixed = DepthwiseConv(_KERNEL, self.dtype, KERNEL_INIT, name="depthwise")(x)
-        normed = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
-        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(*normed), "gelu")
+        mixed = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
+        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(*mixed), "gelu")
         return x + Dense(width, self.dtype, name="fc_2")(hidden, factor=scale)
 
 
@@ -157,9 +115,3 @@ def _patches(
     """Cuts images into patches, without what is left over at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)
-
-
-def _normalised(x: Float[Array, "... dim"], name: str) -> Float[Array, "... dim"]:
-    """Applies a LayerNorm that no linear layer follows, in float32."""
-    x, (scale, shift) = LayerNorm(jnp.float32, name=name)(x.astype(jnp.float32))
-    return x * scale + shift

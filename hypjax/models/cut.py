@@ -17,14 +17,9 @@ from hypjax.models.layers import Images
 
 
 def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
-    """Returns the module whose output the lowest layers without trained parameters compute.
+    """Name of the last of the lowest blocks without trained parameters; None if there is none.
 
-    Args:
-        encoder: The encoder.
-        trained: Names of its modules and parameters, as in `Encoder.layers`, that are trained.
-
-    Returns:
-        The name of a block; None if the lowest block is trained, or what precedes it.
+    Modules and parameters that are trained have the names of `Encoder.layers`.
     """
     frozen = itertools.takewhile(lambda names: not {*names} & {*trained}, encoder.layers[:-1])
     _, *blocks = [*frozen] or [()]  # What precedes the blocks is no module.
@@ -51,14 +46,9 @@ def upper(
     activations: Float[Array, "batch ..."],
     example: Float[Array, "1 height width channels"],
 ) -> Float[Array, "batch dim"]:
-    """Returns the embeddings of images from the output of a block for them.
+    """Embeds images from a block's output, as `lower` returns it.
 
-    Args:
-        encoder: The encoder.
-        block: Name of the block.
-        params: Parameters of the encoder.
-        activations: Output of the block, as `lower` returns it.
-        example: Any image of the size that `lower` was given, whose pixels do not matter.
+    The example is any image of the size that `lower` was given; its pixels do not matter.
     """
 
     def replace(

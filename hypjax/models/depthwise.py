@@ -23,12 +23,6 @@ class DepthwiseConv(nn.Module):
 
     The result has the sides of the images divided by the stride, rounded up; of the zeros around
     them, odd ones are below and on the right.
-
-    Attributes:
-        size: Side of the kernel.
-        dtype: Dtype of the products and the result.
-        kernel_init: How the kernel [size, size, 1, channels] is drawn.
-        stride: Distance of the windows.
     """
 
     size: int
@@ -58,15 +52,8 @@ def depthwise_conv(
 ) -> Float[Array, "batch h2 w2 channels"]:
     """Correlates each channel with its kernel, as convolutions of neural networks do.
 
-    Args:
-        x: Images, of the same dtype as the kernel.
-        kernel: The kernels of all channels.
-        stride: Distance of the windows.
-        padding: Zeros before and after the images.
-
-    Returns:
-        An array of the dtype of the images. Sums are float32 on CPUs, in products of float32 on
-        every device.
+    Images, kernels and the result share a dtype. Sums are float32 on CPUs, and for float32 on every
+    device.
     """
     return jax.lax.platform_dependent(
         x,

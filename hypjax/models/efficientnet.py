@@ -7,22 +7,18 @@ passes into the weights of the convolution before it, so that images are read le
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from einops import rearrange
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models import tensors
 from hypjax.models.depthwise import DepthwiseConv
-from hypjax.models.encoder import Encoder
-from hypjax.models.layers import Dense, full_products_in, pool_tokens
+from hypjax.models.encoder import ConvNet
+from hypjax.models.layers import Dense
 from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
-from hypjax.models.tensors import Tensor
 
 _STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # Not scaled in the Lite models.
 _EPS = 1e-3
@@ -49,100 +45,69 @@ _STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
 )
 
 
-class EfficientNetLite(Encoder):
-    """Maps images to the pooled features of the last layer.
+class EfficientNetLite(ConvNet):
+    """Maps images to the pooled features of the last layer; the residual stream is float32.
 
     Attributes:
-        image_size: Side of the images in pixels.
         width_factor: Factor of the number of channels, relative to Lite0.
         depth_factor: Factor of the number of blocks.
-        pooling: Pooling of the features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of convolutions and of the activations within blocks. Convolutions in float32
-            are true float32 on every device. Parameters, the residual stream and the result are
-            always float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
     """
 
-    image_size: int
     width_factor: float = 1
     depth_factor: float = 1
-    pooling: str = "avg"
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
     classifiers = ("classifier",)
+    names = (
+        ("^stem_conv", "conv_stem"),
+        ("^stem_norm", "bn1"),
+        ("^head_conv", "conv_head"),
+        ("^head_norm", "bn2"),
+        # timm counts the layers that a block has; those of the first stage have no expansion.
+        (r"^(stage_0.*)\.depthwise_norm", r"\1.bn1"),
+        (r"^(stage_0.*)\.project_conv", r"\1.conv_pw"),
+        (r"^(stage_0.*)\.project_norm", r"\1.bn2"),
+        (r"^stage_(\d)_block_", r"blocks.\1."),
+        ("expand_conv", "conv_pw"),
+        ("expand_norm", "bn1"),
+        ("depthwise_conv", "conv_dw"),
+        ("depthwise_norm", "bn2"),
+        ("project_conv", "conv_pwl"),
+        ("project_norm", "bn3"),
+    )
+    patches = {"expand_conv": 1, "project_conv": 1, "head_conv": 1}
+    dim = _HEAD_WIDTH
 
     @property
-    def dim(self) -> int:
-        """Dimension of the embedding."""
-        return _HEAD_WIDTH
+    def depths(self) -> tuple[int, ...]:
+        """Number of blocks in each stage; that of the outermost ones is not scaled."""
+        first, *inner, last = (stage.blocks for stage in _STAGES)
+        return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 
-    @property
-    def layers(self) -> list[tuple[str, ...]]:
-        """Names of the parameters of each layer, as in timm: the stem, then the blocks."""
-        blocks = [
-            (f"stage_{stage}_block_{i}",)
-            for stage, design in enumerate(self._stages())
-            for i in range(design.blocks)
-        ]
-        blocks[-1] += ("head_conv", "head_norm")
-        return [("stem_conv", "stem_norm"), *blocks]
+    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 c2"]:
+        """Convolves the images."""
+        x = nn.Conv(
+            *(_STEM_WIDTH, (3, 3), 2, "SAME"),
+            use_bias=False,
+            dtype=self.dtype,
+            kernel_init=CONV_INIT,
+            name="stem_conv",
+        )(x)
+        return _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
 
-    @nn.compact
-    def __call__(
-        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds normalised pixels, in float32.
-
-        With `return_tokens` it returns all features of the last layer, row by row.
-        """
+    def block(
+        self, x: Float[Array, "batch h w c"], stage: int, i: int
+    ) -> Float[Array, "batch h2 w2 c2"]:
+        """Applies a block."""
+        design = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
-        with full_products_in(self.dtype):
-            x = nn.Conv(
-                *(_STEM_WIDTH, (3, 3), 2, "SAME"),
-                use_bias=False,
-                dtype=self.dtype,
-                kernel_init=CONV_INIT,
-                name="stem_conv",
-            )(jnp.asarray(images))
-            x = _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
-            for stage, design in enumerate(self._stages()):
-                for i in range(design.blocks):
-                    x = block(
-                        *(design.kernel, 1 if i else design.stride),
-                        *(design.expansion, design.width, self.dtype),
-                        name=f"stage_{stage}_block_{i}",
-                    )(x)
-            x = _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
-        tokens = rearrange(x, "b h w c -> b (h w) c")
-        return tokens if return_tokens else pool_tokens(tokens, 0, self.pooling)
+        return block(
+            *(design.kernel, 1 if i else design.stride, design.expansion),
+            *(_divisible(self.width_factor * design.width), self.dtype),
+            name=f"stage_{stage}_block_{i}",
+        )(x)
 
-    def _stages(self) -> Iterator[_Stage]:
-        """The stages, with scaled width and depth; the depth of the outermost ones is not."""
-        for i, stage in enumerate(_STAGES):
-            width, blocks = _divisible(self.width_factor * stage.width), stage.blocks
-            if 0 < i < len(_STAGES) - 1:
-                blocks = math.ceil(self.depth_factor * blocks)
-            yield stage._replace(width=width, blocks=blocks)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        yield tensors.conv("conv_stem", "stem_conv")
-        yield from tensors.batch_norm("bn1", "stem_norm")
-        for stage, design in enumerate(self._stages()):
-            for i in range(design.blocks):
-                timm, path = f"blocks.{stage}.{i}", f"stage_{stage}_block_{i}"
-                # timm counts the layers that a block has.
-                first = 1 if design.expansion > 1 else 0
-                if first:
-                    yield tensors.pointwise(f"{timm}.conv_pw", path, "expand_conv")
-                    yield from tensors.batch_norm(f"{timm}.bn1", path, "expand_norm")
-                yield tensors.conv(f"{timm}.conv_dw", path, "depthwise_conv")
-                yield from tensors.batch_norm(f"{timm}.bn{first + 1}", path, "depthwise_norm")
-                last = "conv_pwl" if first else "conv_pw"
-                yield tensors.pointwise(f"{timm}.{last}", path, "project_conv")
-                yield from tensors.batch_norm(f"{timm}.bn{first + 2}", path, "project_norm")
-        yield tensors.pointwise("conv_head", "head_conv")
-        yield from tensors.batch_norm("bn2", "head_norm")
+    def top(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h w dim"]:
+        """Convolves each position of the last stage."""
+        return _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
 
 
 def _divisible(width: float) -> int:

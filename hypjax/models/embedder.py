@@ -13,7 +13,7 @@ from hypjax.geometry import learned
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, OwnEncoder, own_encoder
+from hypjax.models.own import ENCODERS, SIZES, OwnEncoder, own_encoder
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -77,10 +77,10 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds the model that a run's whole configuration, already validated, describes.
+    """Builds the model of a run's validated configuration, for a device.
 
     To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`; the parameters are the
-    same. The device is the one that computes, see `compute_dtype`.
+    same.
     """
     model = config.model
     numbers = tuple(learned.learned_numbers(config.objective).items())
@@ -93,7 +93,7 @@ def create_embedder(
         "remat": config.run.remat,
     }
     if model.architecture == "vit":
-        sizes = {name: model[name] for name in ("patch_size", "width", "depth", "num_heads")}
+        sizes = {name: model[name] for name in SIZES}
         encoder = check_encoder(VisionTransformer(**sizes, **options))
     elif model.architecture in ENCODERS:
         encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
@@ -113,11 +113,9 @@ def model_shapes(model: Embedder, view: View) -> PyTree:
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
-    """Returns the side of images at a scale, in pixels.
+    """The side of images, in pixels, at a scale relative to `encoder.image_size`.
 
-    The scale is relative to `encoder.image_size`. The side is rounded to whole patches, halves up,
-    and at least one patch: a position embedding belongs to a whole patch. For a ResNet it is
-    rounded to whole pixels.
+    It is rounded, halves up, to whole patches, to which position embeddings belong, or to pixels.
     """
     unit = getattr(encoder, "patch_size", 1)
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
@@ -142,7 +140,6 @@ def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTre
             tuple(side // encoder.patch_size for side in image_sides(each))
             for each in (model.encoder, encoder)
         )
-        prefix = positions.shape[1] - math.prod(old)
-        resized = {"pos_embed": resize_positions(positions, new, prefix)}
-        params = {**params, "encoder": {**params["encoder"], **resized}}
+        resized = resize_positions(positions, new, positions.shape[1] - math.prod(old))
+        params = {**params, "encoder": {**params["encoder"], "pos_embed": resized}}
     return model.clone(encoder=encoder), params

@@ -1,17 +1,18 @@
 """What every encoder has: a module that maps images to embeddings, and its tensors' names."""
 
-from collections.abc import Iterator
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from einops import rearrange
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.layers import poolings
-from hypjax.models.tensors import Tensor
+from hypjax.models.layers import full_products_in, pool_tokens, poolings
 from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
+Path: TypeAlias = tuple[str, ...]  # Of a parameter in the encoder's tree.
 
 
 class Encoder(nn.Module):
@@ -24,23 +25,25 @@ class Encoder(nn.Module):
     - `dtype`: that of its products,
     - `remat`: whether the backward pass recomputes activations,
 
-    these properties:
+    these attributes of the class, or properties:
 
     - `dim`: dimension of the embedding,
     - `classifiers`: names in timm of the layers that follow the embedding,
     - `layers`: names of the parameters of each layer, from the images to the embedding, as in timm;
       parameters of no layer belong with the head, above all layers,
+    - `names`: what turns a parameter's path, 'block_0.norm_1.bias', into timm's name: rows of a
+      pattern and its replacement, for `re.sub`; kernels and scales are 'weight' already,
+    - `patches`: modules that are dense here and convolutions in timm, and the sides of the kernels,
 
-    and these methods:
-
-    - `tensors()` yields a `hypjax.models.tensors.Tensor` for each parameter,
-    - `__call__(images, return_tokens=False)` embeds normalised pixels [batch, height, width,
-      channels] to [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
-      [batch, tokens, dim].
+    and `__call__(images, return_tokens=False)`, which embeds normalised pixels [batch, height,
+    width, channels] to [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
+    [batch, tokens, dim].
     """
 
     takes_pixels = True  # Or embeddings of another model.
     num_prefix_tokens = 0  # Tokens before those of patches or of positions of a feature map.
+    names = None  # Parameters of a user's module keep their paths and layouts.
+    patches = {}
 
     def example(self, view: View) -> Float[Array, "1 ..."]:
         """A float32 batch of one all-zero image, with which a model can be initialised."""
@@ -52,12 +55,62 @@ class Encoder(nn.Module):
         return poolings(0)
 
 
-class FeatureEncoder(Encoder):
-    """Stands for a model whose embeddings are given: it returns them as they are.
+class ConvNet(Encoder):
+    """A stem, stages of residual blocks, and the pooled features of the last one.
+
+    A subclass has the number of blocks of each stage, `depths`, and applies `stem` and `block`.
 
     Attributes:
-        dim: Dimension of the embeddings.
+        image_size: Side of the images in pixels.
+        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
+        dtype: Dtype of convolutions, matrix products, and the activations within blocks. Products
+            in float32 are true float32 on every device. Parameters and the result are float32.
+        remat: Whether to recompute the activations of blocks in the backward pass.
     """
+
+    image_size: int
+    pooling: str = "avg"
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+
+    @property
+    def layers(self) -> list[Path]:
+        """The stem, then the blocks, with what may precede a stage, and follow the last one."""
+        blocks = [
+            ((f"stage_{stage}_downsample",) if i == 0 else ()) + (f"stage_{stage}_block_{i}",)
+            for stage, depth in enumerate(self.depths)
+            for i in range(depth)
+        ]
+        return [("stem_conv", "stem_norm"), *blocks[:-1], (*blocks[-1], "head_conv", "head_norm")]
+
+    @nn.compact
+    def __call__(
+        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
+    ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
+        """Embeds normalised pixels, in float32.
+
+        With `return_tokens` it returns all features of the last stage, row by row.
+        """
+        with full_products_in(self.dtype):
+            x = self.stem(jnp.asarray(images))
+            for stage, depth in enumerate(self.depths):
+                for i in range(depth):
+                    x = self.block(x, stage, i)
+            x = self.top(x)
+        tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
+        return tokens if return_tokens else self.pooled(tokens)
+
+    def top(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h w dim"]:
+        """What follows the last stage: nothing, unless a subclass says otherwise."""
+        return x
+
+    def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
+        """Pools the features."""
+        return pool_tokens(tokens, 0, self.pooling)
+
+
+class FeatureEncoder(Encoder):
+    """Stands for a model whose embeddings are given: it returns them as they are."""
 
     dim: int
     takes_pixels = False
@@ -68,10 +121,6 @@ class FeatureEncoder(Encoder):
         """A float32 batch of one all-zero embedding."""
         del view
         return jnp.zeros((1, self.dim))
-
-    def tensors(self) -> Iterator[Tensor]:
-        """There are no parameters."""
-        return iter(())
 
     def __call__(self, features: Float[ArrayLike, "batch dim"]) -> Float[ArrayLike, "batch dim"]:
         """Returns the embeddings."""

@@ -40,8 +40,7 @@ _BEFORE_AMPERE = re.compile(r"[1-7]\.")
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
     """Dtype of the encoder's matrix products on a device; by default JAX's first one.
 
-    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
-    cannot multiply bfloat16, all are float32.
+    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs.
     """
     device = device or jax.local_devices()[0]
     if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
@@ -173,6 +172,12 @@ class LayerNorm(nn.Module):
         return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 
+def normed(x: Float[Array, "... dim"], name: str, eps: float = 1e-6) -> Float[Array, "... dim"]:
+    """A LayerNorm that no linear layer follows, in float32; it is part of the calling module."""
+    x, (scale, shift) = LayerNorm(jnp.float32, eps, name=name)(x)
+    return x * scale + shift
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _normalized(
     x: Float[Array, "... dim"], dtype: jnp.dtype, eps: float
@@ -265,9 +270,7 @@ def poolings(class_tokens: int) -> list[str]:
     generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
     compare these).
     """
-    return [name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens] + list(
-        _PATCH_POOLINGS
-    )
+    return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
 
 def pooled_tokens(pooling: str) -> int | None:

@@ -1,24 +1,21 @@
 """Encoders of the user's: any Flax module from pixels to vectors, under names of their own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, require_free
-from hypjax.models.architectures import ARCHITECTURES, encoder_shapes, same_architecture, timm_name
+from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
-from hypjax.models.tensors import Tensor
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import View
 
 ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
-_SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` and `config.model`.
+SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` and `config.model`.
 
 
 def register_encoder(name: str, module: nn.Module) -> None:
@@ -28,9 +25,6 @@ def register_encoder(name: str, module: nn.Module) -> None:
         name: The name, which is not one of hypjax's own. A later registration replaces it.
         module: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim] and has no other variables than parameters.
-
-    Raises:
-        UserError: The name is taken, or it is no such module.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
@@ -42,13 +36,6 @@ class OwnEncoder(Encoder):
     """A user's module as an encoder, whose parameters are the module's.
 
     Its weights have their paths in Flax as names: "encoder/Dense_0/kernel".
-
-    Attributes:
-        module: The module.
-        dim: Dimension of its output.
-        image_size: Side of the images, in pixels.
-        channels: Channels of the images.
-        pooling: A word for what the module does itself.
     """
 
     module: nn.Module
@@ -71,41 +58,29 @@ class OwnEncoder(Encoder):
             "config.train.cached_features needs optim.frozen=encoder"
         )
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yields all parameters, as they are."""
-        for path in flatten_dict(encoder_shapes(self, self.channels)):
-            yield Tensor("/".join(("encoder", *path)), path)
-
     def __call__(self, images: Images) -> Float[Array, "batch dim"]:
         """Embeds normalised pixels."""
         return self.module(images)
 
 
 def own_encoder(name: str, view: View, **options: Any) -> Encoder:
-    """The encoder of a registered name for images of a view.
-
-    Options are attributes of an `Encoder`, which another module has not.
-
-    Raises:
-        UserError: The module cannot embed such images.
-    """
+    """The encoder of a registered name for images of a view; options are those of an `Encoder`."""
     module = ENCODERS[name]
     if isinstance(module, Encoder):
         return module.clone(**options)
-    shape = (2, view.side, view.side, view.channels)
-    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
     title = f"the encoder {name.removeprefix('own:')}"
     try:
         found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     except Exception as error:  # Of the user's code.
         reason = " ".join(str(error).split())[:500]
         raise UserError(
-            f"{title} cannot embed images of shape {shape} ({type(error).__name__}: {reason})"
+            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {reason})"
         ) from error
     if set(variables) - {"params"} or getattr(found, "ndim", 0) != 2 or len(found) != 2:
         raise UserError(
-            f"{title} must map images of shape {shape} to [2, dim] by parameters alone, without "
-            f"BatchNorm; it has {', '.join(variables)}, and returns "
+            f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone, "
+            f"without BatchNorm; it has {', '.join(variables)}, and returns "
             f"{jax.tree.map(lambda x: x.shape, found)}"
         )
     return OwnEncoder(module, found.shape[1], view.side, view.channels)
@@ -116,9 +91,9 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     if not isinstance(encoder, Encoder):
         return None
     if name := timm_name(encoder):
-        return {"architecture": name, **dict.fromkeys(_SIZES, 0)}
+        return {"architecture": name, **dict.fromkeys(SIZES, 0)}
     if type(encoder) is VisionTransformer:
-        sizes = {size: getattr(encoder, size) for size in _SIZES}
+        sizes = {size: getattr(encoder, size) for size in SIZES}
         if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):
             return {"architecture": "vit", **sizes}
     return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
+from hypjax.models.tensors import renamed
 
 # The package's file and timm's are conversions of Google's checkpoint, for pixels from -1 to 1:
 # with ImageNet's mean and deviation, which the package's examples use, it errs more often.
@@ -37,13 +38,26 @@ def read_packaged() -> dict[str, np.ndarray] | None:
             f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
             f"run pip install --force-reinstall {_PACKAGE}"
         )
-    ours = [t.timm for t in EfficientNetLite(224).tensors()]
-    theirs = [
-        value
-        for key, value in _read_torch(data).items()
-        if not key.endswith("num_batches_tracked") and not key.startswith("_fc.")
-    ]
-    return dict(zip(ours, theirs, strict=True))
+    encoder = EfficientNetLite(image_size=224)
+    blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
+    table = (*_NAMES, (r"^_blocks\.(\d+)\._", lambda i: f"{blocks[int(i[1])]}."), *encoder.names)
+    return {
+        renamed(name, table): value
+        for name, value in _read_torch(data).items()
+        if not name.startswith("_fc.")
+    }
+
+
+# The file's names, to ours.
+_NAMES = (
+    ("^_conv_stem", "stem_conv"),
+    ("^_bn0", "stem_norm"),
+    ("^_conv_head", "head_conv"),
+    ("^_bn1", "head_norm"),
+    ("bn0", "expand_norm"),
+    ("bn1", "depthwise_norm"),
+    ("bn2", "project_norm"),
+)
 
 
 # Each tensor becomes its storage, its offset in it, its shape and its strides, in elements.

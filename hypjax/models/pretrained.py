@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -19,6 +18,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
+from hypjax.models import tensors
 from hypjax.models.architectures import (
     create_encoder,
     encoder_shapes,
@@ -35,13 +35,12 @@ from hypjax.system.files import replacing
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
 )
-_CLASSIFIER = ("weight", "bias")
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
 
 
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
-    """Loads an encoder's parameters from the hub or a file.
+    """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
     Args:
         name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
@@ -50,9 +49,6 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
             `.pt` and `.bin`, which need torch and may contain only tensors.
         encoder: Encoder that the weights are for.
         channels: Channels of the images.
-
-    Returns:
-        Parameters as a tree of float32 NumPy arrays.
 
     Raises:
         UserError: The weights do not exist, are damaged, or belong to another model.
@@ -69,24 +65,16 @@ def convert_timm(
     channels: int = 3,
     interpolate: bool = True,
 ) -> PyTree:
-    """Converts arrays under timm's names to an encoder's parameters.
+    """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
-    Classifiers are ignored. Position embeddings for another image size are interpolated as in timm:
-    bicubic with antialiasing.
-
-    Args:
-        state_dict: Arrays under timm's names.
-        encoder: Encoder that the weights are for.
-        channels: Channels of the images.
-        interpolate: Whether position embeddings may be for another image size.
-
-    Returns:
-        Parameters as a tree of float32 NumPy arrays.
+    Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
+    size are interpolated as in timm: bicubic with antialiasing.
 
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
-    expected = _timm_shapes(encoder_shapes(encoder, channels), encoder)
+    shapes = encoder_shapes(encoder, channels)
+    expected = _timm_shapes(shapes, encoder)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
@@ -104,15 +92,17 @@ def convert_timm(
                 f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
                 f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
-    return unflatten_dict({x.path: x.to_hypjax(state[x.timm]) for x in encoder.tensors()})
+    named = {path: state[tensors.name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
+    return unflatten_dict({k: tensors.from_timm(encoder, k, x) for k, x in named.items()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
-    flat = flatten_dict(jax.tree.map(np.asarray, params))
     return {
-        tensor.timm: np.ascontiguousarray(tensor.to_timm(flat[tensor.path]))
-        for tensor in encoder.tensors()
+        tensors.name_in_timm(encoder, path): np.ascontiguousarray(
+            tensors.to_timm(encoder, path, np.asarray(x))
+        )
+        for path, x in flatten_dict(params).items()
     }
 
 
@@ -123,12 +113,9 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     classifiers of a distilled model, one per token. Two copies of the layer therefore compute what
     the layer computes from the mean of the tokens.
     """
-    weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
-    return {
-        f"{name}.{part}": value.copy()
-        for name in encoder.classifiers
-        for part, value in zip(_CLASSIFIER, (weight, bias), strict=True)
-    }
+    kernel, bias = (np.asarray(head[part]) for part in ("kernel", "bias"))
+    parts = {"weight": np.ascontiguousarray(kernel.T), "bias": bias}
+    return {f"{n}.{part}": x.copy() for n in encoder.classifiers for part, x in parts.items()}
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
@@ -147,8 +134,8 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = model.encoder.classifiers[0]
-        head = {part: state_dict.get(f"{name}.{part}", np.zeros(0)) for part in _CLASSIFIER}
-        params["head"] = check_head({"kernel": head["weight"].T, "bias": head["bias"]}, model)
+        weight, bias = (state_dict.get(f"{name}.{x}", np.zeros(0)) for x in ("weight", "bias"))
+        params["head"] = check_head({"kernel": weight.T, "bias": bias}, model)
     return params
 
 
@@ -205,8 +192,8 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    shapes = _timm_shapes(params["encoder"], encoder).values()
-    channels = next(shape[1] for shape in shapes if len(shape) == 4)  # Of the first convolution.
+    stem = {k: v for k, v in params["encoder"].items() if k in encoder.layers[0]}
+    channels = next(x[1] for x in _timm_shapes(stem, encoder).values() if len(x) == 4)
     if channels != 3:
         settings["in_chans"] = channels
     if name is None:
@@ -214,30 +201,31 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
     elif hasattr(encoder, "patch_size") and create_encoder(name).image_size != encoder.image_size:
         settings["img_size"] = encoder.image_size
-    if encoder.pooling != _timm_pooling(encoder) and pools_as_timm(encoder):
-        settings["global_pool"] = "token"
-    return name, settings
+    return name, settings | (_timm_pooling(encoder) or {})
 
 
-def _timm_pooling(encoder: Encoder) -> str:
+def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
+    """Settings with which timm pools tokens as the encoder does, or None if it cannot."""
     name = timm_name(encoder)
-    return create_encoder(name).pooling if name else "cls"
+    default = create_encoder(name).pooling if name else "cls"
+    if encoder.pooling == default:
+        return {}
+    # With the class token, timm's EVA-02 has other parameters.
+    by_class_token = default == "avg" and not getattr(encoder, "pool_first", True)
+    return {"global_pool": "token"} if encoder.pooling == "cls" and by_class_token else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:
     """Whether timm's model of this architecture can pool tokens as the encoder does."""
-    pooling = _timm_pooling(encoder)
-    # With the class token, timm's EVA-02 has other parameters.
-    by_class_token = pooling == "avg" and not getattr(encoder, "pool_first", True)
-    return encoder.pooling == pooling or (encoder.pooling == "cls" and by_class_token)
+    return _timm_pooling(encoder) is not None
 
 
 def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]:
     """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(params).items()}
+    arrays = {path: np.broadcast_to(0, leaf.shape) for path, leaf in flatten_dict(params).items()}
     return {
-        tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path])).shape
-        for tensor in encoder.tensors()
+        tensors.name_in_timm(encoder, path): tensors.to_timm(encoder, path, array).shape
+        for path, array in arrays.items()
     }
 
 

@@ -4,45 +4,43 @@ The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm 
 """
 
 import functools
-from collections.abc import Iterator
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from einops import rearrange
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models import tensors
-from hypjax.models.encoder import Encoder
-from hypjax.models.layers import Affine, full_products_in, pool_tokens
-from hypjax.models.tensors import Tensor
+from hypjax.models.encoder import ConvNet
+from hypjax.models.layers import Affine
 
 CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 _Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
-class ResNet(Encoder):
+class ResNet(ConvNet):
     """Maps images to pooled features of the last stage.
 
+    The size of images, pooling, dtype and rematerialisation are as in `ConvNet`.
+
     Attributes:
-        image_size: Side of the images in pixels.
         stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
             width of the one before.
         width: Inner channels of a bottleneck in the first stage; its output has four times as many.
-        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of convolutions and activations. Convolutions in float32 are true float32 on
-            every device. Parameters and the result are float32.
-        remat: Whether to recompute the activations of bottlenecks in the backward pass.
     """
 
-    image_size: int
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
-    pooling: str = "avg"
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
     classifiers = ("fc",)
+    names = (
+        ("^stem_conv", "conv1"),
+        ("^stem_norm", "bn1"),
+        (r"^stage_(\d)_block_", lambda stage: f"layer{int(stage[1]) + 1}."),
+        (r"\.conv_(\d)", r".conv\1"),
+        (r"\.norm_(\d)", r".bn\1"),
+        ("shortcut_conv", "downsample.0"),
+        ("shortcut_norm", "downsample.1"),
+    )
 
     @property
     def dim(self) -> int:
@@ -50,49 +48,27 @@ class ResNet(Encoder):
         return 4 * self.width * 2 ** (len(self.stage_sizes) - 1)
 
     @property
-    def layers(self) -> list[tuple[str, ...]]:
-        """Names of the parameters of each layer, as in timm: the stem, then the bottlenecks."""
-        sizes = enumerate(self.stage_sizes)
-        blocks = [(f"stage_{s}_block_{b}",) for s, blocks in sizes for b in range(blocks)]
-        return [("stem_conv", "stem_norm"), *blocks]
+    def depths(self) -> tuple[int, ...]:
+        """Number of bottlenecks in each stage."""
+        return self.stage_sizes
 
-    @nn.compact
-    def __call__(
-        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds normalised pixels, in float32.
+    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
+        """Convolves and pools the images."""
+        x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(x)
+        x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
-        With `return_tokens` it returns all features of the last stage, row by row.
-        """
-        with full_products_in(self.dtype):
-            x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(jnp.asarray(images))
-            x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-            bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
-            for stage, blocks in enumerate(self.stage_sizes):
-                for block in range(blocks):
-                    x = bottleneck(
-                        self.width * 2**stage,
-                        stride=2 if stage > 0 and block == 0 else 1,
-                        dtype=self.dtype,
-                        name=f"stage_{stage}_block_{block}",
-                    )(x)
-        tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
-        return tokens if return_tokens else pool_tokens(tokens, 0, self.pooling)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        yield tensors.conv("conv1", "stem_conv")
-        yield from tensors.batch_norm("bn1", "stem_norm")
-        for stage, blocks in enumerate(self.stage_sizes):
-            for block in range(blocks):
-                timm, path = f"layer{stage + 1}.{block}", f"stage_{stage}_block_{block}"
-                for i in (1, 2, 3):
-                    yield tensors.conv(f"{timm}.conv{i}", path, f"conv_{i}")
-                    yield from tensors.batch_norm(f"{timm}.bn{i}", path, f"norm_{i}")
-                if block == 0:
-                    yield tensors.conv(f"{timm}.downsample.0", path, "shortcut_conv")
-                    yield from tensors.batch_norm(f"{timm}.downsample.1", path, "shortcut_norm")
+    def block(
+        self, x: Float[Array, "batch h w c"], stage: int, i: int
+    ) -> Float[Array, "batch h2 w2 c2"]:
+        """Applies a bottleneck."""
+        bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
+        return bottleneck(
+            self.width * 2**stage,
+            stride=2 if stage > 0 and i == 0 else 1,
+            dtype=self.dtype,
+            name=f"stage_{stage}_block_{i}",
+        )(x)
 
 
 class Bottleneck(nn.Module):

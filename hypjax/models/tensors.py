@@ -1,71 +1,53 @@
-"""Tables of an encoder's tensors: timm's name, the parameter's path, and the conversion of each."""
+"""Parameters under timm's names: what each is called, and how its array is laid out there."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from einops import rearrange
 
+from hypjax.models.encoder import Encoder, Path
 
-class Tensor(NamedTuple):
-    """timm's name of a tensor, the path of the parameter, and the conversion in both directions."""
-
-    timm: str
-    path: tuple[str, ...]
-    to_hypjax: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    to_timm: Callable[[np.ndarray], np.ndarray] = lambda x: x
-
-
-def dense_kernel(timm: str, *path: str) -> Iterator[Tensor]:
-    """The kernel of a dense layer: [inputs, outputs] here, [outputs, inputs] in timm."""
-    yield Tensor(f"{timm}.weight", (*path, "kernel"), np.transpose, np.transpose)
+_LEAVES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "mean": "running_mean",
+    "variance": "running_var",
+}
 
 
-def dense(timm: str, *path: str) -> Iterator[Tensor]:
-    """Kernel and bias of a dense layer."""
-    yield from dense_kernel(timm, *path)
-    yield Tensor(f"{timm}.bias", (*path, "bias"))
+def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
+    """Replaces all patterns of a table in a name, one row after the other."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
-def norm(timm: str, *path: str) -> Iterator[Tensor]:
-    """Scale and bias of a normalisation."""
-    yield Tensor(f"{timm}.weight", (*path, "scale"))
-    yield Tensor(f"{timm}.bias", (*path, "bias"))
+def name_in_timm(encoder: Encoder, path: Path) -> str:
+    """Name of a parameter in timm, or for a user's module its path: 'encoder/Dense_0/kernel'."""
+    if encoder.names is None:
+        return "/".join(("encoder", *path))
+    *modules, leaf = (part for part in path if part != "statistics")
+    return renamed(".".join((*modules, _LEAVES.get(leaf, leaf))), encoder.names)
 
 
-def batch_norm(timm: str, *path: str) -> Iterator[Tensor]:
-    """Scale, bias and running statistics of a BatchNorm."""
-    yield from norm(timm, *path)
-    yield Tensor(f"{timm}.running_mean", (*path, "statistics", "mean"))
-    yield Tensor(f"{timm}.running_var", (*path, "statistics", "variance"))
+def to_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
+    """Lays out a parameter as in timm.
+
+    Kernels are [inputs, outputs] and [h, w, inputs, outputs] here, [outputs, inputs] and [outputs,
+    inputs, h, w] there. A convolution of patches is a dense layer on their values here.
+    """
+    if encoder.names is None or path[-1] != "kernel":
+        return array
+    if side := encoder.patches.get(path[-2]):
+        return rearrange(array, "(p q i) o -> o i p q", p=side, q=side)
+    return array.T if array.ndim == 2 else rearrange(array, "h w i o -> o i h w")
 
 
-def conv(timm: str, *path: str) -> Tensor:
-    """The kernel of a convolution: [h, w, inputs, outputs]; in timm [outputs, inputs, h, w]."""
-    return Tensor(
-        f"{timm}.weight",
-        (*path, "kernel"),
-        lambda x: rearrange(x, "o i h w -> h w i o"),
-        lambda x: rearrange(x, "h w i o -> o i h w"),
-    )
-
-
-def pointwise(timm: str, *path: str) -> Tensor:
-    """The kernel of a 1×1 convolution that is a dense layer here."""
-    return Tensor(
-        f"{timm}.weight",
-        (*path, "kernel"),
-        lambda x: rearrange(x, "o i 1 1 -> i o"),
-        lambda x: rearrange(x, "i o -> o i 1 1"),
-    )
-
-
-def patches(timm: str, side: int, *path: str) -> Iterator[Tensor]:
-    """Kernel and bias of a convolution of patches that is a dense layer on their values here."""
-    yield Tensor(
-        f"{timm}.weight",
-        (*path, "kernel"),
-        lambda x: rearrange(x, "o c p q -> (p q c) o"),
-        lambda x: rearrange(x, "(p q c) o -> o c p q", p=side, q=side),
-    )
-    yield Tensor(f"{timm}.bias", (*path, "bias"))
+def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
+    """Inverts `to_timm`."""
+    if encoder.names is None or path[-1] != "kernel":
+        return array
+    if path[-2] in encoder.patches:
+        return rearrange(array, "o i p q -> (p q i) o")
+    return array.T if array.ndim == 2 else rearrange(array, "o i h w -> h w i o")

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hypjax.models.tensors import renamed
+
 _PARTS = ("q", "k", "v")
 # Patterns of names below a model's prefix, and timm's names. Queries, keys and values, which
 # Transformers keeps apart, are joined afterwards.
 _DINO = (
+    (r"^(?:dinov2(?:_with_registers)?|dinov3_vit)\.", ""),
     (r"embeddings\.(cls_token|mask_token)", r"\1"),
     (r"embeddings\.register_tokens", "reg_token"),
     (r"embeddings\.position_embeddings", "pos_embed"),
@@ -28,6 +31,7 @@ _DINO = (
     (r"^(?:layernorm|norm)\.", "norm."),
 )
 _SIGLIP = (
+    (r"^vision_model\.", ""),
     (r"embeddings\.patch_embedding\.", "patch_embed.proj."),
     (r"embeddings\.position_embedding\.weight", "pos_embed"),
     (r"encoder\.layers\.(\d+)\.", r"blocks.\1."),
@@ -52,51 +56,34 @@ def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = {name.removeprefix("vision_model."): name for name in state}
     if "embeddings.position_embedding.weight" in names:
         towers = [name for name in state if name.startswith("vision_model.")] or list(state)
-        renamed = _renamed({name: state[name] for name in towers}, "vision_model.", _SIGLIP)
-        renamed["pos_embed"] = renamed["pos_embed"][None]
-        return _split_pool(_joined(renamed))
+        found = {renamed(name, _SIGLIP): state[name] for name in towers}
+        found["pos_embed"] = found["pos_embed"][None]
+        return _split_pool(_joined(found))
     if not any(name.endswith("embeddings.cls_token") for name in state):
         return dict(state)
-    renamed = _renamed(state, r"(?:dinov2(?:_with_registers)?|dinov3_vit)\.", _DINO)
-    gated = any(".fc1_g." in name for name in renamed)
+    found = {renamed(name, _DINO): value for name, value in state.items()}
+    gated = any(".fc1_g." in name for name in found)
     up = ("mlp.up_proj.", "mlp.fc1_x." if gated else "mlp.fc1.")
-    renamed = {name.replace(*up): value for name, value in renamed.items()}
-    if "pos_embed" in renamed:
-        if "reg_token" in renamed:  # timm adds the class token's embedding to the token.
-            positions = renamed["pos_embed"]
-            renamed["cls_token"] = renamed["cls_token"] + positions[:, :1]
-            renamed["pos_embed"] = positions[:, 1:]
-        return _joined(renamed)
-    # timm's DINOv3 has other names for LayerScale, and no key biases.
-    scales = {name: re.sub(r"ls(\d)\.gamma", r"gamma_\1", name) for name in renamed}
-    return _joined({scales[name]: value for name, value in renamed.items()})
-
-
-def _renamed(
-    state: Mapping[str, np.ndarray], prefix: str, table: tuple[tuple[str, str], ...]
-) -> dict[str, np.ndarray]:
-    renamed = {}
-    for name, value in state.items():
-        name = re.sub(f"^{prefix}", "", name)
-        for pattern, replacement in table:
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = value
-    return renamed
+    found = {name.replace(*up): value for name, value in found.items()}
+    if "pos_embed" not in found:
+        # timm's DINOv3 has other names for LayerScale, and no key biases.
+        return _joined({re.sub(r"ls(\d)\.gamma", r"gamma_\1", k): x for k, x in found.items()})
+    if "reg_token" in found:  # timm adds the class token's embedding to the token.
+        positions = found["pos_embed"]
+        found |= {"cls_token": found["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
+    return _joined(found)
 
 
 def _joined(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Joins the kernels of queries, keys and values, and their biases if all three have one."""
-    for name in [name for name in state if name.endswith(".attn.q.weight")]:
-        block = name.removesuffix("q.weight")
-        weights = [state.pop(f"{block}{part}.weight", None) for part in _PARTS]
-        if all(weight is not None for weight in weights):
-            state[f"{block}qkv.weight"] = np.concatenate(weights)
-        biases = {part: state.pop(f"{block}{part}.bias", None) for part in _PARTS}
-        if all(bias is not None for bias in biases.values()):
-            state[f"{block}qkv.bias"] = np.concatenate(list(biases.values()))
-        else:
-            found = {part: bias for part, bias in biases.items() if bias is not None}
-            state |= {f"{block}{part}_bias": bias for part, bias in found.items()}
+    for block in [name[: -len("q.weight")] for name in state if name.endswith(".attn.q.weight")]:
+        for kind in ("weight", "bias"):
+            parts = {part: state.pop(f"{block}{part}.{kind}", None) for part in _PARTS}
+            parts = {part: value for part, value in parts.items() if value is not None}
+            if len(parts) == len(_PARTS):
+                state[f"{block}qkv.{kind}"] = np.concatenate(list(parts.values()))
+            else:
+                state |= {f"{block}{part}_{kind}": value for part, value in parts.items()}
     return state
 
 

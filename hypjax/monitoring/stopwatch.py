@@ -24,21 +24,23 @@ PARTS = (
 )
 
 _COMPILING = "/jax/core/compile/"  # Prefix of JAX's compilation events.
-_MISS, _HIT = (f"/jax/compilation_cache/cache_{end}" for end in ("misses", "hits"))
+_PROGRAMS = {
+    "/jax/compilation_cache/cache_misses": "compiled",
+    "/jax/compilation_cache/cache_hits": "cached",
+}
 _own = threading.local()  # Each thread's latest stopwatch: JAX reports events in their own thread.
 
 
 class Stopwatch:
     """Splits the time of a run into `PARTS`, for the thread that creates it.
 
-    A part nested in another counts only as itself; so does compilation, wherever it happens. The
-    device computes a step while the loop continues, so its time shows up where the loop waits for
-    it: in "steps", or in "input" if the next batch arrives later than the device is ready. "input"
-    is therefore an upper bound of what faster input could save.
+    It starts with "import", at a value of `time.monotonic` (see `launch`), or now. A part nested in
+    another counts only as itself; so does compilation. The device's time shows up where the loop
+    waits for it: in "steps", or in "input" if the next batch arrives later than the device is
+    ready. "input" is therefore an upper bound of what faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
-        """Starts with the part "import", at a value of `time.monotonic` (see `launch`), or now."""
         self._seconds = dict.fromkeys(PARTS, 0.0)
         # Programs compiled, and read from the compilation cache; both are 0 without one.
         self.programs = {"compiled": 0, "cached": 0}
@@ -76,24 +78,21 @@ class Stopwatch:
     def describe(self) -> str:
         """Returns one line: '58 s from launch: 6 import, 14 compile, 38 steps'."""
         seconds = self.seconds()
-        total = seconds.pop("total")
-        digits = 0 if total >= 10 else 1
+        digits = 0 if seconds["total"] >= 10 else 1
         shown = {name: f"{value:.{digits}f}" for name, value in seconds.items()}
+        total, since = shown.pop("total"), "from launch" if self._from_launch else "in all"
         parts = ", ".join(f"{value} {name}" for name, value in shown.items() if float(value))
-        return f"{total:.{digits}f} s {'from launch' if self._from_launch else 'in all'}: {parts}"
+        return f"{total} s {since}: {parts}"
 
     def _count_compiling(self, seconds: float) -> None:
-        """Moves the time of an event that ends now from the current part to "compile".
-
-        Functions that a program calls are traced while the program is, and reported first.
-        """
-        now = time.monotonic()
-        within = 0.0
+        """Moves the time of an event that ends now from the current part to "compile"."""
+        now, own = time.monotonic(), seconds
+        # Functions that a program calls are traced while the program is, and reported first.
         while self._compiled and self._compiled[-1][0] > now - seconds:
-            within += self._compiled.pop()[1]
+            own -= self._compiled.pop()[1]
         self._compiled.append((now, seconds))
-        self._seconds[self._part] -= seconds - within
-        self._seconds["compile"] += seconds - within
+        self._seconds[self._part] -= own
+        self._seconds["compile"] += own
 
 
 def launch() -> float:
@@ -113,14 +112,12 @@ def _listen() -> None:
     from jax import monitoring
 
     def on_duration(event: str, seconds: float, **_: object) -> None:
-        stopwatch = getattr(_own, "stopwatch", None)
-        if stopwatch is not None and event.startswith(_COMPILING):
-            stopwatch._count_compiling(seconds)
+        if event.startswith(_COMPILING) and hasattr(_own, "stopwatch"):
+            _own.stopwatch._count_compiling(seconds)
 
     def on_event(event: str, **_: object) -> None:
-        stopwatch = getattr(_own, "stopwatch", None)
-        if stopwatch is not None and event in (_MISS, _HIT):
-            stopwatch.programs["cached" if event == _HIT else "compiled"] += 1
+        if event in _PROGRAMS and hasattr(_own, "stopwatch"):
+            _own.stopwatch.programs[_PROGRAMS[event]] += 1
 
     monitoring.register_event_duration_secs_listener(on_duration)
     monitoring.register_event_listener(on_event)

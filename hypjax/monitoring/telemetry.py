@@ -2,21 +2,21 @@
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.summary_pb2 import Summary
 
 from hypjax.config import for_files
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 from hypjax.parallel import processes
 from hypjax.runs.files import METRICS
 from hypjax.system import console
@@ -26,13 +26,12 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes measurements to all sinks; what a sink cannot write, as on a full disk, is left out.
+    """Writes a run's measurements to all sinks; resumed, it removes those after its checkpoint.
 
-    A sink writes the values of a step completely, or raises an `OSError`.
+    What a sink cannot write, as on a full disk, is left out.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
-        """Resumes a run's measurements; those written after its last checkpoint are removed."""
         self._sinks: list[JsonLines | EventFiles | WandbRun] = []
         if processes.is_first():
             folder.mkdir(parents=True, exist_ok=True)
@@ -54,10 +53,9 @@ class Telemetry:
 
 
 class JsonLines:
-    """A file with one JSON object per line."""
+    """A file with one JSON object per line; lines after the first step are removed."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        """Removes lines written after the given step, including a partial last line."""
         self._path = path
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         with console.tolerating(str(path)):
@@ -79,49 +77,42 @@ class JsonLines:
 
 
 def _precedes(line: str, first_step: int) -> bool:
-    """Whether a line was written before the checkpoint of the given step was saved.
-
-    Scores on the test classes are written before the first step and after the last save.
-    """
+    """Whether a line was written before the checkpoint of the given step was saved."""
     try:
         values = json.loads(line)
-        return values["step"] < first_step + ("test" not in values)
-    except (ValueError, KeyError):  # A partial line.
+    except ValueError:  # A partial line.
         return False
+    # Scores on the test classes are written before the first step and after the last save.
+    return values["step"] < first_step + ("test" not in values)
 
 
 class EventFiles:
     """TensorBoard's event files: a new one for each start and after each failure.
 
     tensorboardX's own SummaryWriter writes in a thread. When a full disk ends that thread, nobody
-    is told, its queue fills, and the loop waits for it forever.
+    is told, its queue fills, and the loop waits for it forever. TensorBoard discards the steps of
+    earlier files from the first one on.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
-        """Prepares to write; TensorBoard discards steps of earlier files from the first one on."""
-        self._folder, self._first_step = folder / "tensorboard", first_step
+        self._folder = folder / "tensorboard"
+        self._start = first_step and first_step + 1  # Step 0 is written again.
         self._writer: EventsWriter | None = None
-        self._files = 0
 
     def write(self, step: int, values: Values) -> None:
         """Writes each number under a name like validation/head/recall@1."""
         try:
             if self._writer is None:
-                self._begin()
-            numbers = [Summary.Value(tag=name, simple_value=n) for name, n in _flat(values)]
+                self._folder.mkdir(exist_ok=True)
+                name = str(self._folder / "events")
+                self._writer = EventsWriter(name, f".{os.getpid()}.{step}")
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._event(self._start, session_log=start)
+            numbers = [Summary.Value(tag=n, simple_value=x) for n, x in _flat(values).items()]
             self._event(step, summary=Summary(value=numbers))
         except OSError:
-            self._writer = None  # The file may end in a partial event.
+            self._writer, self._start = None, step  # The file may end in a partial event.
             raise
-
-    def _begin(self) -> None:
-        self._folder.mkdir(exist_ok=True)
-        self._files += 1
-        self._writer = EventsWriter(str(self._folder / "events"), f".{os.getpid()}.{self._files}")
-        if self._files == 1:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            # Step 0 is written again.
-            self._event(self._first_step and self._first_step + 1, session_log=start)
 
     def _event(self, step: int, **content: Any) -> None:
         self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
@@ -135,11 +126,8 @@ class EventFiles:
 
 def require_wandb(config: ConfigDict) -> None:
     """Checks early that Weights & Biases is installed, if it is requested."""
-    wanted = config.run.wandb_project and processes.is_first()
-    if wanted and importlib.util.find_spec("wandb") is None:
-        raise UserError(
-            "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
-        )
+    if config.run.wandb_project and processes.is_first():
+        require_package("wandb", "config.run.wandb_project", "wandb")
 
 
 class WandbRun:
@@ -163,17 +151,14 @@ class WandbRun:
 
     def write(self, step: int, values: Values) -> None:
         """Logs the numbers of a step."""
-        self._run.log(dict(_flat(values)), step=step)
+        self._run.log(_flat(values), step=step)
 
     def close(self) -> None:
         """Sends the rest."""
         self._run.finish()
 
 
-def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields numbers with their path; those at the top level belong to training."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
-        else:
-            yield (prefix or "train/") + name, float(value)
+def _flat(values: Values) -> dict[str, float]:
+    """Numbers by their paths; those at the top level belong to training."""
+    flat = flatten_dict(values, sep="/").items()
+    return {name if "/" in name else f"train/{name}": float(value) for name, value in flat}

@@ -1,9 +1,8 @@
 """Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
 Results do not depend on the number of devices: the loss is that of the whole batch, and its
-gradient is exact. A batch is split over the devices regardless of classes. It may also be embedded
-in slices (microbatches), one after the other, each over all devices, so that only one slice's
-activations are in memory.
+gradient is exact. A batch may also be embedded in slices (microbatches), one after the other, so
+that only one slice's activations are in memory.
 """
 
 import math
@@ -28,23 +27,20 @@ def create_mesh(
 ) -> Mesh:
     """Creates a mesh of copies of the parameters times shards; −1 copies take all devices."""
     copies, shards = shape
-    every_device = devices is None
-    if every_device:
+    given = devices is not None
+    if not given:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     copies = len(devices) // shards if copies == -1 else copies
-    chosen = devices[: copies * shards]
-    processes = len({device.process_index for device in devices})
-    if not chosen or len(chosen) < copies * shards:
+    needed, present = max(copies, 1) * shards, len(devices)
+    # Processes without a device of the mesh would wait forever.
+    idle = not given and jax.process_count() > 1 and needed < present
+    if needed > present or idle:
+        rule = "use all of them" if idle else "not exceed that"
         raise UserError(
-            f"config.run.mesh is {shape}, {max(copies, 1) * shards} devices, but there are "
-            f"{len(devices)}; copies times shards must not exceed that"
+            f"config.run.mesh is {shape}, {needed} devices, but there are {present}; copies times "
+            f"shards must {rule}"
         )
-    if processes > 1 and len(chosen) < len(devices) and every_device:
-        raise UserError(
-            f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
-            f"have {len(devices)} and must use all of them; make copies times shards that many"
-        )
-    return Mesh(np.array(chosen).reshape(copies, shards), AXES)
+    return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
 
 
 class Slices(NamedTuple):
@@ -88,13 +84,10 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
 
 def _place(x: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(x, jax.Array) and x.sharding == sharding:
-        return x
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return jax.jit(lambda y: y, out_shardings=sharding)(x)
-    if sharding.is_fully_addressable:
+    global_array = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if global_array or sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    x = np.asarray(x)
+    x = np.asarray(x)  # Of which `device_put` would compare all processes' copies.
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
@@ -126,11 +119,9 @@ def gather(tree: PyTree) -> PyTree:
     """Gathers sharded arrays on this process's first device; all processes call it together."""
 
     def gather_leaf(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+        if not isinstance(getattr(x, "sharding", None), NamedSharding):
             return x
-        if not x.is_fully_replicated:
-            x = jax.jit(lambda y: y, out_shardings=replicated(x.sharding.mesh))(x)
-        return x.addressable_data(0)
+        return jax.device_put(x, replicated(x.sharding.mesh)).addressable_data(0)
 
     return jax.tree.map(gather_leaf, tree)
 
@@ -140,9 +131,8 @@ def map_images(
 ) -> Callable[..., PyTree]:
     """Splits a function of parameters and images over the devices and replicates its result.
 
-    Each row of the result may depend on the parameters and its own image only. Several slices are
-    computed one after the other. Their intermediate values are not stored for the gradient but
-    recomputed, slice by slice (rematerialisation). Use what it returns inside `jax.jit`.
+    Each row of the result may depend on the parameters and its own image only. Intermediate values
+    of several slices are not stored for the gradient but recomputed. Use it inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:
@@ -155,22 +145,16 @@ def map_images(
 
     mapped = map_local_images(in_slices, mesh)
 
-    def mapped_and_gathered(params: PyTree, *images: PyTree) -> PyTree:
-        return jax.lax.with_sharding_constraint(mapped(params, *images), replicated(mesh))
-
-    return mapped_and_gathered
+    return lambda *args: jax.lax.with_sharding_constraint(mapped(*args), replicated(mesh))
 
 
 def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
     """Splits a function of images, see `map_images`, over the devices; its result stays sharded."""
 
     def mapped(params: PyTree, *images: PyTree) -> PyTree:
-        specs = (P(), *(P(AXES) for _ in images))
         # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
         # before they are cast back to float32.
-        on_each_device = jax.shard_map(
-            function, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
-        )
-        return on_each_device(params, *images)
+        specs = {"in_specs": (P(), *(P(AXES) for _ in images)), "out_specs": P(AXES)}
+        return jax.shard_map(function, mesh=mesh, **specs, check_vma=False)(params, *images)
 
     return mapped

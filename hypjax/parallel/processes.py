@@ -27,10 +27,9 @@ _MIN_BUFFER = 1024
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
     """Joins the processes of a run; must be called before JAX is used.
 
-    From then on only the first process, of index 0, prints messages. If a process is lost, JAX
-    aborts the others after its heartbeat's timeout, 100 seconds. `coordinator` is the HOST:PORT of
-    the first one or 'auto', with which JAX detects Slurm, Open MPI, Kubernetes or a TPU, and so the
-    number of processes and the index of this one.
+    From then on only the first process prints messages. If one is lost, JAX aborts the others after
+    its heartbeat's timeout, 100 seconds. `coordinator` is the HOST:PORT of the first one or 'auto',
+    with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
     given = None if coordinator == "auto" else coordinator
     if given:
@@ -41,8 +40,13 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
     if given:
         options["cluster_detection_method"] = "deactivate"
+    unconnected = (
+        f"the processes could not connect to --coordinator={coordinator}; start all of them, with "
+        "an address that all can reach"
+    )
     # JAX would abort with a stack trace.
-    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])
+    late = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])
     alarm.start()
     try:
         jax.distributed.initialize(given, num_processes, process_id, **options)
@@ -53,7 +57,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             "--process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
-        raise TryAgainError(_unconnected(coordinator, reason(error))) from error
+        raise TryAgainError(f"{unconnected} ({reason(error)})") from error
     finally:
         alarm.cancel()
     if jax.process_count() > 1:
@@ -78,17 +82,9 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
         raise UserError(f"--coordinator={coordinator} needs {needed}")
 
 
-def _give_up(coordinator: str) -> NoReturn:
-    why = f"not within {_JOIN_TIMEOUT} seconds"
-    print(f"error: {_unconnected(coordinator, why)}", file=sys.stderr, flush=True)
+def _give_up(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
     exits.at_once(TRY_AGAIN)
-
-
-def _unconnected(coordinator: str, why: str) -> str:
-    return (
-        f"the processes could not connect to --coordinator={coordinator} ({why}); start all of "
-        "them, with an address that all can reach"
-    )
 
 
 def is_first() -> bool:
@@ -97,10 +93,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """Broadcasts what a function returns in the first process, as JSON; all call this together.
-
-    All raise the `UserError` that it raises there: otherwise the others would wait.
-    """
+    """Broadcasts what a function returns in the first process, as JSON, or the error it raises."""
     if jax.process_count() == 1:
         return make()
     answer = {}
@@ -120,10 +113,9 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 
 def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
-    """Calls a function in the first process and broadcasts its arrays, or None, to all.
+    """Broadcasts the arrays, or None, that a function returns in the first process, to the hosts.
 
-    `like` holds arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes. With
-    several processes, the result is on the host.
+    `like` holds arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes.
     """
     if jax.process_count() == 1:
         return make()
@@ -161,10 +153,9 @@ class Agreement:
         self._pending: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
-        """Returns the highest exit status that any process has announced, 0 for none.
+        """The highest exit status that any process has announced, 0 for none; call it each step.
 
-        With several processes this is the maximum of the previous call's, so that no process
-        waits. All of them must call this once per step.
+        With several processes it is that of the previous call, so that none waits.
         """
         if jax.process_count() == 1:
             return status

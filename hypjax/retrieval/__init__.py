@@ -1,4 +1,22 @@
-"""Exact nearest-neighbour search and evaluation of embeddings in any space."""
+"""Exact nearest-neighbour search and evaluation of embeddings in any space.
+
+The separation of two points, computed by subtraction in float64, defines the order of results: it
+increases with the distance, and nearby points lose no digits in it. Subtracting all pairs is slow,
+so that all searches run in three stages:
+
+1. **Certified scores** (`scores`). One matrix product gives each pair a score: −separation plus a
+   slack that exceeds all rounding errors. So −separation is at most the score, and at least the
+   score less twice the slack.
+2. **Selection** by these bounds, which leaves few items open. For neighbours, the items with the
+   highest scores are candidates (`selection`). For the rank of a query's nearest match, two
+   thresholds count the items that surely, and that may, come before it (`ranks`, over `tiles` of
+   the matrix). For the ranks of all positives, items whose bounds enclose one are open
+   (`positives`).
+3. **Subtraction** (`subtraction`) orders what is open: candidates, and items beside a positive.
+
+The bounds also certify the answer: the k-th neighbour is surely nearer than any item that is no
+candidate, or both counts agree. `certification.certify` asks the other queries again in float64.
+"""
 
 from hypjax.retrieval.metrics import average_precision as average_precision
 from hypjax.retrieval.metrics import bootstrap_interval as bootstrap_interval

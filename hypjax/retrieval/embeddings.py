@@ -24,21 +24,21 @@ from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Neighbours
+from hypjax.retrieval.inputs import Points
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system.files import replacing
+
+_COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Embeddings(ArrayGallery):
     """Points of a space, and the images they were embedded from: a gallery of exact searches.
 
+    Other attributes are those of `ArrayGallery`.
+
     Attributes:
-        vectors: Points of the space, [n, d], float32.
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
-        space: Space of the points.
-        fingerprint: Fingerprint of the model. Points of different models cannot be compared.
         images: Fingerprint of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
         given: Features that the points were mapped from, [n, d], as far as they are known.
@@ -47,8 +47,8 @@ class Embeddings(ArrayGallery):
     """
 
     vectors: Float[np.ndarray, "n d"]
-    ids: np.ndarray
-    labels: np.ndarray
+    ids: Shaped[np.ndarray, " n"]
+    labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
     images: str = ""
@@ -73,9 +73,6 @@ class Embeddings(ArrayGallery):
             labels: Names or numbers of their classes, [n]; None if they are unknown.
             space: The space; `Sphere()`, which compares by cosine, if it is None.
             ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
-
-        Raises:
-            UserError: An array has another shape or type, or a row is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -98,19 +95,12 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """The embeddings of some rows."""
-        columns = ("vectors", "ids", "labels", "given", "splits", "superlabels")
-        chosen = {name: getattr(self, name) for name in columns}
-        chosen = {name: column[rows] for name, column in chosen.items() if column is not None}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """Embeddings of the first features alone, see `prefix_points`; of given ones, if known.
-
-        They are a gallery of their own, which may be saved, exported or scored.
-
-        Raises:
-            UserError: There are no more features than `dim`, or a vector is not in the space.
-        """
+        """A gallery of the first features alone, see `prefix_points`; of given ones, if known."""
         vectors, given = prefix_points(self.vectors, dim, space=self.space), None
         if self.given is not None:
             given = np.ascontiguousarray(self.given[:, :dim])
@@ -120,40 +110,28 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
 
     def check(self) -> None:
-        """Checks that all vectors are points of the space.
-
-        Raises:
-            UserError: One is not; the message names the first.
-        """
+        """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz file atomically.
+        """Writes an .npz file atomically, unless a vector is not a point of the space.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
         path and reason), `space` (JSON), `fingerprint`, `images`, and perhaps `splits` and
         `superlabels`.
-
-        Raises:
-            UserError: A vector is not a point of the space, or the file cannot be written.
         """
         self.check()
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns["features"] = given = columns.pop("given")
+        if given is not None:
+            del columns["vectors"]
+        arrays = {name: column for name, column in columns.items() if column is not None}
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        rows = {"vectors": self.vectors} if self.given is None else {"features": self.given}
-        groups = {"splits": self.splits, "superlabels": self.superlabels}
+        facts = {"fingerprint": self.fingerprint, "images": self.images}
+        facts["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
-            np.savez(
-                opened,
-                **rows,
-                **{name: column for name, column in groups.items() if column is not None},
-                ids=self.ids,
-                labels=self.labels,
-                unreadable=pairs,
-                space=np.array(json.dumps(describe_space(self.space))),
-                fingerprint=np.array(self.fingerprint),
-                images=np.array(self.images),
-            )
+            np.savez(opened, **arrays, **facts, unreadable=pairs)
 
     @classmethod
     def load(
@@ -176,44 +154,34 @@ class Embeddings(ArrayGallery):
                 finite.
         """
         path = pathlib.Path(path).expanduser()
-        arrays = feature_files.read_arrays(path, labels)
-        if "space" in arrays:
-            return cls._of_file(path, arrays, space)
-        return cls._of_table(feature_table(arrays, str(path)), space)
+        return cls._of_arrays(feature_files.read_arrays(path, labels), str(path), space)
 
     @classmethod
-    def _of_file(
-        cls, path: pathlib.Path, arrays: dict[str, np.ndarray], space: Space | None
+    def _of_arrays(
+        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], place: str, space: Space | None
     ) -> "Embeddings":
-        """The embeddings of a file that `save` wrote."""
+        if "space" not in arrays:
+            return cls._of_table(feature_table(arrays, place), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
-            origin = {
-                "fingerprint": str(arrays["fingerprint"]),
-                "images": str(arrays["images"]),
-                "unreadable": dict(arrays["unreadable"].tolist()),
-            }
-            if "features" in arrays:
-                return cls._of_table(feature_table(arrays, str(path)), space or known, **origin)
-            vectors, ids = arrays["vectors"], arrays["ids"]
-            # Perhaps of another file.
-            labels = as_names(arrays["labels"], "labels", len(vectors), str(path))
-            groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
-        except UserError:
-            raise
+            origin = {name: str(arrays.get(name, "")) for name in ("fingerprint", "images")}
+            pairs = arrays.get("unreadable")
+            origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
+            kind = "features" if "features" in arrays else "vectors"
+            vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}); embed the images again") from error
+            raise UserError(f"{place} is damaged ({error}); embed the images again") from error
+        if kind == "features":
+            return cls._of_table(feature_table(arrays, place), space or known, **origin)
+        labels = as_names(labels, "labels", len(vectors), place)  # Perhaps of another file.
+        groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
         found = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
             return found
         return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
 
     def nearest_refined(
-        self,
-        points: Float[np.ndarray, "q d"],
-        k: int,
-        paths: Sequence[str],
-        refinement: Refinement,
+        self, points: Points, k: int, paths: Sequence[str], refinement: Refinement
     ) -> list[Neighbours]:
         """Like `nearest`, but with expanded queries or re-ranked results."""
         own = self.own_rows(paths)
@@ -222,11 +190,7 @@ class Embeddings(ArrayGallery):
         return self.neighbours(*found, own, k)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """Vectors for an inner-product index, float32, as gallery items or as queries.
-
-        Raises:
-            UserError: Inner products do not rank points of this space.
-        """
+        """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
         if not isinstance(self.space, InnerProductSpace):
             raise UserError(
                 f"distances in {self.space} are no inner products; search the gallery with "
@@ -246,17 +210,9 @@ class Embeddings(ArrayGallery):
 def read_features(
     path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
 ) -> FeatureTable:
-    """Reads features from a file of features, or of points, from which they are computed.
-
-    Args:
-        path: A file, see `Embeddings.load`.
-        labels: A file with the classes, if the first one has none.
-
-    Raises:
-        UserError: A file cannot be read, is damaged, or is of another kind; or a row is not finite.
-    """
+    """Reads features from a file of features, or of points; see `Embeddings.load`."""
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels)
     if "features" not in arrays and "space" in arrays:
-        arrays |= {"features": Embeddings._of_file(path, arrays, None).features()}
+        arrays |= {"features": Embeddings._of_arrays(arrays, str(path), None).features()}
     return feature_table(arrays, str(path))

@@ -32,10 +32,11 @@ _CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is ta
 _CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
 _TIED = 1e-5  # Relative difference of distances up to which they are equal.
 
+_Points = Float32[np.ndarray, "n d"]
 _Found = tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]]  # Distances, and items.
 # From points and a number m to the indices of the m items nearest to each point in Euclidean
 # distance, [n, m]; −1 where there is none.
-Search = Callable[[Float32[np.ndarray, "n d"], int], Int[np.ndarray, "n m"]]
+Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
 
 
 def centres(
@@ -43,23 +44,15 @@ def centres(
 ) -> Float32[np.ndarray, "n d"]:
     """Euclidean centres of the balls of given separations around points, see `in_ball`.
 
-    {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)). On the sphere,
-    the centres are the points.
+    {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
     """
     factors = 1 + curvature(space) * separations / separation_factors(points, space)
-    shrunk = points / factors[:, None]
-    return shrunk.astype(np.float32)
+    return (points / factors[:, None]).astype(np.float32)
 
 
 def nearest(
-    search: Search,
-    gallery: Float32[np.ndarray, "m d"],
-    queries: Float32[np.ndarray, "n d"],
-    *,
-    k: int,
-    space: Space,
-    candidates: int,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
+) -> _Found:
     """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
 
     Args:
@@ -74,8 +67,6 @@ def nearest(
     Returns:
         Separations, float64, and indices of the items, nearest first. Where the index returns
         fewer than k items, the separation is infinite.
-
-    Raises UserError if a query is no point of the space.
     """
     space.check(queries)
 
@@ -88,8 +79,8 @@ def nearest(
     first = best(points)
     if isinstance(space, Sphere):
         return first
-    reached = np.isfinite(first[0][:, -1])
-    return best(centres(points, np.where(reached, first[0][:, -1], 0), space))
+    separations = first[0][:, -1]
+    return best(centres(points, np.where(np.isfinite(separations), separations, 0), space))
 
 
 def curvature(space: Space) -> float:
@@ -99,29 +90,26 @@ def curvature(space: Space) -> float:
     """
     if isinstance(space, Sphere):
         return 0.0
-    ball = space.ball()
-    if ball is None:
+    if (ball := space.ball()) is None:
         raise UserError(f"there is no approximate search in {space}; search the .npz file")
     return float(ball.c)
 
 
 def in_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
     """Points of a space in its ball: in float64, or as they are if it is a ball or the sphere."""
-    if isinstance(space, Sphere) or space.ball() is space:
-        return points
     return _converted(_to_ball, space, points)
 
 
 def from_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
     """The inverse of `in_ball`."""
-    if isinstance(space, Sphere) or space.ball() is space:
-        return points
     return _converted(_from_ball, space, points)
 
 
 def _converted(
     convert: Callable[[Space, Array], Array], space: Space, points: Float[np.ndarray, "n d"]
-) -> Float64[np.ndarray, "n d"]:
+) -> Float[np.ndarray, "n d"]:
+    if isinstance(space, Sphere) or space.ball() is space:
+        return points
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(convert, space), points.astype(np.float64))
 
@@ -134,7 +122,6 @@ def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float6
     """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
 
     Points are those that `in_ball` returns.
-    Raises UserError for any space that is neither isometric to a ball nor the sphere.
     """
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
@@ -142,8 +129,8 @@ def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float6
 def held_out(count: int, total: int, most: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
     """Splits rows at random into a sample, about a tenth of a total, and the others; ascending.
 
-    In a graph without the sample, searches find as many of its neighbours as for new queries. What
-    a graph holds has links to its neighbours, so that they are found more easily.
+    A graph without the sample finds as many of its neighbours as for new queries: points in a graph
+    have links to theirs.
     """
     rows = np.random.default_rng(0).permutation(count)
     size = min(most, (total + 8) // 10)  # One of two rows, but none of a single one.
@@ -153,17 +140,16 @@ def held_out(count: int, total: int, most: int = SAMPLE) -> tuple[np.ndarray, np
 def assured(hits: Bool[np.ndarray, "s k"]) -> float:
     """Lower bound of the share of neighbours that searches find, from a sample of queries.
 
-    It is the mean of the hits over the queries less two of its standard errors, at least 0; 1 of no
-    query. It tends to hold for new queries, but is no strict bound: a sample does not show misses
-    that are rare and come together.
+    It is the mean of the hits over the queries less two of its standard errors. It tends to hold
+    for new queries, but a sample does not show misses that are rare and come together.
     """
     shares = hits.mean(axis=1) if len(hits) else np.ones(1)
     return max(0.0, float(shares.mean() - 2 * shares.std() / len(shares) ** 0.5))
 
 
 def rank(
-    queries: Float32[np.ndarray, "n d"],
-    gallery: Float32[np.ndarray, "m d"],
+    queries: _Points,
+    gallery: _Points,
     rows: Int[np.ndarray, " p"],
     items: Int[np.ndarray, " p"],
     *,
@@ -172,9 +158,8 @@ def rank(
 ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """Ranks candidates, pairs of a query and an item, by separations computed by subtraction.
 
-    Pairs may be repeated, and the gallery may be memory-mapped. Returns separations and indices of
-    the k nearest, ties in the order of the gallery. Where a query has fewer candidates, the
-    separation is infinite and the index −1.
+    Pairs may be repeated, and the gallery may be memory-mapped. Ties are in the order of the
+    gallery. Where a query has fewer candidates, the separation is infinite and the index −1.
     """
     pairs = np.sort(rows * len(gallery) + items)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
@@ -194,8 +179,7 @@ def rank(
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)
     listed = np.full(shape, np.inf), np.full(shape, -1)
-    for array, values in zip(listed, (separations, items), strict=True):
-        array[rows, columns] = values
+    listed[0][rows, columns], listed[1][rows, columns] = separations, items
     order = np.argsort(listed[0], axis=1, kind="stable")[:, :k]
     return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
 
@@ -216,7 +200,7 @@ def tune(
 ) -> float:
     """Raises the candidates of a search for a sample until it finds 98% of the exact neighbours.
 
-    Returns the share that it finds with the last number, see `assured`; warns if that is too low.
+    Returns the share that it finds, see `assured`; warns if that is too low.
     """
     recall = 0.0
     for number in candidates:

@@ -22,22 +22,18 @@ SUFFIXES = (".npz", ".npy", ".parquet")
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
 _CHECKED = 1 << 16  # Rows that are checked at once.
+_LABEL_READERS = {
+    ".npy": np.load,
+    ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
+}
 
 
 class FeatureTable(NamedTuple):
-    """Features of any model, and what is known of their images.
+    """Features of any model, and what is known of their images."""
 
-    Attributes:
-        features: Rows of finite numbers, [n, d], of a floating-point type.
-        ids: Names of the images, [n] strings: their paths, or else the numbers of the rows.
-        labels: Names of their classes, [n] strings; empty if unknown.
-        splits: Names of their splits, [n] strings; None if they are not split.
-        superlabels: Names of the groups of their classes, [n] strings; None if there are none.
-    """
-
-    features: Float[np.ndarray, "n d"]
-    ids: Shaped[np.ndarray, " n"]
-    labels: Shaped[np.ndarray, " n"]
+    features: Float[np.ndarray, "n d"]  # Finite.
+    ids: Shaped[np.ndarray, " n"]  # Names of the images: their paths, or the numbers of the rows.
+    labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
 
@@ -77,10 +73,8 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], place: str) -> Feature
             raise UserError(f"row {rows.start + wrong[0]} of the features of {place} is not finite")
     count = len(features)
     columns = {name: as_names(arrays.get(name), name, count, place) for name in _COLUMNS.values()}
-    if columns["ids"] is None:
-        columns["ids"] = np.arange(count).astype(str)
-    if columns["labels"] is None:
-        columns["labels"] = np.full(count, "")
+    for name, unknown in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
+        columns[name] = unknown if columns[name] is None else columns[name]
     return FeatureTable(features, **columns)
 
 
@@ -104,13 +98,16 @@ def as_names(
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:
     """Reads the arrays of a file, and labels from another one, without executing anything.
 
-    Raises:
-        UserError: A file cannot be read, is damaged, or is of another kind.
+    Raises UserError if a file cannot be read, is damaged, or is of another kind.
     """
-    arrays = _read(path, {".npz": read_npz, ".npy": _read_npy, ".parquet": _read_parquet})
+    readers = {
+        ".npz": read_npz,
+        ".npy": lambda path: {"features": np.load(path, mmap_mode="r")},
+        ".parquet": _read_parquet,
+    }
+    arrays = _read(path, readers)
     if labels is not None:
-        readers = {".npy": np.load, ".txt": _read_lines}
-        arrays |= {"labels": _read(pathlib.Path(labels).expanduser(), readers)}
+        arrays |= {"labels": _read(pathlib.Path(labels).expanduser(), _LABEL_READERS)}
     return arrays
 
 
@@ -120,18 +117,8 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     try:
         return read(path)
-    except UserError:
-        raise
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {path}: {reason(error)}") from error
-
-
-def _read_npy(path: pathlib.Path) -> dict[str, np.ndarray]:
-    return {"features": np.load(path, mmap_mode="r")}
-
-
-def _read_lines(path: pathlib.Path) -> np.ndarray:
-    return np.array([line.strip() for line in path.read_text("utf-8-sig").splitlines()])
 
 
 def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -140,31 +127,30 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
     table = pyarrow.parquet.read_table(path)
     names, facts = table.column_names, table.schema.metadata or {}
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
+        ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))
         return {
-            "vectors": _matrix(table, "vector", path),
-            "ids": np.array(table.column("id").to_pylist(), dtype=str),
-            "labels": np.array([x or "" for x in table.column("label").to_pylist()], dtype=str),
+            "vectors": _matrix(table, "vector"),
+            "ids": np.array(ids, dtype=str),
+            "labels": np.array([x or "" for x in labels], dtype=str),
             "space": np.array(facts[_SPACE].decode()),
             "fingerprint": np.array(facts[b"hypjax.fingerprint"].decode()),
-            "images": np.array(""),
-            "unreadable": np.array([], dtype=str).reshape(0, 2),
         }
     if "features" not in names:
-        raise UserError(f"{path} has no column features; its columns are {', '.join(names)}")
+        raise ValueError(f"it has no column features; its columns are {', '.join(names)}")
     columns = {
         name: np.array(table.column(column).to_pylist(), dtype=object)
         for column, name in _COLUMNS.items()
         if column in names
     }
-    return {"features": _matrix(table, "features", path), **columns}
+    return {"features": _matrix(table, "features"), **columns}
 
 
-def _matrix(table: Any, name: str, path: pathlib.Path) -> Shaped[np.ndarray, "n d"]:
+def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:
     """The lists of a column as rows."""
     import pyarrow.compute
 
     rows = table.column(name).combine_chunks()
     lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
     if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
-        raise UserError(f"the lists in the column {name} of {path} differ in length")
+        raise ValueError(f"the lists in the column {name} differ in length")
     return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)

@@ -3,14 +3,15 @@
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.retrieval.inputs import Found, Ids, Points, Rows
 from hypjax.retrieval.neighbors import nearest_by_subtraction, search
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -18,37 +19,22 @@ _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
 
 class Neighbours(NamedTuple):
-    """Images that a search found for one query, nearest first.
+    """Images that a search found for one query, nearest first."""
 
-    Attributes:
-        ids: Paths of the images.
-        labels: Their classes; '' if unknown.
-        distances: Their distances from the query.
-        own_label: The class of the query, if the gallery contains it; otherwise ''.
-        keys: Keys of the images, see `GalleryItem`.
-    """
-
-    ids: list[str]
-    labels: list[str]
+    ids: list[str]  # Their paths.
+    labels: list[str]  # Their classes; '' if unknown.
     distances: list[float]
-    own_label: str = ""
-    keys: Sequence[str] = ()
+    own_label: str = ""  # The query's class, if the gallery contains it.
+    keys: Sequence[str] = ()  # See `GalleryItem`.
 
 
 class GalleryItem(NamedTuple):
-    """An image of a gallery.
+    """An image of a gallery."""
 
-    Attributes:
-        key: Names the image in URLs.
-        path: Path of the image.
-        label: Its class; '' if unknown.
-        point: Point of the gallery's space, [d].
-    """
-
-    key: str
+    key: str  # Names the image in URLs.
     path: str
-    label: str
-    point: Float32[np.ndarray, " d"]
+    label: str  # '' if unknown.
+    point: Float32[np.ndarray, " d"]  # In the gallery's space.
 
 
 @runtime_checkable
@@ -75,14 +61,9 @@ class Gallery(Protocol):
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
-        Args:
-            points: Queries, points of the space.
-            k: Number of neighbours.
-            paths: For each query the real path of its file, or ''. No query finds its own file.
-            label: Class to search in; None for all images.
-
-        Raises:
-            UserError: A query is not a point of the space.
+        `paths` are, for each query, the real path of its file, or ''; no query finds its own file.
+        `label` is the class to search in, None for all. Raises UserError if a query is not a point
+        of the space.
         """
 
     def has_class(self, name: str) -> bool:
@@ -101,28 +82,24 @@ class Gallery(Protocol):
 class ArrayGallery:
     """A gallery whose paths, classes and points are arrays, searched exactly.
 
-    An engine overrides `search_rows`.
+    An engine overrides `search_rows`. Other attributes are those of `Gallery`.
 
     Attributes:
         vectors: Points of the space, [n, d], float32; may be memory-mapped.
         ids: Paths of the images, [n] strings.
         labels: Names of their classes, [n] strings; empty if unknown.
-        space: Space of the points.
-        fingerprint: Fingerprint of the model.
     """
 
     vectors: Float32[np.ndarray, "n d"]
-    ids: np.ndarray
-    labels: np.ndarray
+    ids: Shaped[np.ndarray, " n"]
+    labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def search_rows(
-        self, points: Float32[np.ndarray, "q d"], k: int
-    ) -> tuple[Float32[np.ndarray, "q m"], Int[np.ndarray, "q m"]]:
+    def search_rows(self, points: Points, k: int) -> Found:
         """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
         # Programs are compiled for few values of k.
         k = min(1 << (k - 1).bit_length(), len(self))
@@ -130,7 +107,7 @@ class ArrayGallery:
 
     def nearest(
         self,
-        points: Float32[np.ndarray, "q d"],
+        points: Points,
         k: int,
         paths: Sequence[str] | None = None,
         label: str | None = None,
@@ -140,42 +117,31 @@ class ArrayGallery:
         # A query's own image is left out here, so that all queries run one program.
         k_found = k + bool((own >= 0).any())
         if label is None:
-            distances, rows = self.search_rows(points, min(k_found, len(self)))
-        else:
-            self.space.check(points)
-            of_class = np.flatnonzero(self.labels == label)
-            if not len(of_class):
-                return [Neighbours([], [], []) for _ in points]
-            k_found = min(k_found, len(of_class))
-            class_points = self.vectors[of_class]
-            distances, rows = nearest_by_subtraction(self.space, points, class_points, k_found)
-            rows = of_class[rows]
-        return self.neighbours(distances, rows, own, k)
+            found = self.search_rows(points, min(k_found, len(self)))
+            return self.neighbours(*found, own, k)
+        self.space.check(points)
+        of_class = np.flatnonzero(self.labels == label)
+        if not len(of_class):
+            return [Neighbours([], [], []) for _ in points]
+        items, k_found = self.vectors[of_class], min(k_found, len(of_class))
+        distances, rows = nearest_by_subtraction(self.space, points, items, k_found)
+        return self.neighbours(distances, of_class[rows], own, k)
 
     def neighbours(
-        self,
-        distances: Float32[np.ndarray, "q m"],
-        rows: Int[np.ndarray, "q m"],
-        own: Int[np.ndarray, " q"],
-        k: int,
+        self, distances: Float32[np.ndarray, "q m"], rows: Ids, own: Rows, k: int
     ) -> list[Neighbours]:
         """Describes the first k found rows of each query, without the query's own row."""
         listed = []
         for query_distances, query_rows, own_row in zip(distances, rows, own, strict=True):
             kept = np.flatnonzero((query_rows >= 0) & (query_rows != own_row))[:k]
             hits = query_rows[kept]
-            listed.append(
-                Neighbours(
-                    self.ids[hits].tolist(),
-                    self.labels[hits].tolist(),
-                    query_distances[kept].tolist(),
-                    str(self.labels[own_row]) if own_row >= 0 else "",
-                    list(map(str, hits.tolist())),
-                )
-            )
+            own_label = str(self.labels[own_row]) if own_row >= 0 else ""
+            names = self.ids[hits].tolist(), self.labels[hits].tolist()
+            keys = list(map(str, hits.tolist()))
+            listed.append(Neighbours(*names, query_distances[kept].tolist(), own_label, keys))
         return listed
 
-    def own_rows(self, paths: Sequence[str]) -> Int[np.ndarray, " q"]:
+    def own_rows(self, paths: Sequence[str]) -> Rows:
         """Rows of the images at real paths; −1 for others."""
         return np.array([self._row_of_path.get(path, -1) for path in paths], int)
 
@@ -189,16 +155,10 @@ class ArrayGallery:
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """See `Gallery`; keys are numbers of rows."""
-        return [
-            GalleryItem(
-                key,
-                str(self.ids[int(key)]),
-                str(self.labels[int(key)]),
-                np.asarray(self.vectors[int(key)], np.float32),
-            )
-            for key in keys
-            if _ROW.fullmatch(key) and int(key) < len(self)
-        ]
+        rows = [int(key) for key in keys if _ROW.fullmatch(key) and int(key) < len(self)]
+        points = np.asarray(self.vectors[rows], np.float32)
+        texts = (map(str, column) for column in (rows, self.ids[rows], self.labels[rows]))
+        return list(map(GalleryItem, *texts, points))
 
     def sample(self, most: int) -> list[GalleryItem]:
         """See `Gallery`."""
@@ -217,7 +177,12 @@ class ArrayGallery:
 
     @functools.cached_property
     def _row_of_path(self) -> dict[str, int]:
-        return {path: row for row, path in enumerate(_real_paths(self.ids.tolist()))}
+        real, found = functools.cache(os.path.realpath), {}  # Each folder is resolved once.
+        for row, path in enumerate(self.ids.tolist()):
+            folder, name = os.path.split(path)
+            resolved = os.path.join(real(folder), name)
+            found[os.path.realpath(resolved) if os.path.islink(resolved) else resolved] = row
+        return found
 
     @functools.cached_property
     def _classes(self) -> set[str]:
@@ -231,12 +196,3 @@ def require_model(gallery: Gallery, fingerprint: str) -> None:
             "the gallery was embedded by another run, by other parameters or as another embedding; "
             "embed it again with this model, or name the same --embedding"
         )
-
-
-def _real_paths(paths: Sequence[str]) -> Iterator[str]:
-    """Paths without links; each folder is resolved once."""
-    real = functools.cache(os.path.realpath)
-    for path in paths:
-        folder, name = os.path.split(path)
-        resolved = os.path.join(real(folder), name)
-        yield os.path.realpath(resolved) if os.path.islink(resolved) else resolved

@@ -14,8 +14,7 @@ from hypjax.system import hub, integrations
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
     """Opens a gallery: a .npz file, an exported file or folder, or a collection at a URL.
 
-    Raises:
-        UserError: It is missing, damaged or something else, or a package is not installed.
+    Raises UserError if it is missing, damaged or something else, or a package is not installed.
     """
     location = os.fspath(location)
     path = pathlib.Path(location).expanduser()
@@ -27,8 +26,7 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
 def is_gallery(location: str | os.PathLike[str]) -> bool:
     """Whether `open_gallery` opens such locations."""
     location = os.fspath(location)
-    engine = _engine(location)
-    return location.endswith(".npz") or engine in integrations.names("open")
+    return location.endswith(".npz") or _engine(location) in integrations.names("open")
 
 
 def _engine(location: str) -> str:
@@ -41,12 +39,9 @@ def _engine(location: str) -> str:
 def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
     """Finds the export to a format or a URL.
 
-    Returns:
-        A function that checks embeddings and writes them: beside a path, or to the URL. It returns
-        a sentence that says where they are.
-
-    Raises:
-        UserError: The format is unknown, or a package is not installed.
+    The function that it returns writes embeddings beside a path, or to the URL, and returns a
+    sentence that says where they are. Raises UserError if the format is unknown, or a package is
+    not installed.
     """
     scheme = integrations.scheme(name)
     if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):

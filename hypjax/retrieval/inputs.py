@@ -1,6 +1,5 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
-import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +19,9 @@ _BLOCK = 1 << 14  # Rows of a block.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Of some points.
+OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query, −1 for none; or of no query.
+Ids = Int[np.ndarray, "n k"]
+Found = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, and items; nearest first.
 
 
 class Labelled(NamedTuple):
@@ -28,16 +30,6 @@ class Labelled(NamedTuple):
     points: Points
     labels: Int[np.ndarray, " n"]
     ids: Int[np.ndarray, " n"] | None = None
-
-    def part(self, rows: slice | Rows) -> "Labelled":
-        """Some of the points."""
-        return Labelled(*(None if array is None else array[rows] for array in self))
-
-
-def items_of_classes(labels: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " c"]]:
-    """Rows of each class, ascending."""
-    order = np.argsort(labels, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(labels)))
 
 
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
@@ -78,15 +70,6 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def check_whole_number(name: str, value: object) -> int:
-    """Returns an argument as a Python integer, or raises a `UserError` if it is no whole number."""
-    # 1.0 is none here: caches would take it for 1.
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise UserError(f"{name} is {value!r}; it must be a whole number") from error
-
-
 def check_space(space: object) -> None:
     """Raises a `UserError` for what is no space, such as the name or the class of one."""
     if isinstance(space, type) or not isinstance(space, Space):
@@ -121,14 +104,19 @@ def check_points(
     return queries, gallery
 
 
-def check_own_ids(own_ids: Int[np.ndarray, " n"] | None, queries: int, items: int) -> None:
-    """Raises a `UserError` unless each query has a gallery index, −1 for none, or all have none."""
-    if own_ids is None:
-        return
-    own_ids = np.asarray(own_ids)
-    whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
-    if not whole or (own_ids < -1).any() or (own_ids >= items).any():
-        raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}, one a query")
+def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
+    """Raises a `UserError` unless each query has k items to find, and a gallery index or none."""
+    if own_ids is not None:
+        own_ids = np.asarray(own_ids)
+        whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
+        if not whole or (own_ids < -1).any() or (own_ids >= items).any():
+            raise UserError(
+                f"own_ids must be {queries} indices from -1 to {items - 1}, one a query"
+            )
+        items -= 1
+    # 1.0 is no number: caches would take it for 1.
+    if not isinstance(k, int | np.integer) or not 1 <= k <= items:
+        raise UserError(f"k is {k!r}, but there are {items} items for a query to find")
 
 
 def labelled(
@@ -136,34 +124,29 @@ def labelled(
     query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None,
     gallery_labels: Shaped[ArrayLike, " m"] | None,
-    own_ids: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and renumbers the classes from 0.
 
     Without a gallery, the same object is returned twice: the queries with the ids of their points.
     """
-    if gallery is None:
-        points, _ = check_points(queries, queries)
-        numbers = np.unique(_checked_labels("queries", points, query_labels), return_inverse=True)
-        among = Labelled(points, numbers[1].astype(np.int32), np.arange(len(points)))
-        return among, among
-    if gallery_labels is None:
-        raise UserError("a gallery needs gallery_labels")
-    queries, gallery = check_points(queries, gallery)
-    query_labels = _checked_labels("queries", queries, query_labels)
-    gallery_labels = _checked_labels("gallery", gallery, gallery_labels)
-    check_own_ids(own_ids, len(queries), len(gallery))
-    if query_labels.dtype.kind != gallery_labels.dtype.kind:
+    points, searched = check_points(queries, queries if gallery is None else gallery)
+    labels = [_checked_labels("queries", points, query_labels)]
+    if gallery is not None:
+        labels.append(_checked_labels("gallery", searched, gallery_labels))
+    if len({array.dtype.kind for array in labels}) > 1:  # Else no number would equal a name.
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
-    both = np.concatenate([query_labels, gallery_labels])
-    numbers = np.unique(both, return_inverse=True)[1].astype(np.int32)
-    asked = Labelled(queries, numbers[: len(queries)], own_ids)
-    return asked, Labelled(gallery, numbers[len(queries) :])
+    numbers = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
+    if gallery is None:
+        asked = Labelled(points, numbers, np.arange(len(points)))
+        return asked, asked
+    return Labelled(points, numbers[: len(points)]), Labelled(searched, numbers[len(points) :])
 
 
-def _checked_labels(name: str, points: Points, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
+def _checked_labels(
+    name: str, points: Points, labels: Shaped[ArrayLike, " n"] | None
+) -> Shaped[np.ndarray, " n"]:
     labels = np.asarray(labels)
-    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
         labels = labels.astype(str)
     if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":
         raise UserError(

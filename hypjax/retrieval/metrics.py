@@ -1,24 +1,28 @@
 """Retrieval metrics: a score for each query, and means over queries."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
-from hypjax.retrieval.inputs import Labelled
+from hypjax.retrieval.inputs import Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
+from hypjax.retrieval.positives import positive_ranks
+from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Lists, Relevance, by_labels
 from hypjax.retrieval.reranking import rerank
-from hypjax.retrieval.rules import ALL, FIRST, Metric
+from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
+_Metrics = Mapping[str, Metric]
+_Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": rules.recall_at,
@@ -35,11 +39,8 @@ WITHOUT_K: dict[str, Metric] = {
 
 def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
     """Full names of metrics: one name per K for those that take a K, the plain name for others."""
-    return [
-        full
-        for name in metrics
-        for full in ([f"{name}@{k}" for k in ks] if name in AT_K else [name])
-    ]
+    names = ([f"{name}@{k}" for k in ks] if name in AT_K else [name] for name in metrics)
+    return list(itertools.chain.from_iterable(names))
 
 
 def _find_metric(name: str) -> Metric:
@@ -49,10 +50,8 @@ def _find_metric(name: str) -> Metric:
         return WITHOUT_K[name]
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
-    raise UserError(
-        f"unknown metric {name!r}; choose among {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
-        f"number for K), {', '.join(WITHOUT_K)}"
-    )
+    known = ", ".join([*(f"{kind}@K" for kind in AT_K), *WITHOUT_K])
+    raise UserError(f"unknown metric {name!r}; choose among {known} (with a number for K)")
 
 
 def recall_at_k(
@@ -76,8 +75,8 @@ def recall_at_k(
         space: Space that measures the distances.
 
     Returns:
-        {K: recall}, between 0 and 1. Queries without a match in the gallery are left out of the
-        mean, and a warning says how many.
+        {K: recall}. Queries without a match in the gallery are left out of the mean, and a warning
+        says how many.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, or no query has
@@ -134,27 +133,15 @@ def query_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
-    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks.
-
-    Args:
-        queries: See `recall_at_k`.
-        query_labels: See `recall_at_k`.
-        gallery: See `recall_at_k`.
-        gallery_labels: See `recall_at_k`.
-        metrics: Names: recall@K, precision@K and mp@K with a number for K, mrr, map, map@r and
-            r_precision.
-        space: Space that measures the distances.
-        refinement: How queries are expanded and results re-ranked before they are scored.
+    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. Points,
+    labels, space and errors are those of `recall_at_k`. `metrics` are names: recall@K, precision@K
+    and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
+    number of items. A `refinement` expands queries and re-ranks results before they are scored.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
         and a warning says how many there are.
-
-    Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, a metric is
-            unknown, K of a precision exceeds the number of items, or no query has a match.
     """
-    inputs.check_space(space)
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
@@ -165,19 +152,19 @@ def query_scores(
     points, first = _refined(refinement, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    hits = None if first is None else searched.labels[first] == asked.labels[:, None]
-    scores = _scores_by_labels(asked, searched, matches, selected, space, hits)
+    if first is None:
+        scores = _scores_by_labels(asked, searched, matches, selected, space)
+    else:
+        lists = by_labels(asked, searched)
+        scores = _scores_of_all(points, searched.points, lists, selected, space, first)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
 def _refined(
-    refinement: Refinement | None,
-    queries: Float[np.ndarray, "n d"],
-    own_ids: Int[np.ndarray, " n"] | None,
-    gallery: Float[np.ndarray, "m d"],
-    space: Space,
+    refinement: Refinement | None, queries: Points, own_ids: OwnIds, gallery: Points, space: Space
 ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "n depth"] | None]:
     """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
+    inputs.check_space(space)
     if refinement is None:
         return queries, None
     queries = refinement.expanded(queries, own_ids, gallery, space)
@@ -188,34 +175,68 @@ def _refined(
 
 
 def _scores_by_labels(
-    asked: Labelled,
-    searched: Labelled,
-    matches: Int[np.ndarray, " n"],
-    metrics: Mapping[str, Metric],
-    space: Space,
-    reordered: Bool[np.ndarray, "n depth"] | None,
-) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores from as few ranks as the metrics need.
-
-    `reordered` tells which of the first results are matches, in the order of a re-ranking.
-    """
-    scores = {}
-    first = {name: metric for name, metric in metrics.items() if metric.depth is FIRST}
+    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, space: Space
+) -> _Scores:
+    """Scores from as few ranks as the metrics need."""
+    first, full = (
+        {name: metric for name, metric in metrics.items() if metric.depth is depth}
+        for depth in (FIRST, ALL)
+    )
     listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
         listed, first = listed | first, {}  # The lists show whether there is a match.
+    scores = {}
     if first:
         ks = [metric.k for metric in first.values()]
         ranks = first_ranks(asked, searched, space, None if None in ks else ks)
-        if reordered is not None:
-            ranks = np.where(reordered.any(axis=1), reordered.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
-        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reordered)
-    if full := {name: metric for name, metric in metrics.items() if metric.depth is ALL}:
+        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space)
+    if full:
         lists = by_labels(asked, searched)
-        scores |= _scores_of_all(asked.points, searched.points, lists, full, space, reordered)
+        scores |= _scores_of_all(asked.points, searched.points, lists, full, space)
+    return scores
+
+
+def _scores_of_lists(
+    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, k: int, space: Space
+) -> _Scores:
+    """Scores from the k nearest items, as many as the metrics need."""
+    scores = {name: np.empty(len(matches)) for name in metrics}
+    for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
+        own_ids = None if asked.ids is None else asked.ids[part]
+        found = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
+        hits = searched.labels[found] == asked.labels[part, None]
+        # Ranks of the positives in the lists, filled up with `NO_MATCH`.
+        counts = hits.sum(axis=1)
+        ranks = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
+        ranks[np.arange(ranks.shape[1]) < counts[:, None]] = np.nonzero(hits)[1]
+        for name, metric in metrics.items():
+            scores[name][part] = metric.score(ranks, matches[part])
+    return scores
+
+
+def _scores_of_all(
+    queries: Points,
+    gallery: Points,
+    lists: Iterable[Lists],
+    metrics: _Metrics,
+    space: Space,
+    first: Int[np.ndarray, "n depth"] | None = None,
+) -> _Scores:
+    """Scores from the ranks of all positives; `first` holds the first results of a re-ranking."""
+    scores = {name: np.full(len(queries), np.nan) for name in metrics}
+    lists, known = itertools.tee(lists)
+    found = zip(positive_ranks(queries, gallery, lists, space), known, strict=True)
+    for i, (ranks, (positives, ignored)) in enumerate(found):
+        if first is not None:  # It has the same positives as the first results of the search.
+            results = first[i][~np.isin(first[i], ignored)]
+            hits = np.flatnonzero(np.isin(results, positives))
+            ranks = np.concatenate([hits, ranks[len(hits) :]])
+        if len(ranks):
+            for name, metric in metrics.items():
+                scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
     return scores
 
 
@@ -230,35 +251,16 @@ def relevance_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query where positives and ignored items are listed.
 
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d].
-        relevance: Positives and ignored items of each query. Ignored ones are removed from its
-            ranking.
-        metrics: Names, see `query_scores`.
-        space: Space that measures the distances.
-        refinement: See `query_scores`. Ignored items may expand a query, as in a search that does
-            not know them.
-
-    Returns:
-        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
-        warning says how many there are.
-
-    Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, a metric is
-            unknown, or the lists are not valid.
+    Ignored items are removed from a query's ranking. They may expand it, as in a search that does
+    not know them. Other arguments, results and errors are those of `query_scores`; lists that are
+    not valid are an error, too.
     """
-    inputs.check_space(space)
     queries, gallery = inputs.check_points(queries, gallery)
     lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(positives) for positives, _ in lists]))
-    reordered = None
     queries, first = _refined(refinement, queries, None, gallery, space)
-    if first is not None:
-        found = zip(first, lists, strict=True)
-        reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, (wanted, out) in found]
-    return _scores_of_all(queries, gallery, lists, selected, space, reordered)
+    return _scores_of_all(queries, gallery, lists, selected, space, first)
 
 
 def average_precision(
@@ -273,70 +275,13 @@ def average_precision(
     It is the area below the curve of precision over recall, by the trapezoid rule, as in the
     protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018): the
     precisions just before and at each positive are averaged. Arguments and errors are those of
-    `relevance_scores`.
-
-    Returns:
-        Scores [n], float64; NaN for queries without a positive.
+    `relevance_scores`; returns scores [n], float64, NaN for queries without a positive.
     """
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
-def _scores_of_lists(
-    asked: Labelled,
-    searched: Labelled,
-    matches: Int[np.ndarray, " n"],
-    metrics: Mapping[str, Metric],
-    k: int,
-    space: Space,
-    reordered: Bool[np.ndarray, "n depth"] | None,
-) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores from the k nearest items, as many as the metrics need."""
-    scores = {name: np.empty(len(matches)) for name in metrics}
-    for rows in inputs.blocks(len(matches), _MAX_ENTRIES // k):
-        part = asked.part(rows)
-        found = search(part.points, part.ids, searched.points, k=k, space=space)[1]
-        hits = searched.labels[found] == part.labels[:, None]
-        if reordered is not None:
-            hits[:, : reordered.shape[1]] = reordered[rows, :k]
-        ranks = _ranks_of_hits(hits)
-        for name, metric in metrics.items():
-            scores[name][rows] = metric.score(ranks, matches[rows])
-    return scores
-
-
-def _ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
-    """Ranks of the positives in lists of neighbours, filled up with `NO_MATCH`."""
-    rows, ranks = np.nonzero(hits)
-    counts = hits.sum(axis=1)
-    found = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
-    found[np.arange(found.shape[1]) < counts[:, None]] = ranks
-    return found
-
-
-def _scores_of_all(
-    queries: Float[ArrayLike, "n d"],
-    gallery: Float[ArrayLike, "m d"],
-    lists: Iterable[Lists],
-    metrics: Mapping[str, Metric],
-    space: Space,
-    reordered: Sequence[Bool[np.ndarray, " k"]] | None = None,
-) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores from the ranks of all positives, the first of them from `reordered` if it is given."""
-    scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    for i, ranks in enumerate(positive_ranks(queries, gallery, lists, space)):
-        if reordered is not None:
-            hits = np.flatnonzero(reordered[i])
-            ranks = np.concatenate([hits, ranks[len(hits) :]])
-        if len(ranks):
-            for name, metric in metrics.items():
-                scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
-    return scores
-
-
-def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
-    """Warns of queries without a match."""
-    excluded = int(np.sum(matches == 0))
-    if excluded:
+def _report_excluded(matches: Counts) -> None:
+    if excluded := int(np.sum(matches == 0)):
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
             stacklevel=3,
@@ -355,22 +300,11 @@ def bootstrap_interval(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean score over queries (Efron, 1979).
+    """Percentile bootstrap interval (low, high) of the mean score over queries (Efron, 1979).
 
-    It shows how much the mean depends on the choice of queries, not how much it varies between
-    training runs.
-
-    Args:
-        scores: Scores of the queries, [n]; NaN for queries without a match.
-        confidence: Share of the resampled means that the interval contains.
-        num_resamples: Number of resamples.
-        seed: Random seed of the resamples.
-
-    Returns:
-        (low, high), the ends of the interval.
-
-    Raises:
-        UserError: No query has a match.
+    It contains a share `confidence` of the means of resampled queries. It shows how much the mean
+    depends on the choice of queries, not how much it varies between training runs. Scores [n] are
+    NaN for queries without a match; raises UserError if no query has one.
     """
     scores = scores[~np.isnan(scores)]
     if not len(scores):

@@ -26,7 +26,7 @@ def hardest_negatives(
     """The nearest images of other classes, at most one of each (Radenović et al., TPAMI 2019).
 
     Distances are computed by products in float32. Of equally near images the first counts. Returns
-    positions in the pool, the nearest first. Raises UserError if it has too few classes.
+    positions in the pool, the nearest first.
     """
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())
@@ -40,9 +40,8 @@ def hardest_negatives(
     for part in inputs.blocks(len(anchors), _BLOCK):
         block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
         labels = np.resize(anchor_labels[part], len(block))
-        mined = _hardest(space, block, labels, pool, pool_labels, count)
-        found.append(np.asarray(mined)[: len(anchors[part])])
-    return np.concatenate(found)
+        found.append(_hardest(space, block, labels, pool, pool_labels, count))
+    return np.concatenate(found)[: len(anchors)]
 
 
 @functools.partial(jax.jit, static_argnames="count")

@@ -1,33 +1,22 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
 import dataclasses
-import itertools
-from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs, selection
-from hypjax.retrieval.scores import (
-    FETCH_BYTES,
-    Precision,
-    Score,
-    Vectors,
-    certify,
-    separations,
-    unique_rows,
-)
-from hypjax.retrieval.selection import StreamedGallery
+from hypjax.retrieval import inputs, selection, subtraction
+from hypjax.retrieval.certification import certify
+from hypjax.retrieval.inputs import Found, Ids, OwnIds, Points, Rows
+from hypjax.retrieval.scores import DOUBLE, Score
+from hypjax.retrieval.selection import AnyGallery, StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
@@ -36,7 +25,6 @@ _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
-_BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 
 
 def nearest_neighbors(
@@ -47,19 +35,15 @@ def nearest_neighbors(
     space: Space,
     exclude_self: bool = False,
     block_size: int | None = None,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """Finds the k nearest gallery items of each query, by exact search.
 
     The result is that of sorting all items by their distances, computed by subtraction in float64
-    from the points in float32, and ties by their index: no rounding error of a product changes it.
+    from the points in float32, and ties by their index: no rounding error of a product changes it,
+    see `hypjax.retrieval`. How many queries needed more than products in float32 is logged.
     This holds for all points of the space with normal float32 coordinates, provided that each sum
     of a matrix product is rounded to nearest, in whatever order; items whose distances differ by no
     more than roundings in float64 may come in either order, but duplicates are in their order.
-
-    Products only exclude items: candidates are taken by scores that bound their distances (see
-    `hypjax.retrieval.scores`), and sorted by distances. Queries with candidates that may be
-    incomplete are searched again with products in float64, and at last by subtraction alone. Their
-    numbers are logged.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
@@ -71,8 +55,7 @@ def nearest_neighbors(
         k: Number of neighbours per query.
         space: Space that measures the distances.
         exclude_self: Whether the gallery is the queries and no query is its own neighbour.
-        block_size: Number of queries searched at once, or None for the default. It does not change
-            the result, except for the order of items whose distances agree but for roundings.
+        block_size: Number of queries searched at once, or None for the default.
 
     Returns:
         Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.
@@ -82,7 +65,6 @@ def nearest_neighbors(
             between 1 and the number of items.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    k = inputs.check_whole_number("k", k)
     if exclude_self and len(queries) != len(gallery):
         raise UserError(
             f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
@@ -93,40 +75,26 @@ def nearest_neighbors(
 
 
 def search(
-    queries: Float[ArrayLike, "n d"],
-    own_ids: Int[np.ndarray, " n"] | None,
-    gallery: Float[ArrayLike, "m d"] | StreamedGallery,
+    queries: Points,
+    own_ids: OwnIds,
+    gallery: AnyGallery,
     *,
     k: int,
     space: Space,
     block_size: int = _BLOCK_SIZE,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
 
-    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing. Other
-    arguments, results and errors are those of `nearest_neighbors`.
+    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing.
     """
-    inputs.check_own_ids(own_ids, len(queries), len(gallery))
-    check_number(k, gallery, own_ids)
-    if not len(queries):
-        return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
+    inputs.check_search(k, own_ids, len(queries), len(gallery))
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
-    queries = np.asarray(queries)
-    distances, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int32)
-    # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
-    listed, certain = k + (own_ids is not None), np.zeros(len(queries), bool)
-    task = _Search(queries, own_ids, gallery, space, block_size, listed, distances, ids, certain)
-    score = Score.around(space, gallery.sample)
-    certify("neighbours", queries, score, task.by_products, task.by_subtraction)
-    return distances, ids
-
-
-def check_number(k: int, gallery: Sized, own_ids: Int[np.ndarray, " n"] | None) -> None:
-    """Raises a `UserError` unless k is between 1 and the number of items to find."""
-    items = len(gallery) - (own_ids is not None)
-    if not 1 <= k <= items:
-        raise UserError(f"k is {k}, but there are {items} items for a query to find")
+    task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
+    if len(queries):
+        score = Score.around(space, gallery.sample)
+        certify("neighbours", task.queries, score, task.by_products, task.by_subtraction)
+    return task.distances, task.ids
 
 
 def nearest_among(
@@ -136,127 +104,101 @@ def nearest_among(
     *,
     k: int,
     space: Space,
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+) -> Found:
     """The k nearest of some gallery items of each query, such as those another search has found.
 
-    Args:
-        queries: Points of the space, [n, d].
-        candidates: Indices into the gallery, [n, m], none twice for a query.
-        gallery: Points of the space, which may be memory-mapped: only candidates are read.
-        k: Number of neighbours.
-        space: Space that measures the distances.
-
-    Returns:
-        As `nearest_neighbors` does, which they equal if all of those are candidates.
-
-    Raises:
-        UserError: A query is not in the space, or shapes or numbers do not match.
+    `candidates` are indices into the gallery, [n, m], none twice for a query. Only they are read of
+    a memory-mapped gallery. Other arguments, results and errors are those of `nearest_neighbors`,
+    whose results they equal if all of those are candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
     candidates = np.asarray(candidates)
     whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
-    k, number = inputs.check_whole_number("k", k), candidates.shape[-1]
     inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
-    if not (whole and inside and len(candidates) == len(queries) and 1 <= k <= number):
+    if not (whole and inside and len(candidates) == len(queries)):
         raise UserError(
-            f"candidates must be at least {k} indices into the gallery for each of {len(queries)} "
-            f"queries, got {candidates.dtype} of shape {candidates.shape}"
+            f"candidates must be indices into the gallery for each of {len(queries)} queries, got "
+            f"{candidates.dtype} of shape {candidates.shape}"
         )
-    found = _candidate_separations(
-        space, queries.astype(np.float32), StreamedGallery(gallery), candidates
-    )
-    order = _ascending(found, candidates)[:, :k]
-    found, ids = (np.take_along_axis(array, order, axis=1) for array in (found, candidates))
-    return _distances(space, found), ids.astype(np.int32)
+    inputs.check_search(k, None, len(queries), candidates.shape[1])
+    queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
+    found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
+    return subtraction.distances(space, found), ids.astype(np.int32)
 
 
-class _Block(NamedTuple):
-    """Some queries, padded to the block size: their rows, points, and query vectors."""
-
-    rows: Int[np.ndarray, " r"]
-    points: Float[Array, "b d"]
-    vectors: Vectors
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Search:
     """A search, and the distances and ids it has found so far."""
 
-    queries: Float[np.ndarray, "n d"]
-    own_ids: Int[np.ndarray, " n"] | None
+    queries: Points
+    own_ids: OwnIds
     gallery: StreamedGallery
     space: Space
+    k: int
     block_size: int
-    listed: int  # Items that are found for a query, perhaps itself among them.
-    distances: Float[np.ndarray, "n k"]
-    ids: Int[np.ndarray, "n k"]
-    certain: Bool[np.ndarray, " n"]
 
-    def by_products(self, rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
-        """Sorts the items with the highest scores by their distances; see `scores.certify`."""
-        again, dim = score.precision is Precision.DOUBLE, self.queries.shape[1]
-        spare = self.ids.shape[1] + _MORE if again else _SPARE
+    def __post_init__(self) -> None:
+        # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
+        self.listed, shape = self.k + (self.own_ids is not None), (len(self.queries), self.k)
+        self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self.certain = np.zeros(len(self.queries), bool)
+
+    def by_products(self, rows: Rows, score: Score) -> Rows:
+        """Sorts the items with the highest scores by their distances; see `certify`."""
+        spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
-        itemsize = np.dtype(score.precision.value).itemsize
+        itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = min(self.block_size, len(rows), most)
         size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)
         limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * dim)
         shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
-        part_bytes = itemsize * max(dim, 2 * candidates) * size
-        blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
+        block_bytes = itemsize * max(dim, 2 * candidates) * size
+        blocks_of_part = max(inputs.PART_BYTES // block_bytes, 1)
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
-            selector = selection.Selector(
-                *(self.gallery.mesh, candidates, shape, score, pool),
-                columns=self.gallery.keeps(score),
-            )
+            selector = selection.Selector(self.gallery, candidates, shape, score, pool)
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
-                blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
+                blocks = inputs.split(part, size)
+                points = [self._points(block, size) for block in blocks]
+                vectors = [score.factors(each).query for each in points]
                 best = [None] * len(blocks)
                 for chunk in self.gallery.chunks(score, shape[1]):
-                    for i, block in enumerate(blocks):
-                        best[i] = selector.update(chunk, block.vectors, best[i])
-                list(pool.map(self._sort, blocks, best))
+                    for i, queries in enumerate(vectors):
+                        best[i] = selector.update(chunk, queries, best[i])
+                list(pool.map(self._sort, blocks, points, best))
         return rows[~self.certain[rows]]
 
-    def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
-        """Measures all distances of some queries."""
-        for part in inputs.split(rows, inputs.PART_BYTES // (4 * self.queries.shape[1])):
-            queries = inputs.host_rows(self.queries, part)
-            listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
-            self._store(part, *listed)
+    def by_subtraction(self, rows: Rows) -> None:
+        """Measures all distances of some queries; see `certify`."""
+        queries = inputs.host_rows(self.queries, rows)
+        listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
+        self._store(rows, *listed)
 
-    def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
+    def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
+        """The queries of a block, padded, on each device."""
         points = inputs.host_rows(self.queries, rows)
         self.space.check(points, first=rows[0])
-        everywhere = NamedSharding(self.gallery.mesh, P())
-        points = jax.device_put(inputs.pad_rows(points, size), everywhere)
-        return _Block(rows, points, score.factors(points).query)
+        return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
-    def _sort(self, block: _Block, best: selection.Best) -> None:
+    def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.Best) -> None:
         """Sorts the candidates of a block by their distances, and stores the nearest.
 
-        They are certain if the k-th is surely nearer than any item that is no candidate: no such
-        item scores higher than the last candidate, and −separation is at most the score.
+        The k nearest candidates are the k nearest items if the k-th is surely nearer than any item
+        that is no candidate. No such item scores higher than the last candidate, and a score is an
+        upper bound on −separation. So it is enough that −separation of the k-th exceeds the last
+        candidate's score. Equality is not enough: the other item may have the smaller index.
         """
-        ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
-        found = _candidate_separations(self.space, block.points, self.gallery, ids)
-        order = _ascending(found, ids)[:, : self.listed]
-        found = np.take_along_axis(found, order, axis=1)
-        # The certificate; where all items are candidates, none is needed.
-        certain = (-found[:, -1] > last) | (ids.shape[1] == len(self.gallery))
-        ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
-        self._store(block.rows, _distances(self.space, found)[:number], ids[:number])
-        self.certain[block.rows] = certain[:number]
+        candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
+        found, ids = subtraction.nearest_candidates(
+            self.space, points, self.gallery, candidates, self.listed
+        )
+        all_measured, number = candidates.shape[1] == len(self.gallery), len(rows)
+        self.certain[rows] = ((-found[:, -1] > last) | all_measured)[:number]
+        self._store(rows, subtraction.distances(self.space, found)[:number], ids[:number])
 
-    def _store(
-        self,
-        rows: Int[np.ndarray, " r"],
-        distances: Float[np.ndarray, "r listed"],
-        ids: Int[np.ndarray, "r listed"],
-    ) -> None:
+    def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         if self.own_ids is not None:
             kept = ids != self.own_ids[rows, None]
             kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
@@ -264,71 +206,11 @@ class _Search:
         self.distances[rows], self.ids[rows] = distances, ids
 
 
-def _candidate_separations(
-    space: Space,
-    queries: Float[np.ndarray | Array, "b d"],
-    gallery: StreamedGallery,
-    ids: Int[np.ndarray, "b c"],
-) -> Float[np.ndarray, "b c"]:
-    """Separations of queries and candidates, which are fetched in parts."""
-    found, candidates = np.empty(ids.shape), ids.shape[1]
-    items = max(FETCH_BYTES // (4 * queries.shape[1]), 1)
-    heights = inputs.blocks(len(ids), items // candidates)
-    for part in itertools.product(heights, inputs.blocks(candidates, items)):
-        points, rows = gallery.points(ids[part])
-        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
-        with jax.enable_x64(True):
-            parted = _separations_of_rows(space, queries[part[0]], points, rows)
-        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
-    return found
-
-
-@jax.jit
-def _separations_of_rows(
-    space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
-) -> Float[Array, "b c"]:
-    def separations(inputs: tuple[Array, Array]) -> Float[Array, " c"]:
-        query, rows = inputs
-        return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
-
-    batch = max(1, _BATCH_ELEMENTS // (rows.shape[1] * queries.shape[1]))
-    return lax.map(separations, (queries, rows), batch_size=batch)
-
-
-def _ascending(
-    separations: Float[np.ndarray, "b c"], ids: Int[np.ndarray, "b c"]
-) -> Int[np.ndarray, "b c"]:
-    """Places of the candidates in each row by separation, ties by id."""
-    order = np.argsort(separations, axis=1)
-    tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
-    for row in np.flatnonzero(tied.any(axis=1)):
-        order[row] = np.lexsort((ids[row], separations[row]))
-    return order
-
-
-def nearest_by_subtraction(
-    space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray, "m d"], k: int
-) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-    """Distances and ids of the k nearest items, from all distances of each query."""
-    unique, inverse = unique_rows(queries)
-    ids, found = np.empty((len(unique), k), np.int32), np.empty((len(unique), k))
-    for row, own in enumerate(separations(space, unique, gallery)):
-        kth = np.partition(own, k - 1)[k - 1]
-        nearer = np.flatnonzero(own < kth)
-        tied = np.flatnonzero(own == kth)[: k - len(nearer)]
-        order = np.argsort(own[nearer], kind="stable")
-        ids[row] = np.concatenate([nearer[order], tied])
-        found[row] = own[ids[row]]
-    return _distances(space, found)[inverse], ids[inverse]
-
-
-def _distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
-    """Distances at ascending separations, in float32 and ascending, too."""
-    with jax.enable_x64(True):
-        distances = np.asarray(_distance_at(space, separations), np.float32)
-    return np.maximum.accumulate(distances, axis=1)
-
-
-@jax.jit
-def _distance_at(space: Space, separations: Float[Array, "b k"]) -> Float[Array, "b k"]:
-    return space.distance_at(separations)
+def nearest_by_subtraction(space: Space, queries: Points, gallery: Points, k: int) -> Found:
+    """Distances and ids of the k nearest items, from all separations of each query."""
+    ids, found = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
+    for rows, separations in subtraction.of_gallery(space, queries, gallery):
+        nearest = np.flatnonzero(separations <= np.partition(separations, k - 1)[k - 1])
+        nearest = nearest[np.argsort(separations[nearest], kind="stable")][:k]
+        ids[rows], found[rows] = nearest, separations[nearest]
+    return subtraction.distances(space, found), ids

@@ -6,15 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.neighbors import check_number, nearest_among, search
+from hypjax.retrieval.inputs import Found, OwnIds, Points
+from hypjax.retrieval.neighbors import nearest_among, search
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.retrieval.selection import StreamedGallery
+from hypjax.retrieval.selection import AnyGallery, StreamedGallery
 
 # Largest size, in float64, of the points of a block and of the Hessians that a mean may need.
 _BLOCK_BYTES = 64 * 2**20
@@ -25,8 +26,7 @@ class Refinement:
     """How the results of a search are refined.
 
     With expansion and re-ranking, the re-ranked results are those of the expanded queries. A search
-    by a prefix computes the prefixes of the gallery each time. To keep them, and for approximate
-    searches of them, use `prefix_points` and `nearest_among`.
+    by a prefix computes the prefixes of the gallery each time; `prefix_points` keeps them.
 
     Attributes:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
@@ -44,17 +44,10 @@ class Refinement:
     candidates: int = 100
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` for re-ranking by a prefix: it needs the neighbours of all items."""
         if self.reranking is not None and self.prefix:
             raise UserError("re-ranking compares the neighbours of all items; leave out the prefix")
 
-    def expanded(
-        self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"],
-        space: Space,
-    ) -> Float[ArrayLike, "n d"]:
+    def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
         """The expanded queries; the arguments are those of `search`."""
         if not self.expansion:
             return queries
@@ -62,14 +55,8 @@ class Refinement:
         return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
 
     def search(
-        self,
-        queries: Float[ArrayLike, "n d"],
-        own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"] | StreamedGallery,
-        *,
-        k: int,
-        space: Space,
-    ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+        self, queries: Points, own_ids: OwnIds, gallery: AnyGallery, *, k: int, space: Space
+    ) -> Found:
         """Like `neighbors.search`, but refined.
 
         Re-ranking takes at least k results, and their distances are those by which it sorts them.
@@ -78,14 +65,14 @@ class Refinement:
         queries = self.expanded(queries, own_ids, array, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
-        check_number(k, gallery, own_ids)
+        inputs.check_search(k, own_ids, len(queries), len(gallery))
         if self.reranking is not None:
             numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
             found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
             return tuple(array[:, :k] for array in found)
         listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short, items = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
-        _, candidates = search(short, own_ids, items, k=listed, space=space)
+        short = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
+        _, candidates = search(next(short), own_ids, next(short), k=listed, space=space)
         return nearest_among(queries, candidates, array, k=k, space=space)
 
 
@@ -96,41 +83,23 @@ def expand_queries(
     k: int,
     alpha: float = 0.0,
     space: Space,
-    own_ids: Int[np.ndarray, " n"] | None = None,
+    own_ids: OwnIds = None,
 ) -> Float[np.ndarray, "n d"]:
     """Average (alpha = 0) and alpha-weighted query expansion.
 
     A query becomes `space.mean` of itself, with weight 1, and its k nearest gallery items, with
     weights max(similarity, 0)^alpha. The average is that of Chum et al., *Total Recall* (ICCV
     2007); the weights are those of Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
-    Annotation* (TPAMI 2018). The search is exact.
-
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d].
-        k: Number of gallery items in each mean.
-        alpha: Exponent of the similarities.
-        space: Space that measures distances and takes means.
-        own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
-            one of its neighbours.
-
-    Returns:
-        Points of the space, [n, d], float32.
-
-    Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, alpha is
-            negative, or k is not between 1 and the number of items.
+    Annotation* (TPAMI 2018). A query's own item, at `own_ids`, is not one of its neighbours.
+    Arguments and errors are those of `rerank`; returns points, [n, d], float32.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if not alpha >= 0:
         raise UserError(f"alpha is {alpha}; it must be at least 0")
-    k = inputs.check_whole_number("k", k)
     distances, ids = search(queries, own_ids, gallery, k=k, space=space)
-    dim = queries.shape[1]
-    expanded = np.empty((len(queries), dim), np.float32)
+    expanded, dim = np.empty(queries.shape, np.float32), queries.shape[1]
     for rows in inputs.blocks(len(queries), _BLOCK_BYTES // (8 * dim * max(k + 1, dim))):
-        own, found = np.asarray(queries[rows]), np.asarray(gallery[ids[rows]])
-        points = np.concatenate([own[:, None], found], axis=1)
+        points = np.concatenate([queries[rows, None], gallery[ids[rows]]], axis=1)
         with jax.enable_x64(True):
             expanded[rows] = _means(space, points, distances[rows], alpha)
     return expanded

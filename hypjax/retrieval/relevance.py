@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Int
 
 from hypjax.errors import UserError
-from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled
 from hypjax.types import Judgements
 
@@ -30,10 +29,10 @@ class Relevance(NamedTuple):
 
     def checked(self, queries: int, items: int) -> list[Lists]:
         """The lists of each query as int64 arrays; raises UserError if one is wrong."""
+        positives = _checked("positives", self.positives, queries, items)
         ignored = [()] * queries if self.ignored is None else self.ignored
-        given = {"positives": self.positives, "ignored": ignored}
-        found = [_checked(name, lists, queries, items) for name, lists in given.items()]
-        for i, pair in enumerate(pairs := list(zip(*found, strict=True))):
+        pairs = list(zip(positives, _checked("ignored", ignored, queries, items), strict=True))
+        for i, pair in enumerate(pairs):
             if len(both := np.intersect1d(*pair)):
                 raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
         return pairs
@@ -58,24 +57,21 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
 def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
     """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
     # Lists are made when a query is scored: all of them may need more memory than the points.
-    of_class = inputs.items_of_classes(searched.labels)
+    order = np.argsort(searched.labels, kind="stable")
+    of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
     none = np.zeros(0, np.int64)
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
-        if asked.ids is None:
-            yield items, none
-        else:
-            yield items[items != asked.ids[row]], asked.ids[row : row + 1]
+        own = none if asked.ids is None else asked.ids[row : row + 1]
+        yield items[~np.isin(items, own)], own
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:
     """What counts at a level of difficulty (Radenović et al., CVPR 2018, Section 3).
 
     At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
-    items are ignored. Queries without a positive at a level have no score there.
-
-    Raises:
-        UserError: The level is none of `LEVELS`.
+    items are ignored. Queries without a positive at a level have no score there. Raises UserError
+    if the level is none of `LEVELS`.
     """
     easy, hard, junk = judgements
     if level == "easy":

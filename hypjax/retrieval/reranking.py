@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Found, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
@@ -42,7 +43,6 @@ class Reranking:
     depth: int = 100
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if a number is out of range."""
         least = min(self.k1, self.k2, self.depth)
         if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
             raise UserError(
@@ -56,17 +56,14 @@ def rerank(
     gallery: Float[ArrayLike, "m d"],
     *,
     space: Space,
-    own_ids: Int[np.ndarray, " n"] | None = None,
+    own_ids: OwnIds = None,
     numbers: Reranking | None = None,
-) -> tuple[Float[np.ndarray, "n depth"], Int[np.ndarray, "n depth"]]:
+) -> Found:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
     The items whose neighbourhoods are compared are those of the gallery and the queries that are
     not in it. Neighbourhoods come from the exact search, so the memory needed grows with the number
-    of items, and not with its square; only items that matter for the queries' results are searched
-    for.
-
-    As in the paper:
+    of items, and not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds
@@ -82,16 +79,12 @@ def rerank(
         space: Space that measures the distances.
         own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
             one of its results, but it takes part in the neighbourhoods.
-        numbers: The method's numbers; None stands for the published ones. `k1` and `depth` may
-            exceed the number of items.
+        numbers: The method's numbers; None stands for the published ones.
 
     Returns:
         The distances of Eq. 12, ascending, [n, depth], float32, and indices into the gallery,
         [n, depth], int32. Results of equal distance keep their order. There are fewer than `depth`
         if there are fewer items.
-
-    Raises:
-        UserError: A point is not finite or not in the space, or shapes do not match.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)
@@ -104,31 +97,30 @@ def rerank(
     compared = np.union1d(nodes, ids)
     encodings = _Items(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
+    sums = encodings.sum(axis=1)
     per_query = depth * (encodings.nnz // len(compared))  # Entries that are compared.
     for rows in inputs.blocks(len(queries), _ENTRIES // per_query):
-        jaccard = _jaccard(encodings, np.repeat(nodes[rows], depth), ids[rows].reshape(-1))
+        x, y = np.repeat(nodes[rows], depth), ids[rows].reshape(-1)
+        common = encodings[x].minimum(encodings[y]).sum(axis=1)
+        jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
         distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
     return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
 
 
 class _Items:
-    """Items whose neighbourhoods are compared.
+    """Items whose neighbourhoods are compared: rows of sparse matrices, [items, items]."""
 
-    Sets and encodings are the rows of sparse matrices, [items, items]; only the rows of the given
-    items are filled.
-    """
-
-    def __init__(self, points: Float[np.ndarray, "u d"], space: Space, numbers: Reranking) -> None:
+    def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
         self._points, self._space = points, space
         self._k1 = min(numbers.k1, len(points) - 1)
         self._k2 = min(numbers.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
-    def encodings(self, items: Int[np.ndarray, " i"]) -> _Matrix:
+    def encodings(self, items: Rows) -> _Matrix:
         """Means of the encodings of each item's k2 nearest (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
-        return nearest @ self._weights(self._expanded(_members(nearest))) / self._k2
+        return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
 
     def _weights(self, sets: _Matrix) -> _Matrix:
         """Encodings of sets by their distances (Eq. 7)."""
@@ -139,24 +131,25 @@ class _Items:
             x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
             with jax.enable_x64(True):
                 weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
-        return _matrix(weights, rows, columns, sets.shape[0])
+        return _Matrix((weights, (rows, columns)), shape=sets.shape)
 
-    def _expanded(self, items: Int[np.ndarray, " i"]) -> _Matrix:
+    def _expanded(self, items: Rows) -> _Matrix:
         """R*(p, k1) of each item p (Eq. 4)."""
         sets = self._reciprocal(items, self._k1)
-        halves = self._reciprocal(_members(sets), self._k1 // 2)
+        halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
         common = (sets @ halves.T).multiply(sets).tocoo()
         accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
-        rows, columns = common.row[accepted], common.col[accepted]
-        accepted = _matrix(np.ones(len(rows), np.int32), rows, columns, len(self._points))
+        pairs = common.row[accepted], common.col[accepted]
+        accepted = _Matrix((np.ones(len(pairs[0]), np.int32), pairs), shape=sets.shape)
         return sets + accepted @ halves
 
-    def _reciprocal(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
+    def _reciprocal(self, items: Rows, k: int) -> _Matrix:
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
-        return nearest.multiply(self._nearest(_members(nearest), k + 1).T).tocsr()
+        others = self._nearest(np.unique(nearest.indices), k + 1)
+        return nearest.multiply(others.T).tocsr()
 
-    def _nearest(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
+    def _nearest(self, items: Rows, k: int) -> _Matrix:
         """The k nearest of each item, itself included."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
@@ -164,26 +157,10 @@ class _Items:
             _, found = search(self._points[new], new, self._points, k=others, space=self._space)
             self._lists[new] = np.concatenate([new[:, None], found], axis=1)
         columns = self._lists[items, :k].reshape(-1)
-        ones = np.ones(len(columns), np.int32)
-        return _matrix(ones, np.repeat(items, k), columns, len(self._points))
-
-
-def _matrix(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int) -> _Matrix:
-    return _Matrix((values, (rows, columns)), shape=(size, size))
-
-
-def _members(sets: _Matrix) -> Int[np.ndarray, " i"]:
-    """Items that are in any of some sets."""
-    return np.unique(sets.indices)
+        entries = np.ones(len(columns), np.int32), (np.repeat(items, k), columns)
+        return _Matrix(entries, shape=(len(self._points), len(self._points)))
 
 
 @jax.jit
 def _kernel(space: Space, x: Float[Array, "b d"], y: Float[Array, "b d"]) -> Float[Array, " b"]:
     return jnp.exp(-space.distance(x.astype(jnp.float64), y.astype(jnp.float64)))
-
-
-def _jaccard(encodings: _Matrix, x: np.ndarray, y: np.ndarray) -> Float[np.ndarray, " p"]:
-    """Jaccard distances of pairs of encodings (Eq. 10)."""
-    common = encodings[x].minimum(encodings[y]).sum(axis=1)
-    sums = encodings.sum(axis=1)
-    return 1 - common / (sums[x] + sums[y] - common)

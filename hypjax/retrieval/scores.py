@@ -1,10 +1,6 @@
-"""How points are compared: by matrix products with a bound on their errors, or by subtraction.
+"""Certified scores: matrix products that bound the separations of all pairs of points.
 
-`certify` is the exact search in short: it answers each query by the cheapest arithmetic that leaves
-no doubt.
-
-Products make scores. For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score from
-which
+For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score for which
 
     score − 2·slack  ≤  −separation  ≤  score,      slack = a_i·b_j + b_i·a_j,
 
@@ -22,11 +18,8 @@ bounds on each separation give bounds on the sum, which is its own separation.
 """
 
 import dataclasses
-import enum
 import functools
-import logging
 import math
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -35,15 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Points, Rows
 
-_LOG = logging.getLogger(__name__)
-
+SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
 # Score of padding: below that of any point, and finite, since parts of infinity may be NaN.
 PADDING = -(2.0**126)
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
@@ -51,29 +42,6 @@ _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
-_MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
-_CENTRED = 4096  # Points of a crowd whose mean is its centre, at most.
-_FEW = 64  # Different queries for which subtraction costs less than products in float64.
-FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
-_SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
-
-
-class Precision(enum.Enum):
-    """Floating-point format of scores."""
-
-    SINGLE = "float32"
-    DOUBLE = "float64"
-
-    def enabled(self) -> AbstractContextManager[None]:
-        """A context in which JAX computes in this format; it holds for the current thread."""
-        return jax.enable_x64(self is Precision.DOUBLE)
-
-    def roundoff(self, platform: str) -> float:
-        """Unit roundoff of sums of products on a platform."""
-        # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
-        if self is Precision.SINGLE:
-            return 2.0**-21 if platform == "tpu" else 2.0**-24
-        return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
 Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
@@ -93,28 +61,32 @@ class Score:
 
     space: Space
     centre: Float[np.ndarray, " d"]  # Where scores are most accurate, in float64.
-    precision: Precision
+    dtype: np.dtype  # `SINGLE` or `DOUBLE`.
 
     @classmethod
     def around(
-        cls, space: Space, points: Float[np.ndarray, "n d"], precision: Precision = Precision.SINGLE
+        cls, space: Space, points: Float[np.ndarray, "n d"], dtype: np.dtype = SINGLE
     ) -> "Score":
         """A score that is most accurate near the given points."""
         inputs.check_space(space)
-        return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
+        return cls(space, np.mean(points, axis=0, dtype=np.float64), dtype)
+
+    def enabled(self) -> AbstractContextManager[None]:
+        """A context in which JAX computes scores; it holds for the current thread."""
+        return jax.enable_x64(self.dtype == DOUBLE)
 
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
-        """Factors of the scores of points, computed in float64 and rounded to the precision.
-
-        Rows that are not valid are padding, which scores `PADDING` with any point.
-        """
+        """Factors of points; rows that are not valid are padding, which scores `PADDING`."""
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
-        roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
+        # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
+        tpu = platform == "tpu"
+        roundoffs = {SINGLE: 2.0 ** -(21 if tpu else 24), DOUBLE: 2.0 ** -(44 if tpu else 53)}
+        errors = roundoffs[self.dtype], roundoffs[DOUBLE]
         with jax.enable_x64(True):
-            return _factors_of(self.space, x, valid, self.centre, self.precision, roundoffs)
+            return _factors_of(self.space, x, valid, self.centre, self.dtype, errors)
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
@@ -135,6 +107,8 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
+    # A distance increases with the separation. So the distance at a bound is a bound, sums of
+    # bounds bound the sum of distances, and the sum is the separation in the fused space.
     if not isinstance(space, Fused):
         return bounds[0]
     distance = sum(
@@ -156,17 +130,18 @@ def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     """A threshold moved up (1) or down (−1) by more than its own rounding errors."""
+    # It is a sum of few products, each of which is off by less than half of eps.
     moved = threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
 
-@functools.partial(jax.jit, static_argnames=("precision", "roundoffs"))
+@functools.partial(jax.jit, static_argnames=("dtype", "roundoffs"))
 def _factors_of(
     space: Space,
     x: Float[ArrayLike, "n d"],
     valid: Bool[ArrayLike, " n"] | None,
     centre: Float[ArrayLike, " d"],
-    precision: Precision,
+    dtype: np.dtype,
     roundoffs: tuple[float, float],
 ) -> Factors:
     def score(inputs: tuple[Array, Array]) -> Factors:
@@ -177,7 +152,7 @@ def _factors_of(
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
         factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
-        return jax.tree.map(lambda x: x.astype(precision.value), factors)
+        return jax.tree.map(lambda x: x.astype(dtype), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
     # In blocks of a power of two, or the terms in float64 would take much memory.
@@ -219,7 +194,9 @@ def _slack(
 
     Relative to the sum of its absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
     product, ρ for the terms and the separations in float64. This is at most e_i·e_j with
-    e = √ε·(1 + ρ/ε).
+    e = √ε·(1 + ρ/ε). The sum itself is at most 2·f_i·f_j·(o_i + o_j), so that with b = √2·e·f and
+    a = b·o the error is at most a_i·b_j + b_i·a_j: a product, which one more pair of coordinates
+    adds to each score.
     """
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)
@@ -229,95 +206,3 @@ def _slack(
     f = jnp.sqrt(jnp.maximum(1, square / (2 * offset)))
     b = (2 * epsilon) ** 0.5 * (1 + rho / epsilon) * f
     return (b * offset)[:, None], b[:, None]
-
-
-def certify(
-    what: str,
-    queries: Points,
-    score: Score,
-    by_products: Callable[[Rows, Score], Rows],
-    by_subtraction: Callable[[Rows], None],
-) -> None:
-    """Answers all queries exactly, and logs how many each arithmetic answered.
-
-    Products in float32 answer most queries. Where points crowd, their differences drown in the
-    roundings of their lengths: those queries are asked again with products in float64, in which
-    points are taken relative to the centre of their crowd. Queries with duplicates or near-ties
-    beyond the candidates remain, and are answered by subtraction. `by_products` answers the queries
-    in some rows, and returns the rows of those whose answer is not certain.
-    """
-    rows = by_products(np.arange(len(queries)), score)
-    repeated = len(rows)
-    if not _are_few(queries, rows):
-        left = []
-        for crowd in _crowds(queries, rows):
-            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
-            left.append(by_products(crowd, Score.around(score.space, sample, Precision.DOUBLE)))
-        rows = np.sort(np.concatenate(left))
-    if len(rows):
-        by_subtraction(rows)
-    _LOG.info(
-        "%s of %d queries, all exact: certified=%d by products in float32, "
-        "%d by products in float64, %d by subtraction",
-        *(what, len(queries), len(queries) - repeated, repeated - len(rows), len(rows)),
-    )
-
-
-def _are_few(queries: Points, rows: Rows) -> bool:
-    """Whether few of the queries differ, so that subtraction costs less than another search."""
-    found: set[bytes] = set()
-    for part in inputs.split(rows, _CROWD):
-        found.update(row.tobytes() for row in unique_rows(inputs.host_rows(queries, part))[0])
-        if len(found) > _FEW:
-            return False
-    return True
-
-
-def _crowds(queries: Points, rows: Rows) -> list[Rows]:
-    """Splits rows into groups, so that crowds far from each other are in different ones."""
-    # Points are cut where their projections on a line are farthest apart.
-    line = np.random.default_rng(0).normal(size=queries.shape[1])
-    parts = inputs.split(rows, _CROWD)
-    places = np.concatenate([inputs.host_rows(queries, part) @ line for part in parts])
-    order = np.argsort(places)
-    cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
-    widest = np.argsort(np.diff(places[order]))[len(rows) - 1 - cuts :]
-    return np.split(rows[order], np.sort(widest) + 1)
-
-
-def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray, " n"]]:
-    """The different rows, and which of them each row is."""
-    rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
-    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    return x[first], inverse
-
-
-def separations(
-    space: Space, queries: Float[np.ndarray, "n d"], gallery: Points
-) -> Iterator[Float[np.ndarray, " m"]]:
-    """Yields each query's separations from all items, by subtraction in float64.
-
-    Points are float32 numbers, taken as exact. Items at equal separations tie, and ties are in the
-    order of the gallery.
-    """
-    size, dim = len(gallery), queries.shape[1]
-    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(queries)))
-    rows = inputs.round_up(min(max(FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
-    for part in inputs.split(queries, block):
-        padded = inputs.pad_rows(part, block)
-        found = np.empty((block, size))
-        for first in range(0, size, rows):
-            items = inputs.host_rows(gallery, np.s_[first : first + rows])
-            with jax.enable_x64(True):
-                matrix = separation_matrix(space, padded, inputs.pad_rows(items, rows))
-            found[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
-        yield from found[: len(part)]
-
-
-@jax.jit
-def separation_matrix(
-    space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
-) -> Float[Array, "b r"]:
-    """Separations by subtraction; needs float64 to be enabled."""
-    items = items.astype(jnp.float64)
-    return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))

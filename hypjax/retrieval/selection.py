@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.scores import Precision, Score, Vectors, highest
+from hypjax.retrieval.inputs import Ids, Points
+from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
@@ -29,7 +30,7 @@ _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between
 
 
 class Best(NamedTuple):
-    """The items found so far for the queries of a block; the last one has the lowest score."""
+    """The best items so far for the queries of a block; the last one has the lowest score."""
 
     scores: Float[Array | np.ndarray, "b k"]
     ids: Int[Array | np.ndarray, "b k"]
@@ -43,21 +44,12 @@ class Chunk(NamedTuple):
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
-def sample(gallery: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "s d"]:
-    """Some points from all parts of a gallery, as float32."""
-    # Blocks of consecutive rows, which a disk reads faster than single rows.
-    starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
-    blocks = [np.asarray(gallery[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
-    return np.concatenate(blocks).astype(np.float32)
-
-
 class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
-    If it is searched more than once, it may keep the vectors of its points, in float32. They need a
-    little more memory than the points; those of more than 1 GiB of points are not kept. As columns
-    of a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU
-    would copy them first.
+    It may keep the vectors of its points between searches, if they are not too large. As columns of
+    a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU would
+    copy them first.
     """
 
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
@@ -73,18 +65,18 @@ class StreamedGallery:
 
     @functools.cached_property
     def sample(self) -> Float[np.ndarray, "s d"]:
-        """Some of the points, see `sample`."""
-        return sample(self.array)
+        """Some points from all parts of the gallery, as float32."""
+        # Blocks of consecutive rows, which a disk reads faster than single rows.
+        starts = np.linspace(0, max(len(self) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
+        blocks = [np.asarray(self.array[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
+        return np.concatenate(blocks).astype(np.float32)
 
     def keeps(self, score: Score) -> bool:
         """Whether the vectors of a score are kept, as columns."""
-        return self._keep and score.precision is Precision.SINGLE
+        return self._keep and score.dtype == SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks of so many rows, which hold every point once, in order on each device.
-
-        Raises UserError if a point does not belong to the space.
-        """
+        """Yields chunks that hold every point once, in order on each device; checks the points."""
         if not self.keeps(score):
             return self._stream(score, rows)
         key = rows, score.centre.tobytes(), str(score.space)
@@ -115,10 +107,8 @@ class StreamedGallery:
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
         return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
-    def points(
-        self, ids: Int[np.ndarray, "b k"]
-    ) -> tuple[Float[Array | np.ndarray, "m d"], Int[np.ndarray, "b k"]]:
-        """Looks up items: an array of points, and the rows of it that are the items."""
+    def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
+        """An array of points, and its rows that are the items."""
         if self._on_devices is not None:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
@@ -136,6 +126,9 @@ def _turned(mesh: Mesh) -> Callable[[Vectors], Vectors]:
     return jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
 
 
+AnyGallery = Points | StreamedGallery
+
+
 def num_threads(mesh: Mesh) -> int:
     """Number of threads that select on a CPU."""
     return min(usable_cores(), _MAX_THREADS) if _is_host(mesh) else 1
@@ -146,43 +139,32 @@ def _is_host(mesh: Mesh) -> bool:
 
 
 class Selector:
-    """Searches chunks of a gallery for blocks of queries.
+    """Searches chunks of a gallery for blocks of queries; `shape` is of a block's scores.
 
-    On a CPU, a matrix product uses all cores but a selection only one. There, several threads
-    select by NumPy for parts of a block: NumPy compares many numbers at once to partition a row,
-    where XLA keeps a heap for each.
+    On a CPU, a matrix product uses all cores but a selection only one. There, the `num_threads` of
+    a pool select by NumPy for parts of a block: NumPy compares many numbers at once to partition a
+    row, where XLA keeps a heap for each.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        k: int,
-        shape: tuple[int, int],
-        score: Score,
-        pool: Executor,
-        *,
-        columns: bool = False,
+        self, gallery: StreamedGallery, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
-        """Allocates a buffer of scores; `shape` is a block's queries and the rows on a device.
-
-        The pool has `num_threads(mesh)` threads. `columns` says that chunks hold columns.
-        """
         self._score, self._pool, self._k = score, pool, k
-        self._on_host, threads = _is_host(mesh), num_threads(mesh)
+        self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
         # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
         pairs = itertools.pairwise(bounds)
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
-        self._multiply, self._select = jitted_steps(mesh, k, columns)
+        self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
         # All products reuse this buffer, because memory is expensive when it is first touched.
-        size = (mesh.size * shape[0], shape[1])
-        with score.precision.enabled():
-            self._buffer = jnp.zeros(size, score.precision.value, device=_by_rows(mesh))
+        size = (gallery.mesh.size * shape[0], shape[1])
+        with score.enabled():
+            self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
 
     def update(self, chunk: Chunk, queries: Vectors, best: Best | None) -> Best:
         """Merges the best items of a chunk into those found so far."""
-        with self._score.precision.enabled():
+        with self._score.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
             if not self._on_host:
                 found = self._select(self._buffer, maxima, chunk)
@@ -224,12 +206,7 @@ def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, C
 
 
 def _multiply(
-    buffer: Float[Array, "b r"],
-    space: Space,
-    queries: Vectors,
-    chunk: Chunk,
-    *,
-    columns: bool = False,
+    buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk, columns: bool = False
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
@@ -241,11 +218,9 @@ def _multiply(
 def _select(
     scores: Float[Array, "b r"], maxima: Float[Array, "b groups"], chunk: Chunk, *, k: int
 ) -> Best:
-    """The k best items of a chunk by descending score, or all if it has fewer.
-
-    They are in the k groups with the largest maxima: any other item comes after at least one item
-    of each of these groups.
-    """
+    """The k best items of a chunk by descending score, or all if it has fewer."""
+    # They are in the k groups with the largest maxima: any other item comes after at least one item
+    # of each of these groups.
     num_groups = maxima.shape[1]
     count, k = min(k, num_groups), min(k, scores.shape[1])
     grouped = scores.reshape(-1, GROUP)
@@ -274,7 +249,6 @@ def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Arra
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))
 def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
-    """Merges the best items so far and those that each device has found in a chunk."""
     found = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), found)
     if best is not None:
         found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
@@ -285,7 +259,6 @@ def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
 def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
 ) -> Best:
-    """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
     k = min(k, scores.shape[1])
     rows, items, chosen = _at_least_kth_maximum(scores, maxima, k)
     # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
@@ -301,11 +274,9 @@ def _select_on_host(
 def _at_least_kth_maximum(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Rows, items and scores of at least k items of each row, by ascending row: all that may win.
-
-    Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
-    the C library returns memory to the system at each call, which takes longer than the search.
-    """
+    """Rows, items and scores of all items that may win, at least k of each row; rows ascend."""
+    # Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
+    # the C library returns memory to the system at each call, which takes longer than the search.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
@@ -320,7 +291,7 @@ def _at_least_kth_maximum(
     return rows[group], own_groups[group] * size + place, grouped.reshape(-1)[chosen]
 
 
-def _highest(scores: Float[np.ndarray, "b n"], ids: Int[np.ndarray, "b n"], k: int) -> Best:
+def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> Best:
     """The k highest scores of each row, in any order but for the lowest one, which is the last."""
     order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
     return Best(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))

@@ -1,6 +1,7 @@
 """Points sorted by class, in chunks of tiles of the score matrix."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -31,21 +32,18 @@ class Points(NamedTuple):
 class Sorted:
     """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
 
-    Attributes:
-        rows: Which of the given points are in each chunk, [chunks, p]; −1 for padding.
-        labels: Their classes, [chunks, p]; −1 for padding.
+    All devices of a mesh hold the factors of a chunk. `rows` says which of the given points are in
+    each chunk, [chunks, p], −1 for padding.
     """
 
     def __init__(self, given: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
-        """Sorts some of the points; all devices of the mesh will hold their factors."""
-        self._given, self._score, self._everywhere = given, score, NamedSharding(mesh, P())
-        self._held: tuple[int, Points | None] = -1, None
+        self.mesh, self._given, self._score = mesh, given, score
+        self._held: dict[int, Points] = {}
         labels = given.labels[rows]
         height = side(len(rows))
         places = _places(np.unique(labels, return_counts=True)[1], height)
         number = places[-1] // height + 1
-        itemsize = np.dtype(score.precision.value).itemsize
-        most = _FACTOR_BYTES // (2 * itemsize * given.points.shape[1] * height)
+        most = _FACTOR_BYTES // (2 * score.dtype.itemsize * given.points.shape[1] * height)
         chunks = -(-number // max(most, 1))
         self.rows = np.full((chunks, -(-number // chunks) * height), -1)
         self.rows.reshape(-1)[places] = rows[np.argsort(labels, kind="stable")]
@@ -53,17 +51,14 @@ class Sorted:
 
     def chunk(self, index: int) -> Points:
         """The points of a chunk, which are kept until another one is asked for."""
-        if index != self._held[0]:
-            self._held = -1, None  # Frees its memory first.
-            self._held = index, self._make(index)
-        return self._held[1]
-
-    def _make(self, index: int) -> Points:
-        rows, valid = self.rows[index], self.rows[index] >= 0
-        ids = rows if self._given.ids is None else self._given.ids[rows]
-        factors = self._score.factors(inputs.host_rows(self._given.points, rows), valid)
-        ids = np.where(valid, ids, NO_ID).astype(np.int32)
-        return jax.device_put(Points(factors, self.labels[index], ids), self._everywhere)
+        if index not in self._held:
+            self._held.clear()  # Frees its memory first.
+            rows, valid = self.rows[index], self.rows[index] >= 0
+            ids = rows if self._given.ids is None else self._given.ids[rows]
+            factors = self._score.factors(inputs.host_rows(self._given.points, rows), valid)
+            points = Points(factors, self.labels[index], np.where(valid, ids, NO_ID).astype("i4"))
+            self._held[index] = jax.device_put(points, NamedSharding(self.mesh, P()))
+        return self._held[index]
 
 
 def side(points: int) -> int:
@@ -93,7 +88,28 @@ class Tiles(NamedTuple):
     counts: Int[Array, " devices"]  # Tiles of each device, without the padding.
 
 
-def split(
+def pairs(
+    queries: Sorted, items: Sorted, symmetric: bool, matching_only: bool = False
+) -> Iterator[tuple[int, int, tuple[Points, Points], list[Tiles]]]:
+    """Yields pairs of chunks: indices, points, and the tiles that may contain matches, and others.
+
+    If the queries are the items and `symmetric` is set, another tile also stands for its transpose.
+    """
+    sizes = queries.rows.shape[1], items.rows.shape[1]
+    capacity = math.prod(size // side(size) for size in sizes)
+    for row, column in np.ndindex(len(queries.rows), len(items.rows)):
+        matching, others = _split(queries.labels[row], items.labels[column])
+        if symmetric:  # Tiles with matches do not stand for their transposes.
+            others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
+        lists = [matching] if matching_only else [matching, others]
+        if any(map(len, lists)):
+            points = queries.chunk(row)
+            same = symmetric and row == column
+            both = points, points if same else items.chunk(column)
+            yield row, column, both, [distribute(queries.mesh, each, capacity) for each in lists]
+
+
+def _split(
     rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"]
 ) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
     """Tiles (row, column) that may contain matches, and all others, from the labels of chunks."""

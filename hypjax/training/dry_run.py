@@ -12,17 +12,11 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
-from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, activations_to_keep, open_input
 from hypjax.training.setup import Setup, build, describe
-from hypjax.training.states import (
-    check_paths,
-    random_state,
-    starting_parameters,
-    with_pretrained,
-)
+from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from hypjax.training.step import (
     TrainState,
     evaluated_model,
@@ -42,17 +36,14 @@ def dry_run(config: ConfigDict) -> None:
     raise until then.
     """
     validate(config)
-    setup = build(config)
-    learner, config = setup.learner, setup.config
-    check_paths(setup)
-    state = random_state(learner, setup.spec)
-    describe(setup, state.params)
-    warn_of_known_classes(config, setup.splits.fingerprint)
-    state = with_pretrained(learner, state, starting_parameters(config, learner))
-    embedding = _seconds_of_embedding(setup, evaluated_model(learner, state))
+    run = build(config)
+    state = random_state(run.learner, run.spec)
+    describe(run, state.params)
+    state = with_pretrained(run.learner, state, starting_parameters(run))
+    embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
-        seconds = _seconds_of_steps(setup, state)
-    total, size = config.train.total_steps, config.train.batch_size
+        seconds = _seconds_of_steps(run, state)
+    total, size = run.config.train.total_steps, run.config.train.batch_size
     if not seconds:
         print(f"{total} steps are too few to time")
         return
@@ -64,42 +55,40 @@ def dry_run(config: ConfigDict) -> None:
     )
 
 
-def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
+def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     """Seconds that embedding all images takes once, from those of one batch."""
-    images, splits, stopwatch = setup.evaluator.images, setup.splits, Stopwatch()
+    images, splits, stopwatch = run.evaluator.images, run.splits, Stopwatch()
     if not images.model.encoder.takes_pixels:
         return 0.0
     sample = splits.test.take(np.arange(min(images.source.batch_size, len(splits.test))))
     console.say("compiling the evaluation")
+    embed = images.points if images.encodings is None else images.encodings.encode
     with stopwatch.part("evaluation"):
-        if images.encodings is not None:
-            images.encodings.encode(params, sample)
-        else:
-            images.points(params, sample)
+        embed(params, sample)
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 
 
-def _open(setup: Setup, steps: range, state: TrainState) -> Input:
+def _open(run: Setup, steps: range, state: TrainState) -> Input:
     """The input of the steps, with zeros for cached features."""
-    workers, model = setup.config.run.workers, state.params["model"]
-    if not setup.learner.cached_features:
-        return open_input(setup, steps, workers, model)
-    shape, dtype = (len(setup.splits.train), setup.spec.encoder_dim), np.float32
-    if setup.learner.block is not None:
-        kept = activations_to_keep(setup, model)
+    workers, model = run.config.run.workers, state.params["model"]
+    if not run.learner.cached_features:
+        return open_input(run, steps, workers, model)
+    shape, dtype = (len(run.splits.train), run.spec.encoder_dim), np.float32
+    if run.learner.block is not None:
+        kept = activations_to_keep(run, model)
         shape, dtype = kept.shape, kept.dtype
-    return Input(setup, workers, features=np.zeros(shape, dtype))
+    return Input(run, workers, features=np.zeros(shape, dtype))
 
 
-def _seconds_of_steps(setup: Setup, state: TrainState) -> list[float]:
+def _seconds_of_steps(run: Setup, state: TrainState) -> list[float]:
     """Runs the first steps, and prints the memory that their program needs."""
-    mesh, total, plans = setup.learner.mesh, setup.config.train.total_steps, setup.plans
+    mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
-        plans = dataclasses.replace(plans, table=np.zeros(setup.spec.tuples, np.int32))
-    steps = range(min(_STEPS, total))
-    source = _open(setup, steps, state)
-    train_step = jit_train_step(make_train_step(setup.learner), mesh, state)
+        plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
+    steps = range(min(_STEPS, run.config.train.total_steps))
+    source = _open(run, steps, state)
+    train_step = jit_train_step(make_train_step(run.learner), mesh, state)
     seconds = []
     with contextlib.closing(source.batches(steps, plans)) as batches:
         batch = shard_batch(mesh, next(batches))

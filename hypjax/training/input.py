@@ -55,11 +55,10 @@ class Input:
     def mine(
         self, params: PyTree, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
-        """Draws pairs and a pool, embeds them under the test view, finds the anchors' negatives.
+        """Mines the tuples of an epoch, counted from 0, among embeddings under the test view.
 
-        The images of the tuples of an epoch, counted from 0, are positions in the training set:
-        anchor, positive, negatives. Beside them are mean lengths between anchors and positives,
-        mined negatives, and random images, as the loss measures them.
+        Returns positions in the training set of anchor, positive and negatives, and mean lengths
+        between anchors and positives, mined negatives, and random images.
         """
         plans, space = self.setup.plans, self._spaces(params)["head"]
         pairs, pool = plans.candidates(epoch)
@@ -111,9 +110,9 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
     if train.vectors is not None:
         return train.given_vectors()
-    encodings, alike = images.encodings, learner.model.encoder == images.model.encoder
-    if encodings is not None and alike and 1.0 in images.source.scales:
-        return encodings.of(params, train)[1.0]
+    alike = learner.model.encoder == images.model.encoder
+    if images.encodings is not None and alike and 1.0 in images.source.scales:
+        return images.encodings.of(params, train)[1.0]
     console.say(f"embedding {len(train)} training images with the encoder")
     encodings = Encodings(learner.model, images.source._replace(scales=ONE_SCALE))
     return encodings.encode(params, train)[0]
@@ -127,11 +126,8 @@ def activations_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
     """
     learner, count = setup.learner, len(setup.splits.train)
     encoder, block = learner.model.encoder, learner.block
-    example = jax.eval_shape(
-        functools.partial(cut.lower, encoder, block),
-        params["encoder"],
-        encoder.example(learner.view),
-    )
+    lower = functools.partial(cut.lower, encoder, block)
+    example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
     if free is not None and needed > free / 2**30:
         raise UserError(
@@ -163,7 +159,7 @@ def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "ima
 def _feature_batches(
     features: Float[np.ndarray, "images ..."], plans: Plans, steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of features; of rows that pad a batch, they are zero."""
+    """Yields the batches of features, zeros in rows that pad a batch."""
     for step in steps:
         planned = plans(step)
         local = planned.ids[rows.start : rows.stop]
@@ -192,24 +188,19 @@ class Feed:
         """The state with the tuples of the step's epoch, and the step's batch."""
         if step == self._end:
             self.close()
-            plans = self._source.setup.plans
-            self._end = self._stop
+            plans, self._end = self._source.setup.plans, self._stop
             # An epoch's tuples need the model as it is then: no batch can be opened before.
             if isinstance(plans, TuplePlans):
-                state = self._with_tuples(state, step)
-                table = np.asarray(parallel.gather(state.tuples))
-                plans = dataclasses.replace(plans, table=table)
-                epoch = step // plans.batches_per_epoch
+                epoch, rest = divmod(step, plans.batches_per_epoch)
+                if not rest:  # Later, the state holds the epoch's tuples.
+                    state = self._mined(state, epoch, step)
+                plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
                 self._end = min((epoch + 1) * plans.batches_per_epoch, self._stop)
             self._batches = self._source.batches(range(step, self._end), plans)
         return state, next(self._batches)
 
-    def _with_tuples(self, state: TrainState, step: int) -> TrainState:
-        """Mines at the first step of an epoch; later the state holds the epoch's tuples."""
-        epoch, rest = divmod(step, self._source.setup.plans.batches_per_epoch)
-        if rest:
-            return state
-        with self._monitor.timing("mining"):
+    def _mined(self, state: TrainState, epoch: int, step: int) -> TrainState:
+        with self._monitor.stopwatch.part("mining"):
             model = trained_model(self._source.setup.learner, state)
             table, metrics = self._source.mine(model, epoch)
         self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.

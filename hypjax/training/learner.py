@@ -35,8 +35,7 @@ class Learner:
     microbatch: int  # Most images embedded at once; 0 for the whole batch.
     skip_nonfinite: bool
     cached_features: bool  # Whether batches hold what frozen layers compute, not pixels.
-    # With cached features, the block whose output they are, see `hypjax.models.cut`; None for the
-    # encoder's embeddings.
+    # With cached features, the block whose output they are; None for the encoder's embeddings.
     block: str | None
     drop_path: float  # Rate of stochastic depth in the encoder's last block.
     seed: int  # Of the initial parameters and of the steps' random keys.
@@ -47,26 +46,24 @@ def build_learner(
 ) -> Learner:
     """Builds the learner that a validated configuration describes."""
     mesh = mesh or parallel.create_mesh(config.run.mesh)
-    schedule = learning_rate(config.optim, config.train.total_steps)
-    objective, train, fields = create_objective(config), config.train, config.objective
-    learned = learned_numbers(fields)
-    groups = [
-        Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in learned
-    ]
     model = model or create_embedder(config, device=mesh.devices.flat[0])
-    rates, decay = None, config.optim.layer_decay
-    if decay != 1:
+    train, fields, objective = config.train, config.objective, create_objective(config)
+    schedule = learning_rate(config.optim, train.total_steps)
+    learned = [
+        Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
+        for name in learned_numbers(fields)
+    ]
+    rates = None
+    if (decay := config.optim.layer_decay) != 1:
         rates = layer_rates(model.encoder.layers, decay, head=model.head_kind != "none")
+    options = {"layer_rate": rates, "probe_steps": train.probe_steps}
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
     return Learner(
         model=model,
         objective=objective,
         bounds=bounds(fields),
         optimizer=configured_optimizer(
-            *(config.optim, schedule, objective.groups, groups),
-            layer_rate=rates,
-            probe_steps=train.probe_steps,
+            config.optim, schedule, objective.groups, learned, **options
         ),
         schedule=schedule,
         frozen=tuple(config.optim.frozen),

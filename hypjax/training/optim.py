@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS, parameter_path
@@ -36,21 +36,20 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
     Gradients are taken with respect to the trained tree alone, so frozen parameters cost nothing
-    and have no share in the gradient's norm. Where there are adapters, the rest of the encoder is
-    frozen.
+    and have no share in the gradient's norm. Adapters freeze the rest of the encoder.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
     adapted = any(ADAPTER in path for path in flat)
 
     def is_held(path: _Path) -> bool:
-        if _STATISTICS in path or any(matches(pattern, path) for pattern in patterns):
-            return True
-        return adapted and in_encoder(path) and ADAPTER not in path
+        named = _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
+        return named or (adapted and in_encoder(path) and ADAPTER not in path)
 
-    held = set(filter(is_held, flat))
-    trained = {path: leaf for path, leaf in flat.items() if path not in held}
-    return unflatten_dict(trained), unflatten_dict({path: flat[path] for path in held})
+    trained, held = {}, {}
+    for path, leaf in flat.items():
+        (held if is_held(path) else trained)[path] = leaf
+    return unflatten_dict(trained), unflatten_dict(held)
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
@@ -84,9 +83,9 @@ def layer_rates(
 ) -> Callable[[_Path], float]:
     """The factor of each parameter's learning rate: the decay to the number of layers above it.
 
-    Layers are those of an encoder, of which each lists the names of its parameters, from the images
-    to the embedding. A head is a layer above them. What no layer names has the factor 1. The
-    factors are those of timm's `param_groups_layer_decay`.
+    `layers` names the parameters of the encoder's layers, from the images to the embedding; a head
+    is one more above them. Other parameters have the factor 1, as in timm's
+    `param_groups_layer_decay`.
     """
     above = {
         name: number
@@ -113,18 +112,17 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
-    Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
-    the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
-    groups.
+    Weight decay acts on all trained parameters, biases and LayerNorms included. A group's factor
+    also multiplies its decay, as in PyTorch's parameter groups.
 
     Args:
         learning_rate: The learning rate, or a function from the step to it.
         name: A key of `hypjax.config.optimizers.OPTIMIZERS`.
-        weight_decay: That of parameters whose group has none of its own.
-        b1: Decay rate of Adam's first moment.
-        b2: Decay rate of Adam's second moment.
+        weight_decay: Decay of parameters whose group has none of its own.
+        b1: Adam's β₁.
+        b2: Adam's β₂.
         eps: Adam's ε.
-        momentum: Decay rate of the gradients that SGD and Muon accumulate.
+        momentum: Of the gradients that SGD and Muon accumulate.
         clip_norm: Largest global norm of the gradient; None for no such limit.
         clip_value: Largest absolute value in the gradient, clipped before the norm.
         groups: Parameters that are trained in a way of their own, by their paths.
@@ -133,23 +131,24 @@ def create_optimizer(
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
-    scale = optimizer.scale(**moments, momentum=momentum)
-    if probe_steps:
-        scale = _encoder_from(probe_steps, scale)
-    decay = _add_decay(groups, weight_decay)
-    clips = [
+    scale = _encoder_from(probe_steps, optimizer.scale(**moments, momentum=momentum))
+
+    def decay_of(path: _Path) -> float:
+        own = _group_of(groups, path).weight_decay
+        return weight_decay if own is None else own
+
+    def rate_of(path: _Path) -> float:
+        return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
+
+    decay = _with_numbers(decay_of, lambda g, p, d: g + d * p)
+    scaled = (scale, decay) if optimizer.decoupled else (decay, scale)
+    steps = [
         *([optax.clip(clip_value)] if clip_value is not None else []),
         *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
-    ]
-    steps = [
-        optax.chain(
-            *((scale, decay) if optimizer.decoupled else (decay, scale)),
-            optax.scale_by_learning_rate(learning_rate),
-        ),
+        optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)),
     ]
     if layer_rate or any(group.rate != 1 for group in groups):
-        steps.append(_scale(groups, layer_rate or (lambda path: 1.0)))
-    steps = [*clips, *steps]
+        steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
     if any(group.ball_c is not None for group in groups):
         steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
     if probe_steps or any(group.start for group in groups):
@@ -167,10 +166,9 @@ def configured_optimizer(
     space: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimiser that the fields of `config.optim` describe, with the objective's groups.
+    """The optimiser of `config.optim`, with the groups that the objective and the space add.
 
-    Other groups are those of the parameters of the space. Options are further arguments of
-    `create_optimizer`.
+    Options are further arguments of `create_optimizer`.
     """
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
@@ -198,16 +196,13 @@ def _group_of(groups: Sequence[Group], path: _Path) -> Group:
     return max(reversed(own), key=lambda group: len(group.path))
 
 
-def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransformation:
-    """Adds parameters, each times the weight decay of its group or the general one, to updates."""
-
-    def decay(path: _Path) -> float:
-        own = _group_of(groups, path).weight_decay
-        return general if own is None else own
+def _with_numbers(
+    number: Callable[[_Path], float], change: Callable[[Array, Array, float], Array]
+) -> optax.GradientTransformation:
+    """Changes each update by its parameter and the number of its path."""
 
     def update(updates: PyTree, params: PyTree) -> PyTree:
-        decays = _by_path(decay, updates)
-        return jax.tree.map(lambda g, p, d: g + d * p, updates, params, decays)
+        return jax.tree.map(change, updates, params, _by_path(number, updates))
 
     return optax.stateless(update)
 
@@ -235,7 +230,7 @@ def _with_points(
         return next((name for name, own in of_points.items() if matches(own.path, path)), "")
 
     movers = {name: mover(group) for name, group in of_points.items()}
-    return optax.partition({"": others, **movers}, lambda params: _by_path(name, params))
+    return optax.partition({"": others, **movers}, functools.partial(_by_path, name))
 
 
 def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -244,19 +239,10 @@ def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.Grad
     Counted from the first of all steps, Adam's correction of the moments' bias would make the
     encoder's first updates (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
     """
+    if not start:
+        return scale
     later = optax.conditionally_transform(scale, lambda step, **_: step >= start)
     return optax.partition({True: later, False: scale}, functools.partial(_by_path, in_encoder))
-
-
-def _scale(
-    groups: Sequence[Group], layer_rate: Callable[[_Path], float]
-) -> optax.GradientTransformation:
-    def update(updates: PyTree, params: PyTree) -> PyTree:
-        del params
-        rates = _by_path(lambda path: _group_of(groups, path).rate * layer_rate(path), updates)
-        return jax.tree.map(lambda u, f: f * u, updates, rates)
-
-    return optax.stateless(update)
 
 
 def _hold(groups: Sequence[Group], probe_steps: int) -> optax.GradientTransformation:

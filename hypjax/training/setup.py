@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten
-from hypjax.config.choices import GIVEN, freezes_encoder
+from hypjax.config.choices import GIVEN, GROUPS, freezes_encoder, parameter_path
 from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -24,7 +25,7 @@ from hypjax.data.plans import (
     TuplePlans,
 )
 from hypjax.data.views import TRAIN_VIEWS
-from hypjax.errors import UserError
+from hypjax.errors import UserError, nearest
 from hypjax.inference.evaluator import check_depth
 from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
@@ -35,7 +36,7 @@ from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
-from hypjax.training.optim import split_frozen
+from hypjax.training.optim import matches, split_frozen
 from hypjax.training.step import create_state
 
 
@@ -58,8 +59,7 @@ def build(config: ConfigDict) -> Setup:
     """Builds a run from its validated configuration; nothing is computed or written yet."""
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
-    # Before any image is read, so that an unknown model is reported at once.
-    model = create_embedder(config, device=mesh.devices.flat[0])
+    model = create_embedder(config, device=mesh.devices.flat[0])  # Reports an unknown one at once.
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         words = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, words)
@@ -74,8 +74,7 @@ def build(config: ConfigDict) -> Setup:
     validate_relations(config)
     learner = build_learner(config, mesh, model)
     check_depth(config, splits)
-    plans = create_plans(config, splits)
-    train, mined = splits.train, isinstance(plans, TuplePlans)
+    plans, train = create_plans(config, splits), splits.train
     spec = Spec(
         classes=train.num_classes,
         samples_per_class=config.train.samples_per_class,
@@ -83,18 +82,46 @@ def build(config: ConfigDict) -> Setup:
         head_dim=model.head_dim,
         training_images=len(train),
         batch_size=config.train.batch_size,
-        tuples=(plans.tuples, plans.tuple_size) if mined else (0, 0),
+        tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
         coarse_classes=train.coarse_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
+    check_paths(config, learner, spec)
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
-    layout = None
-    if config.run.cache == "device":
-        layout = plan_layout(plans.sizes, mesh, learner.view.channels)
-    parts = {"learner": learner, "spec": spec, "plans": plans, "layout": layout}
-    return Setup(config=config, splits=splits, objective=learner.objective, **parts)
+    device = config.run.cache == "device"
+    return Setup(
+        config=config,
+        splits=splits,
+        objective=learner.objective,
+        learner=learner,
+        spec=spec,
+        plans=plans,
+        layout=plan_layout(plans.sizes, mesh, learner.view.channels) if device else None,
+    )
+
+
+def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
+    """Refuses paths of the configuration that lead to no parameters."""
+    optim = config.optim
+    named = {"frozen": optim.frozen, "groups": [name for name, *_ in optim.groups]}
+    named = {field: [n for n in names if n not in GROUPS] for field, names in named.items()}
+    if not any(named.values()) and learner.lora is None:
+        return  # Names may stand for nothing, such as the patch projection in a ResNet.
+    params = jax.eval_shape(
+        lambda: create_state(learner, spec)
+    ).params  # Raises for LoRA's targets.
+    paths = flatten_dict(params)
+    trained = flatten_dict(split_frozen(params, learner.frozen)[0])
+    for field, own in (("frozen", paths), ("groups", trained)):
+        for name in named[field]:
+            if not any(matches(parameter_path(name), path) for path in own):
+                options = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
+                raise UserError(
+                    f"config.optim.{field} names {name}, but this model trains no such parameters"
+                    + nearest(name, options)
+                )
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
@@ -129,7 +156,7 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         most = f"at most {images.num_classes * samples}"
         words = f"{most}: {samples} images for each of the {images.num_classes} training classes"
         refuse("train.batch_size", train.batch_size, words)
-    kind = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}[train.sampling]
+    kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
 
 
@@ -162,47 +189,39 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
     """What, apart from the configuration, may not change while a run is interrupted."""
     precision = compute_dtype(config.model.precision).name
-    return {"images": splits.fingerprint, "precision": precision, **users_code(config)}
+    return {"images": splits.fingerprint, "precision": precision, **_users_code(config)}
 
 
-def shared_provenance(setup: Setup) -> dict[str, str]:
-    """The provenance of a run, after a check that all its processes have the same."""
-    facts = provenance(setup.config, setup.splits)
-    shared = {**setup.splits.further_fingerprints, **shared_fields(setup.config)}
-    processes.require_same({**facts, **shared})
+def shared_provenance(run: Setup) -> dict[str, str]:
+    """The provenance of a run, after a check that all its processes agree on it."""
+    facts, cache = provenance(run.config, run.splits), run.config.run.cache
+    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
+    shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
+    shared["run.cache"] = cache if cache == "device" else "none or host"
+    shared = {f"config.{name}": value for name, value in shared.items()}
+    processes.require_same({**facts, **run.splits.further_fingerprints, **shared})
     return facts
 
 
 def given_provenance(config: ConfigDict) -> dict[str, str]:
-    """Those of the user's code, and of images that Python gave: no file or name says which."""
+    """Hashes of the user's code, and of images from Python, of which no field says which."""
     images = {"images": open_splits(config).fingerprint} if config.data.name == GIVEN else {}
-    return {**images, **users_code(config)}
+    return {**images, **_users_code(config)}
 
 
-def users_code(config: ConfigDict) -> dict[str, str]:
+def _users_code(config: ConfigDict) -> dict[str, str]:
     """Hashes of the loss and of the encoder, if they are the user's."""
-    code = {
-        "loss": OBJECTIVES[config.objective.name].code,
-        "encoder": ENCODERS.get(config.model.architecture),
-    }
-    return {name: code_hash(piece) for name, piece in code.items() if piece is not None}
+    loss, encoder = OBJECTIVES[config.objective.name].code, ENCODERS.get(config.model.architecture)
+    pieces = {"loss": loss, "encoder": encoder}
+    return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
-def shared_fields(config: ConfigDict) -> dict[str, Any]:
-    """Fields that must be equal in all processes of a run, with their values."""
-    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
-    shared = {f"config.{n}": v for n, v in flatten(config).items() if not n.startswith(local)}
-    cache = config.run.cache
-    return shared | {"config.run.cache": cache if cache == "device" else "none or host"}
-
-
-def describe(setup: Setup, params: PyTree) -> None:
+def describe(run: Setup, params: PyTree) -> None:
     """Prints what is trained on what."""
-    trained, _ = split_frozen(params, setup.learner.frozen)
+    trained, _ = split_frozen(params, run.learner.frozen)
     numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
-    splits, plans, devices = setup.splits, setup.plans, setup.learner.mesh.devices
-    named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    named["gallery"] = splits.gallery
+    splits, plans, devices = run.splits, run.plans, run.mesh.devices
+    named = {name: getattr(splits, name) for name in ("train", "validation", "test", "gallery")}
     parts = "; ".join(f"{name}: {part.describe()}" for name, part in named.items() if part)
     counted = "{:,} parameters, {:,} of them trained,".format(*numbers)
     console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
@@ -224,28 +243,27 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 _PASSES_OF_HEAD, _PASSES = 25, 4
 
 
+_FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "optim.warmup_steps")
+
+
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     """Returns the configuration with the fields filled in that are None."""
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
-    chosen = []
+    unset = [name for name in _FITTED if flatten(config)[name] is None]
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, images)
-        chosen.append("samples_per_class")
     if fields.batch_size is None:
         classes = min(len(sizes), max(images // fields.samples_per_class, 2))
         fields.batch_size = classes * fields.samples_per_class
-        chosen.append("batch_size")
     if fields.total_steps is None:
         fields.total_steps = _steps(config, splits)
-        chosen.append("total_steps")
-    chosen = [f"train.{name}={fields[name]}" for name in chosen]
     if optim.warmup_steps is None:
         optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, splits)))
-        chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
-    if chosen:
+    if unset:
+        chosen = [f"{name}={flatten(config)[name]}" for name in unset]
         console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
 

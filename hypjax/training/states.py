@@ -5,16 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.data.parts import Task
-from hypjax.errors import UserError, nearest
 from hypjax.geometry.learned import named_values
-from hypjax.inference.weights import pretrained_parameters
+from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import Spec
@@ -24,7 +20,7 @@ from hypjax.system import console
 from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
-from hypjax.training.optim import matches, merge, split_frozen
+from hypjax.training.optim import merge
 from hypjax.training.setup import Setup, describe, rotates_only
 from hypjax.training.step import (
     TrainState,
@@ -42,18 +38,14 @@ class Measured(NamedTuple):
     untrained: dict[str, Any]
     validation: Recalls | None = None  # The latest on the validation classes.
 
-    def selecting(self, name: str) -> float | None:
-        """Validation score that selects the best checkpoint: the head's score of this name."""
-        return None if self.validation is None else self.validation["head"][name]
-
 
 def begin(
-    setup: Setup, checkpoints: Checkpoints, pretrained: PyTree | None
+    run: Setup, checkpoints: Checkpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state, without scores."""
-    config, learner = setup.config, setup.learner
-    state = random_state(learner, setup.spec)
-    describe(setup, state.params)
+    config, learner = run.config, run.learner
+    state = random_state(learner, run.spec)
+    describe(run, state.params)
     restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
@@ -64,37 +56,39 @@ def begin(
         if held or learner.lora is not None:
             what = ", ".join(held or ["the encoder's kernels"])
             console.warn(f"{what} stay random: they are not trained, and model.weights is None")
-    pretrained = pretrained or starting_parameters(config, learner)
-    return initialized(setup, state, pretrained), None
+    return initialized(run, state, pretrained or starting_parameters(run)), None
 
 
-def initialized(
-    setup: Setup, state: TrainState, pretrained: dict[str, PyTree] | None
-) -> TrainState:
+def initialized(run: Setup, state: TrainState, pretrained: dict[str, PyTree] | None) -> TrainState:
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
-    state = with_pretrained(setup.learner, state, pretrained)
-    if setup.config.model.head_init == "pca":
-        model, rotating = state.params["model"], rotates_only(setup.config, setup.splits)
-        features, dim = training_features(setup, model), setup.learner.model.head_dim
+    state = with_pretrained(run.learner, state, pretrained)
+    if run.config.model.head_init == "pca":
+        model, rotating = state.params["model"], rotates_only(run.config, run.splits)
+        features, dim = training_features(run, model), run.learner.model.head_dim
         head = functools.partial(pca_head, features, dim, rotating=rotating)
         head = processes.arrays_from_first(head, model["head"])
-        state = with_pretrained(setup.learner, state, {"head": head})
+        state = with_pretrained(run.learner, state, {"head": head})
     return state
 
 
-def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
+def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
     console.say("evaluating before training")
-    evaluator, splits = setup.evaluator, setup.splits
-    params = evaluated_model(setup.learner, state)
+    params = evaluated_model(run.learner, state)
     with stopwatch.part("evaluation"):
-        fitted = evaluator.fit(params, splits.train)
-        scores = {"test": evaluator.test_scores(params, splits, fitted)}
-        if splits.validation:
-            scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
+        fitted = run.evaluator.fit(params, run.splits.train)
+        scores = {"test": run.evaluator.test_scores(params, run.splits, fitted)}
+        if run.splits.validation:
+            scores["validation"] = validation_scores(run, params)
         if "space" in params:
             scores |= named_values(params["space"])
     return Measured(untrained=scores, validation=scores.get("validation"))
+
+
+def validation_scores(run: Setup, params: PyTree) -> Recalls:
+    """Scores of a model on the validation classes."""
+    fitted = run.evaluator.fit(params, run.splits.train)
+    return run.evaluator.scores(params, Task(run.splits.validation), fitted)
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:
@@ -105,8 +99,9 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
-def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTree] | None:
+def starting_parameters(run: Setup) -> dict[str, PyTree] | None:
     """The parameters that `model.weights` names, sent to all processes; None for random ones."""
+    config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
     shapes = model_shapes(learner.model, learner.view)
@@ -117,6 +112,7 @@ def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTre
         params = pretrained_parameters(config, learner.model)
         verb = "start" if len(loaded) > 1 else "starts"
         console.say(f"the {' and the '.join(loaded)} {verb} from {config.model.weights}")
+        warn_of_known_classes(config, run.splits.fingerprint)
         return params
 
     return processes.arrays_from_first(read, {part: shapes[part] for part in loaded})
@@ -134,28 +130,6 @@ def with_pretrained(
     averages = start_averages(learner, params)
     averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
     return state._replace(params=params, **averages)
-
-
-def check_paths(setup: Setup) -> None:
-    """Refuses paths of the configuration that lead to no parameters, before a run has a folder."""
-    optim, learner = setup.config.optim, setup.learner
-    named = {"frozen": optim.frozen, "groups": [name for name, *_ in optim.groups]}
-    named = {field: [n for n in names if n not in GROUPS] for field, names in named.items()}
-    if not any(named.values()) and learner.lora is None:
-        return  # Names may stand for nothing, such as the patch projection in a ResNet.
-    # Raises for targets of LoRA.
-    params = jax.eval_shape(lambda: create_state(learner, setup.spec)).params
-    paths = flatten_dict(params)
-    trained = flatten_dict(split_frozen(params, learner.frozen)[0])
-    for field, names in named.items():
-        for name in names:
-            own = paths if field == "frozen" else trained
-            if not any(matches(parameter_path(name), path) for path in own):
-                options = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
-                raise UserError(
-                    f"config.optim.{field} names {name}, but this model trains no such parameters"
-                    + nearest(name, options)
-                )
 
 
 def save(
@@ -188,10 +162,7 @@ def restore(
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the model, and by name what only training needs.
-
-    The model is the one that is evaluated, with merged adapters, as all other commands read it.
-    """
+    """The trees of a checkpoint: the model that is evaluated, and by name what training needs."""
     parts = state._replace(step=None, params=None)._asdict()
     training = {name: part for name, part in parts.items() if part is not None}
     training["objective"] = state.params["objective"]

@@ -21,7 +21,7 @@ from hypjax.objectives import Metrics, Spec, loss_function
 from hypjax.objectives.memory import Memory
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
-from hypjax.types import Batch, Crops, Outputs
+from hypjax.types import Batch, Outputs
 
 
 class TrainState(NamedTuple):
@@ -32,8 +32,7 @@ class TrainState(NamedTuple):
     opt_state: PyTree  # For the trained parameters.
     objective_state: PyTree
     skipped: Int[Array, ""]  # Number of updates dropped because they were not finite.
-    # Moving average of the model's trained parameters, if the objective needs a teacher. Its frozen
-    # parameters are the model's.
+    # Moving average of the model's trained parameters, if the objective needs a teacher.
     teacher: PyTree = None
     # Positions in the training set of the tuples' images, if batches are made of tuples.
     tuples: Int[Array, "tuples size"] | None = None
@@ -48,23 +47,20 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 def create_state(learner: Learner, spec: Spec) -> TrainState:
     """The state before the first step, a function of the seed."""
     model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
-    model_params = learner.model.init(model_key, learner.model.encoder.example(learner.view))[
-        "params"
-    ]
-    objective_params, objective_state = learner.objective.init(objective_key, spec)
-    for group in learner.objective.groups:
+    model, objective = learner.model, learner.objective
+    objective_params, objective_state = objective.init(objective_key, spec)
+    for group in objective.groups:
         if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
-    params = {"model": model_params, "objective": objective_params}
+    variables = model.init(model_key, model.encoder.example(learner.view))
+    params = {"model": variables["params"], "objective": objective_params}
     if learner.lora is not None:
         key = jax.random.fold_in(model_key, 0)
         params = lora.with_adapters(params, learner.lora, learner.frozen, key)
-    trained, _ = optim.split_frozen(params, learner.frozen)
-    opt_state = learner.optimizer.init(trained)
     return TrainState(
         step=jnp.int32(0),
         params=params,
-        opt_state=opt_state,
+        opt_state=learner.optimizer.init(optim.split_frozen(params, learner.frozen)[0]),
         objective_state=objective_state,
         skipped=jnp.int32(0),
         tuples=jnp.zeros(spec.tuples, jnp.int32) if all(spec.tuples) else None,
@@ -73,10 +69,7 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """The teacher and the average before the first step: copies of the model's trained parameters.
-
-    Those that the learner does not need are None.
-    """
+    """The teacher and the average before the first step: copies of the model, or None."""
     trained, _ = optim.split_frozen(params, learner.frozen)
 
     def copy(needed: bool) -> PyTree:  # A step overwrites each of them.
@@ -110,25 +103,17 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 
 
 def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
-    """Returns the function of one step, to be jitted; it may overwrite the state it is given.
+    """Builds the train step; jit it with `donate_argnums=0`.
 
-    The loss is that of the whole batch, however many devices embed its images, and in however many
-    microbatches. The gradient is taken with respect to the trained parameters alone, and so is its
-    norm. The metrics say whether loss, gradient and update are finite; if they are not and
-    `skip_nonfinite` is set, the update is dropped.
-
-    The teacher, if the objective needs one, embeds the same pixels without stochastic depth. It
-    follows the parameters after each update, and stays as it is where an update is dropped. So does
-    the average.
+    The loss is that of the whole batch, for any number of devices and microbatches. Gradient and
+    norm are those of the trained parameters only. An update that is not finite is dropped if
+    `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
     A step that is probing takes no gradient with respect to the encoder, which costs memory and
-    most of the time. It is right for the first `probe_steps` alone.
+    most of the time; it is right for the first `probe_steps` only.
 
     With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
-    frozen block. With the device cache they are `Crops`, and the step takes the store to cut them
-    from as a third argument.
-
-    Learned numbers are those before the update, and the loss is differentiated through them.
+    frozen block. With the device cache they are `Crops`, to be cut from the store.
     """
     embed = _embedding(learner)
 
@@ -140,7 +125,11 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
         size = len(batch.labels)
         slices = parallel.slices(size, learner.mesh, learner.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
-        images = batch.images if store is None else _cropped(learner, store, batch.images)
+        images = batch.images
+        if store is not None:
+            crop = functools.partial(device_crops.cut, side=learner.view.side)
+            with jax.named_scope("crop"):
+                images = parallel.map_local_images(crop, learner.mesh)(store, images)
         # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
@@ -168,12 +157,6 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
         return _updated(learner, state, gradient, loss, aux)
 
     return train_step
-
-
-def _cropped(learner: Learner, store: device_crops.Store, crops: Crops) -> PyTree:
-    crop = functools.partial(device_crops.cut, side=learner.view.side)
-    with jax.named_scope("crop"):
-        return parallel.map_local_images(crop, learner.mesh)(store, crops)
 
 
 def _updated(
@@ -240,10 +223,9 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key, and with stochastic depth the branch factors of the batch's rows.
+    """The loss's key, and with stochastic depth the branch factors of the rows, 0 for padding.
 
-    Factors are drawn for the whole batch, so that they depend on an image's place in it alone.
-    Those of padding are 0.
+    Factors are drawn for the whole batch, so that they depend on an image's place in it only.
     """
     if not learner.drop_path:
         return (key,)
@@ -256,8 +238,8 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
 def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
     """The teacher and the average after an update to these trained parameters of the model.
 
-    The decay of the average warms up, as that of timm's ModelEmaV3: 1 − (1 + n)^(−2/3) after n
-    updates, at most `ema_decay`. So a head that began at random is soon forgotten.
+    The average's decay warms up as in timm's ModelEmaV3, 1 − (1 + n)^(−2/3) after n updates: a head
+    that began at random is soon forgotten.
     """
     teacher, average = state.teacher, state.average
     if teacher is not None:
@@ -271,30 +253,25 @@ def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTre
 
 
 def _embedding(learner: Learner) -> Callable[..., Outputs]:
-    def project(params: PyTree, features: Array, flips: Array) -> Outputs:
-        del flips
-        return learner.model.apply({"params": params}, features, method="project")
+    """The model on images, on cached features, or on the cached output of its frozen blocks."""
+    model, encoder = learner.model, learner.model.encoder
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
-        with jax.named_scope("pixels"):
-            images = mirror(normalize(images, *learner.pixel_scaling), flips)
+        if not learner.cached_features:
+            with jax.named_scope("pixels"):
+                images = mirror(normalize(images, *learner.pixel_scaling), flips)
         # Each slice and each device merges the adapters itself, which is cheap. What slices sum and
         # devices exchange are then the gradients of adapters, and not those of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
-        return learner.model.apply({"params": params}, images, *noise)
+        if not learner.cached_features:
+            return model.apply({"params": params}, images, *noise)
+        if learner.block is not None:
+            example = encoder.example(learner.view)
+            images = cut.upper(encoder, learner.block, params["encoder"], images, example)
+        return model.apply({"params": params}, images, method="project")
 
-    def embed_upper(params: PyTree, activations: Array, flips: Array) -> Outputs:
-        with jax.named_scope("adapters"):
-            params = lora.merged(params, learner.lora)
-        encoder = learner.model.encoder
-        example = encoder.example(learner.view)
-        pooled = cut.upper(encoder, learner.block, params["encoder"], activations, example)
-        return project(params, pooled, flips)
-
-    if learner.block is not None:
-        return embed_upper
-    return project if learner.cached_features else embed
+    return embed
 
 
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
@@ -310,9 +287,9 @@ def jit_train_steps(
 ) -> tuple[TrainStep, TrainStep]:
     """Jits the step of a run, and the step that is probing; they cut images from the store."""
     steps = (make_train_step(learner, probing=probing) for probing in (False, True))
-    jitted = (jit_train_step(step, learner.mesh, state) for step in steps)
-    first, probing = (functools.partial(step, store=store) for step in jitted)
-    return first, probing
+    return tuple(
+        functools.partial(jit_train_step(step, learner.mesh, state), store=store) for step in steps
+    )
 
 
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:

@@ -38,7 +38,7 @@ def images_of(labels, most=100, seed=0, name="cub200", **fields):
     config = SimpleNamespace(data=SimpleNamespace(name=name))
     names = [f"image {i}" for i in range(len(labels))]
     splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
-    return ChosenImages.of(Run(config=config, splits=splits), most, seed)
+    return ChosenImages.of(Run(config=config, objective=None, splits=splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
@@ -142,7 +142,7 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
-    run = Run(config=runs.config, splits=built.splits)
+    run = Run(config=runs.config, objective=built.objective, splits=built.splits)
     points = head_points(run, built.learner.model, state.params["model"], BALL)
     images = built.splits.test
     expected = find_spread(points(images), images.labels, BALL)

@@ -36,4 +36,4 @@ def test_the_highest_frozen_block_has_only_frozen_layers_below():
     assert cut.highest_frozen(CONVNEXT, ["stage_1_block_1"]) == "stage_1_block_0"
     assert cut.highest_frozen(CONVNEXT, ["stage_1_downsample"]) == "stage_0_block_0"
     upper = [f"stage_5_block_{i}" for i in range(4)] + ["stage_6_block_0", "head_conv"]
-    assert cut.highest_frozen(EfficientNetLite(32), upper) == "stage_4_block_2"
+    assert cut.highest_frozen(EfficientNetLite(image_size=32), upper) == "stage_4_block_2"

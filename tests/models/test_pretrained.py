@@ -283,6 +283,10 @@ def test_constructor_line_for_timm():
     assert not pools_as_timm(create_embedder(config).encoder)
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
     assert "in_chans=1" in timm_constructor(grey, model)
+    for name in ("resnet50", "convnext_tiny", "tf_efficientnet_lite0"):
+        encoder = create_encoder(name)
+        params, model = {"encoder": encoder_shapes(encoder)}, Embedder(encoder, 8)
+        assert timm_constructor(params, model) == f'timm.create_model("{name}", num_classes=8)'
 
 
 @pytest.mark.parametrize(("side", "resize"), [(224, 256), (224, 354), (224, 891), (8, 93)])

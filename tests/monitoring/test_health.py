@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from hypjax import train
 from hypjax.config import load_config
@@ -21,7 +22,9 @@ SPAN = math.log(30)  # Of the logits that tells 16 classes apart.
 
 def watch(stop=False):
     """Batches of 16 classes with 4 images: recall at chance is 3/63."""
-    return HealthWatch(settled=50, batch_size=64, samples_per_class=4, stop=stop)
+    train = {"batch_size": 64, "samples_per_class": 4, "total_steps": 500}
+    train["on_collapse"] = "stop" if stop else "warn"
+    return HealthWatch(ConfigDict({"optim": {"warmup_steps": 20}, "train": train}))
 
 
 @pytest.mark.parametrize(

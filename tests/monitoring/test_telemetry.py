@@ -102,11 +102,15 @@ def test_readings_summarise_finite_steps():
     meter = Meter(4, Stopwatch())
     for i in (1.0, 2.0, float("nan"), 4.0):
         step = {"loss": i, "logit_min": i, "logit_max": i, "learning_rate": i, "skipped": 1}
-        meter.add({name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i})
+        meter.metrics.append(
+            {name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i}
+        )
     values = meter.read()
     assert values["loss"] == pytest.approx(7 / 3)
     assert (values["logit_min"], values["logit_max"], values["learning_rate"]) == (1, 4, 4)
-    meter.add({"loss": jnp.float32(jnp.nan), "finite": jnp.array(False), "skipped": jnp.int32(2)})
+    meter.metrics.append(
+        {"loss": jnp.float32(jnp.nan), "finite": jnp.array(False), "skipped": jnp.int32(2)}
+    )
     assert "loss" not in meter.read()
 
 

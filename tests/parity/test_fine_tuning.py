@@ -7,6 +7,8 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypjax.models import create_embedder, create_encoder
+from hypjax.models.architectures import encoder_shapes
+from hypjax.models.tensors import name_in_timm
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import (
@@ -45,7 +47,8 @@ def test_rates_of_layers_are_those_of_timm(name, head):
     groups = timm_optim.param_groups_layer_decay(peer, layer_decay=0.8)
     expected = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     expected = {key: expected[id(parameter)] for key, parameter in peer.named_parameters()}
-    found = {each.timm: rate(("model", "encoder", *each.path)) for each in encoder.tensors()}
+    paths = flatten_dict(encoder_shapes(encoder))
+    found = {name_in_timm(encoder, path): rate(("model", "encoder", *path)) for path in paths}
     found = {key: value for key, value in found.items() if "running" not in key}
     classifier = {key for key in expected if key.rpartition(".")[0] in encoder.classifiers}
     assert all(expected.pop(key) == 1 for key in classifier) and bool(classifier) == head

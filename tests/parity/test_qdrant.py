@@ -71,7 +71,8 @@ def test_images_are_added_read_replaced_and_removed(location):
     points = clusters(BALL, 40)
     export(location, embeddings(points[:30], BALL))
     gallery = open_gallery(location)
-    gallery.add(embeddings(points[25:], BALL, first=25))
+    export(location, embeddings(points[25:], BALL, first=25))
+    gallery = open_gallery(location)
     assert len(gallery) == 40
     gallery.remove(["3.png", "39.png"])
     kept = np.isin(np.arange(40), [3, 39], invert=True)

@@ -133,7 +133,7 @@ def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
     keys = [{each["name"]: each["key"] for each in about["sample"]} for about in (first, second)]
     for k, label in ((5, None), (99, None), (3, "class4"), (9, "none")):
         expected, found = (
-            searcher.by_key(own["class1/2.png"], k, label, False)
+            searcher.search(own["class1/2.png"], k, label, False)
             for searcher, own in zip(searchers, keys, strict=True)
         )
         assert [hit["name"] for hit in found["hits"]] == [hit["name"] for hit in expected["hits"]]

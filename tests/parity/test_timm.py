@@ -26,7 +26,7 @@ from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weig
 from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
-from hypjax.models.weight_files import hub_repository
+from hypjax.models.weight_files import repository
 from tests.helpers import shown_objective, small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -89,7 +89,7 @@ def test_every_architecture_has_the_tensors_of_timm(family):
     for name in timm.list_pretrained():
         if name.partition(".")[0] not in family.members:
             continue
-        assert hub_repository(name) == timm.models.get_pretrained_cfg(name).hf_hub_id
+        assert repository(name) == timm.models.get_pretrained_cfg(name).hf_hub_id
         theirs, ours = timm.models.get_pretrained_cfg(name), published_weights(name)
         if theirs.license:  # One has none.
             assert (ours.mean, ours.std) == (theirs.mean, theirs.std), name

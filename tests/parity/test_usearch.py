@@ -95,6 +95,7 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     for wrong, words in (
         (embeddings(points[:1], BALL, fingerprint="other"), "another model"),
         (embeddings(points[300:301], BALL, first=300), "300.png is in the gallery"),
+        (embeddings(points[:1] * np.nan, BALL, first=900), "embedding 0 is not finite"),
     ):
         with pytest.raises(UserError, match=words):
             gallery.add(wrong)

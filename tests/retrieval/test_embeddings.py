@@ -114,7 +114,7 @@ def test_tables_without_features_or_of_different_lengths_are_refused(tmp_path):
     path = tmp_path / "t.parquet"
     for columns, message in (
         ({"vector": [[1.0]]}, "has no column features; its columns are vector"),
-        ({"features": [[1.0], [1.0, 2.0]]}, "the lists in the column features of .* differ"),
+        ({"features": [[1.0], [1.0, 2.0]]}, "the lists in the column features differ"),
         ({"features": [[1.0], None]}, "differ in length"),
     ):
         pyarrow.parquet.write_table(pyarrow.table(columns), path)

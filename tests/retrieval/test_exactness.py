@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
-from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
+from hypjax.retrieval import (
+    match_ranks,
+    nearest_neighbors,
+    positives,
+    ranks,
+    recall_at_k,
+    selection,
+    tiles,
+)
 from hypjax.retrieval.inputs import Labelled
-from hypjax.retrieval.scores import Precision, Score, highest, lowest
+from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
 from tests.helpers.process_pair import python
 from tests.helpers.steps import float32_products
@@ -115,15 +123,16 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
     np.testing.assert_array_equal(ids, expected)
 
 
-@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
 @pytest.mark.parametrize("space", [*SPACES, FUSED], ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
 @settings(max_examples=8, deadline=None)
-def test_scores_bound_separations(space, precision, seed, scale):
+def test_scores_bound_separations(space, dtype, seed, scale):
     rng = np.random.default_rng(seed)
     x = np.array(space.embed((2.0**scale * rng.normal(size=(64, 8))).astype(np.float32)))
-    factors = Score.around(space, x[:7], precision).factors(x)
-    with precision.enabled():
+    score = Score.around(space, x[:7], dtype)
+    factors = score.factors(x)
+    with score.enabled():
         scores = np.asarray(highest(space, factors.query, factors.gallery), np.float64)
         least = np.asarray(lowest(space, factors, factors), np.float64)
     with jax.enable_x64(True):
@@ -163,7 +172,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
     labels = rng.integers(0, 300, 3000)
     features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
     x = np.array(PoincareBall().embed(features.astype(np.float32)))
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=PoincareBall())
         recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
     messages = [record.getMessage() for record in caplog.records]
@@ -175,7 +184,7 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
 
 def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
     x = crowds(Sphere(), 1e-3)
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
         nearest_neighbors(x, x, k=10, space=Sphere())
         nearest_neighbors(x[:20], x, k=10, space=Sphere())
     first, second = (record.getMessage() for record in caplog.records)
@@ -188,7 +197,7 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
 )
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
-    score = Score.around(space, x, Precision.SINGLE)
+    score = Score.around(space, x)
     given = Labelled(x, np.zeros(64, np.int32))
     points = tiles.Sorted(given, np.arange(64), score, mesh).chunk(0)
     some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
@@ -199,7 +208,7 @@ def test_no_product_of_the_search_is_rounded(space):
         match.trace(space, points, points, some),
         count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
-        ranks._chunk_bounds.trace(space, points.factors, points.factors),
+        positives._chunk_bounds.trace(space, points.factors, points.factors),
     ]
     for program in programs:
         found = float32_products(program.lower(lowering_platforms=("tpu",)))

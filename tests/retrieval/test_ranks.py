@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, ranks, recall_at_k, tiles
+from hypjax.retrieval import inputs, match_ranks, ranks, recall_at_k, tiles
 from tests.helpers.exact_order import FUSED, true_order, true_ranks
 from tests.helpers.galleries import points
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_ranked_is_an_error():
         ((np.eye(3) / 2, [0, 1, 2]), "no query has a match"),
         ((np.eye(3) * (1 - 1e-9), [0, 0, 0]), "outside the ball"),
         ((np.eye(3) / 2, [0, 0]), "must be 3 whole numbers"),
-        ((np.eye(3), [0, 0, 0], np.eye(3)), "needs gallery_labels"),
+        ((np.eye(3), [0, 0, 0], np.eye(3)), "labels of the gallery must be 3"),
     ]:
         with pytest.raises(UserError, match=message):
             recall_at_k(*arguments, ks=(1,), space=PoincareBall(1.0))
@@ -73,7 +73,8 @@ def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_p
         np.testing.assert_array_equal(match_ranks(array, labels, space=space), expected)
     own_ids = np.arange(40, 140)
     separate = mapped[40:140], labels[40:140], mapped, labels
-    got = match_ranks(*separate, space=space, own_ids=own_ids)
+    asked, searched = inputs.labelled(*separate)
+    got = ranks.first_ranks(asked._replace(ids=own_ids), searched, space, None)
     np.testing.assert_array_equal(got, expected[40:140])
     got = match_ranks(*separate, space=space)
     without = true_ranks(order[40:140], labels[40:140], labels, exclude_self=False)

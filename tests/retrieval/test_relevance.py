@@ -16,7 +16,7 @@ from hypjax.retrieval import (
     Judgements,
     Relevance,
     average_precision,
-    ranks,
+    positives,
     relevance_at,
     relevance_scores,
 )
@@ -77,11 +77,14 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     names = ["recall@1", "precision@5", "mrr", "map", "map@r", "r_precision"]
     arguments = {"metrics": names, "space": PoincareBall()}
     expected = relevance_scores(x[:100], x, relevance, **arguments)
-    monkeypatch.setattr(ranks, "_BOUND_BYTES", 8 * 230 * 17)
-    monkeypatch.setattr(ranks, "_CHUNK_BYTES", 4 * 8 * 37)
-    for undecided in (ranks._MOST_UNDECIDED, 0):  # With 0, all items are compared by subtraction.
-        monkeypatch.setattr(ranks, "_MOST_UNDECIDED", undecided)
-        monkeypatch.setattr(ranks, "_BLOCK_SIZE", 70)
+    monkeypatch.setattr(positives, "_BOUND_BYTES", 8 * 230 * 17)
+    monkeypatch.setattr(positives, "_CHUNK_BYTES", 4 * 8 * 37)
+    for undecided in (
+        positives._MOST_UNDECIDED,
+        0,
+    ):  # With 0, all items are compared by subtraction.
+        monkeypatch.setattr(positives, "_MOST_UNDECIDED", undecided)
+        monkeypatch.setattr(positives, "_BLOCK_SIZE", 70)
         found = relevance_scores(x[:100], x, relevance, **arguments)
         for name in names:
             np.testing.assert_array_equal(found[name], expected[name])

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Spec
 from hypjax.training import lora, optim, states
+from hypjax.training.setup import check_paths
 from hypjax.training.step import make_train_step
 from tests.helpers import commands, small_runs
 from tests.helpers.steps import learner_of, leaves, random_batch, start
@@ -123,9 +123,8 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(
 ):
     config = load_glyphs(field, f"train.lora_rank={int('lora' in field)}")
     spec = Spec(12, 2, 32, 8, 100, 24)
-    setup = SimpleNamespace(config=config, learner=learner_of(config), spec=spec)
     with pytest.raises(UserError, match=message):
-        states.check_paths(setup)
+        check_paths(config, learner_of(config), spec)
 
 
 @pytest.mark.slow

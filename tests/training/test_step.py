@@ -75,6 +75,9 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self.healthy, name)
 
+    def with_scalars(self, scalars):
+        return Poisoned(self.healthy.with_scalars(scalars))
+
     def loss(self, params, state, outputs, teacher, batch, key):
         loss, aux = loss_function(self.healthy)(params, state, outputs, teacher, batch, key)
         return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux

@@ -36,15 +36,11 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
             Route("/thumbnail/{key}", handlers.thumbnail),
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
-            Route("/search/{key}", handlers.search_by_key),
+            Route("/search/{key}", handlers.search),
             Mount("/", StaticFiles(directory=_FOLDER / "static", html=True)),
         ],
         middleware=[Middleware(Guard, names=names)],
-        exception_handlers={
-            HTTPException: _refused,
-            UserError: _unavailable,
-            Exception: _failed,
-        },
+        exception_handlers={HTTPException: _refused, UserError: _away, Exception: _failed},
     )
 
 
@@ -80,20 +76,11 @@ class _Handlers:
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
-        """Searches with an uploaded image."""
+        """Searches with an uploaded image, or with one of the gallery."""
         options = _options(request)
         async with admitted(self._free):
-            encoded = await read_upload(request)
-            found = await _in(self._worker, self._searcher.by_image, encoded, *options)
-        return JSONResponse(found)
-
-    async def search_by_key(self, request: Request) -> Response:
-        """Searches with an image of the gallery."""
-        options = _options(request)
-        async with admitted(self._free):
-            key = request.path_params["key"]
-            found = await _in(self._worker, self._searcher.by_key, key, *options)
-        return JSONResponse(found)
+            query = request.path_params.get("key") or await read_upload(request)
+            return JSONResponse(await _in(self._worker, self._searcher.search, query, *options))
 
 
 def _options(request: Request) -> tuple[int, str | None, bool]:
@@ -110,12 +97,11 @@ def _options(request: Request) -> tuple[int, str | None, bool]:
     return int(options["k"]), options["class"] or None, options["places"] == "true"
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _refused(_: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _unavailable(_: Request, error: Exception) -> Response:
+async def _away(_: Request, error: Exception) -> Response:
     """Answers where a collection on a server does not."""
     print(f"error: {error}", file=sys.stderr)
     words = "the gallery cannot be searched now; the server's log says why"

@@ -98,24 +98,23 @@ class Guard:
     """Answers only requests that name this server, and no uploads of other sites' pages.
 
     A page of another site could otherwise have its own name resolve to this address, or post to it.
-    Starlette's TrustedHostMiddleware cannot allow every address, which leads nowhere else.
+    Localhost and addresses are always names of this server, which Starlette's TrustedHostMiddleware
+    cannot say.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        """Wraps an application that is reached by these names, besides localhost and addresses."""
         self._app = app
         self._names = {name.lower() for name in names if not _is_own(name)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that is refused, or passes it on."""
-        app = self._app
-        if scope["type"] == "http":
-            if message := self._refusal(scope["method"], Headers(scope=scope)):
-                app = JSONResponse({"error": message}, 403, _END)
+        """Passes a request on, or refuses it."""
+        app, http = self._app, scope["type"] == "http"
+        if http and (message := self._refusal(scope["method"], Headers(scope=scope))):
+            app = JSONResponse({"error": message}, 403, _END)
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:
-        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        host, origin = (headers.get(name, "").lower() for name in ("host", "origin"))
         name = _name(f"//{host}")
         if not (_is_own(name) or name in self._names):
             return "this server has another name; start it with --name to add one"

@@ -27,16 +27,11 @@ _Answer = dict[str, Any]
 class Searcher:
     """Embeds images, finds their neighbours, and places both in the Poincaré disk.
 
-    The methods but `thumbnail` are called by one thread at a time.
-
-    Attributes:
-        model: The model.
-        about: A description of the gallery for clients: its number of `images`, its `space`, its
-            `classes`, and a `sample` of images with their places in the disk.
+    The methods but `thumbnail` are called by one thread at a time. `about` is what clients are told
+    of the gallery.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
-        """Opens a gallery of the model, or raises a `UserError` if it is another model's."""
         require_model(gallery, model.fingerprint)
         self.model, self._gallery = model, gallery
         sample = gallery.sample(_SAMPLE)
@@ -55,7 +50,7 @@ class Searcher:
         }
         image = io.BytesIO()  # Compiles what every search runs.
         Image.new("L", (1, 1)).save(image, "png")
-        self.by_image(image.getvalue(), 12, None, placed=True)
+        self.search(image.getvalue(), 12, None, placed=True)
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
@@ -66,24 +61,13 @@ class Searcher:
             raise HTTPException(400, f"the image cannot be read ({reason})")
         return embedded.vectors[0]
 
-    def by_image(self, encoded: bytes, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with the file of an image, in a class if that is given."""
-        return self._answer(self.embed(encoded), None, k, label, placed)
+    def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
+        """Searches with the file of an image, or by key with one of the gallery, itself left out.
 
-    def by_key(self, key: str, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with an image of the gallery, which is not found itself."""
-        item = self._find(key)
-        return self._answer(item.point, item, k, label, placed)
-
-    def _find(self, key: str) -> GalleryItem:
-        items = self._gallery.read([key])
-        if not items:
-            raise HTTPException(404, "the gallery has no image with this key")
-        return items[0]
-
-    def _answer(
-        self, point: np.ndarray, own: GalleryItem | None, k: int, label: str | None, placed: bool
-    ) -> _Answer:
+        The hits are of a class, if that is given, and are placed in the disk.
+        """
+        own = self._find(query) if isinstance(query, str) else None
+        point = own.point if own else self.embed(query)
         paths = [os.path.realpath(own.path)] if own else None
         (found,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(found.keys, found.distances, strict=True))
@@ -92,11 +76,16 @@ class Searcher:
         hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
             places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
-            for each, place in zip((query, *hits), places, strict=True):
-                each["place"] = place
+            for shown, place in zip((query, *hits), places, strict=True):
+                shown["place"] = place
         match = self.model.match if found.distances else None
         remark = match.remark(found.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
+
+    def _find(self, key: str) -> GalleryItem:
+        for item in self._gallery.read([key]):
+            return item
+        raise HTTPException(404, "the gallery has no image with this key")
 
     def _shown(self, item: GalleryItem) -> _Answer:
         """Describes an image to clients; its path begins below the folder that all share."""

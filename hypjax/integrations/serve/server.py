@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 
 HEADER_SECONDS = 10.0  # For a request's first line and headers to arrive.
 _CONTENT_POLICY = (
@@ -43,9 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         return socket.create_server((address[0], port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot open port {port} of {host} ({reason}); choose another with --port or --host"
+            f"cannot open port {port} of {host} ({reason(error)}); choose another with --port or "
+            "--host"
         ) from error
 
 

@@ -1,0 +1,127 @@
+"""Exact ranks of all positives of each query."""
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs, subtraction
+from hypjax.retrieval.inputs import Points, Rows
+from hypjax.retrieval.relevance import Lists
+from hypjax.retrieval.scores import Factors, Score, highest, lowest, widened
+from hypjax.retrieval.selection import StreamedGallery
+from hypjax.system.machine import usable_cores
+
+_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
+_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
+_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
+_CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
+
+
+def positive_ranks(
+    queries: Points, gallery: Points, lists: Iterable[Lists], space: Space
+) -> Iterator[Int[np.ndarray, " positives"]]:
+    """Yields the ranks of each query's positives, in ascending order, from their lists.
+
+    A rank is the number of items that an exact search lists before the positive: those strictly
+    nearer, and those equally far with a smaller index, without ignored items. Positives are
+    measured by subtraction. Scores then show on which side of each positive most items are; the
+    others are measured as well. Raises UserError if a point is not finite or not in the space.
+    """
+    streamed, lists = StreamedGallery(gallery), iter(lists)
+    score = Score.around(space, streamed.sample)
+    inputs.check_in(space, gallery)
+    size = min(_BLOCK_SIZE, len(queries))
+    limit = min(_BOUND_BYTES // (8 * size), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for part in inputs.blocks(len(queries), size):
+            block = inputs.host_rows(queries, part)
+            space.check(block, first=part.start)
+            factors = score.factors(inputs.pad_rows(block, size))
+            new = functools.partial(_Positives, space, streamed)
+            positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
+            for items in inputs.split(np.arange(len(gallery)), limit):
+                points = inputs.pad_rows(inputs.host_rows(gallery, items), max(limit, 1))
+                bounds = np.asarray(_chunk_bounds(space, factors, score.factors(points)))
+                count = functools.partial(_Positives.count, items=items)
+                list(pool.map(count, positives, bounds[..., : len(items)]))
+            yield from pool.map(_Positives.ranks, positives)
+
+
+@jax.jit
+def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
+    """Lower and upper bounds on −separation of queries and items."""
+    least = widened(lowest(space, queries, items), -1)
+    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
+
+
+class _Positives:
+    """The positives of one query, and what is known of the items before each of them.
+
+    An item's −separation is in an interval. If the interval is above a positive's −separation, the
+    item surely comes before it; if it is below, after it. Other items are undecided, among them the
+    positives themselves and their duplicates: only their separations show the order.
+    """
+
+    def __init__(
+        self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
+    ) -> None:
+        self._space, self._gallery, self._query = space, gallery, query
+        self._ids, self._ignored = np.sort(lists[0]), lists[1]
+        self._nearness = -self._measured(self._ids) if len(self._ids) else np.empty(0)
+        # How many items come before exactly the i farthest positives, for each i.
+        self._before = np.zeros(len(self._ids) + 1, int)
+        self._undecided: list[Rows] = []
+
+    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
+        """Counts those of the next items that surely come before each of the positives."""
+        if not len(self._ids) or self._crowded():
+            return
+        nearness = np.sort(self._nearness)
+        reached = np.flatnonzero(bounds[1] >= nearness[0])  # Others come after all positives.
+        reached = reached[~np.isin(items[reached], self._ignored)]
+        least, most = bounds[:, reached]
+        passed = np.searchsorted(nearness, least, side="left")  # Positives surely after an item.
+        undecided = np.searchsorted(nearness, most, side="right") > passed
+        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
+        self._undecided.append(items[reached[undecided]])
+
+    def ranks(self) -> Int[np.ndarray, " p"]:
+        """Ranks of the positives, ascending."""
+        if not len(self._ids):
+            return self._ids
+        if self._crowded():
+            found = subtraction.of_gallery(self._space, self._query[None], self._gallery.array)
+            separations = next(found)[1]
+            items = np.setdiff1d(np.arange(len(separations)), self._ignored)
+            return np.sort(_places(items, separations[items], self._ids))
+        items = np.concatenate(self._undecided)
+        # An item before the i farthest positives counts for each of them.
+        before = np.cumsum(self._before[::-1])[::-1][1:]
+        before = before[np.argsort(np.argsort(self._nearness))]
+        return np.sort(before + _places(items, self._measured(items), self._ids))
+
+    def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
+        # Padded by repetition to a power of two, so that few programs are compiled.
+        padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
+        found = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
+        return found[0, : len(items)]
+
+    def _crowded(self) -> bool:
+        """Whether so many items are undecided that they are not listed."""
+        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
+
+
+def _places(
+    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
+) -> Int[np.ndarray, " p"]:
+    """Places of wanted items among some items, which are sorted, by separation and by index."""
+    places = np.empty(len(items), int)
+    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
+    return places[np.searchsorted(items, wanted)]

@@ -1,0 +1,114 @@
+"""Separations by subtraction in float64: the arithmetic that defines the order of all results.
+
+Nearby points lose no digits in the difference of two points, which are float32 numbers, taken as
+exact. It costs several times a matrix product, and therefore measures only what products leave
+open: candidates of a query, or the whole gallery for the few queries whose order no product shows.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Found, Ids, Points, Rows
+from hypjax.retrieval.selection import StreamedGallery
+
+_FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
+_SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
+_BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
+
+
+def of_candidates(
+    space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
+) -> Float[np.ndarray, "n k"]:
+    """Separations of queries and their candidates, which are fetched in parts."""
+    found, candidates = np.empty(ids.shape), ids.shape[1]
+    items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
+    heights = inputs.blocks(len(ids), items // candidates)
+    for part in itertools.product(heights, inputs.blocks(candidates, items)):
+        points, rows = gallery.points(ids[part])
+        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+        with jax.enable_x64(True):
+            parted = _of_rows(space, queries[part[0]], points, rows)
+        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
+    return found
+
+
+@jax.jit
+def _of_rows(
+    space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
+) -> Float[Array, "b c"]:
+    def separations(inputs: tuple[Array, Array]) -> Array:
+        query, rows = inputs
+        return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
+
+    batch = max(1, _BATCH_ELEMENTS // (rows.shape[1] * queries.shape[1]))
+    return lax.map(separations, (queries, rows), batch_size=batch)
+
+
+def of_gallery(
+    space: Space, queries: Points, gallery: Points
+) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
+    """Yields the separations of each different query from all items, and the query's rows."""
+    # Where queries end here, they are often duplicates: a collapsed model maps all to one point.
+    unique, inverse = unique_rows(queries)
+    copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    size, dim = len(gallery), queries.shape[1]
+    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(unique)))
+    rows = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
+    for part in inputs.blocks(len(unique), block):
+        padded = inputs.pad_rows(unique[part], block)
+        found = np.empty((block, size))
+        for first in range(0, size, rows):
+            items = inputs.host_rows(gallery, np.s_[first : first + rows])
+            with jax.enable_x64(True):
+                matrix = _of_all(space, padded, inputs.pad_rows(items, rows))
+            found[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
+        yield from zip(copies[part], found, strict=False)
+
+
+@jax.jit
+def _of_all(
+    space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
+) -> Float[Array, "b r"]:
+    items = items.astype(jnp.float64)
+    return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))
+
+
+def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
+    """The different rows, and which of them each row is."""
+    rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    return x[first], inverse
+
+
+def nearest_candidates(
+    space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
+) -> Found:
+    """Separations and ids of the k nearest of each query's candidates, ties by id."""
+    found = of_candidates(space, queries, gallery, ids)
+    # Sorting by two keys is slow, and ties are rare.
+    order = np.argsort(found, axis=1)
+    tied = np.diff(np.take_along_axis(found, order, axis=1), axis=1) == 0
+    for row in np.flatnonzero(tied.any(axis=1)):
+        order[row] = np.lexsort((ids[row], found[row]))
+    return tuple(np.take_along_axis(array, order[:, :k], axis=1) for array in (found, ids))
+
+
+def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
+    """Distances at ascending separations, in float32."""
+    with jax.enable_x64(True):
+        found = np.asarray(_distance_at(space, separations), np.float32)
+    # `distance_at` may be off by a rounding, but a list of results never descends.
+    return np.maximum.accumulate(found, axis=1)
+
+
+@jax.jit
+def _distance_at(space: Space, separations: Float[Array, "b k"]) -> Float[Array, "b k"]:
+    return space.distance_at(separations)
