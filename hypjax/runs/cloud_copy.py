@@ -27,7 +27,7 @@ _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 # Files of a published model.
-_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED, f"{files.PROJECTIONS}*")
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)
 # Those of a run beside its checkpoints that whoever reads its models may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
