@@ -79,14 +79,13 @@ class Checkpoints:
                 self._open()
 
     def _open(self) -> None:
-        # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
-        async_options = ocp.AsyncOptions(
-            create_directories_asynchronously=False, post_finalization_callback=self._sync
-        )
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            async_options=async_options,
+            # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
+            async_options=ocp.AsyncOptions(
+                create_directories_asynchronously=False, post_finalization_callback=self._sync
+            ),
             create=False,
             multiprocessing_options=_this_process_only(),  # Or it waits for the others.
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
@@ -238,11 +237,10 @@ class Checkpoints:
         Arrays are read to the host first, since they may have been saved on other devices. They are
         returned uncommitted, like new ones: committed arrays would compile a second train step.
         """
-        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         try:
             facts = self._read(step, {})[_RECORD]
             if same := all(facts["shapes"][name] == _shapes(like[name]) for name in like):
-                read = self._read(step, host)
+                read = self._read(step, like)
         except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
@@ -256,7 +254,8 @@ class Checkpoints:
                 raise DamagedError(f"its {name} differs from what was saved")
         return Restored(step, tuple(trees.values()), facts["record"])
 
-    def _read(self, step: int, host: Mapping[str, PyTree]) -> Any:
+    def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
+        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         items[_RECORD] = ocp.args.JsonRestore()
         return self._manager.restore(step, args=ocp.args.Composite(**items))

@@ -7,16 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config import (
-    FITTED,
-    default_config,
-    differences,
-    flatten,
-    for_files,
-    identity,
-    validate,
-)
-from hypjax.config.defaults import fields_of
+from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
+from hypjax.config.defaults import default_config, fields_of
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import Objective, SavedObjective, create_objective
@@ -54,11 +46,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
-    fields = {
-        name: _tuples(value)
-        for name, value in saved["all"].items()
-        if not (published and name.startswith("run."))
-    }
+    saved = {n: x for n, x in saved["all"].items() if not (published and n.startswith("run."))}
+    fields = {name: _tuples(value) for name, value in saved.items()}
     objective = fields["objective.name"]
     if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
         stand_in(objective, {})
