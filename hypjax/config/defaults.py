@@ -45,43 +45,25 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
-_SCORE_SPACES = Rule(
-    lambda value: value and some_of(("objective", *SPACES)).holds(value),
-    "one or more of objective, " + ", ".join(SPACES) + ", each once",
-)
+_ANY_SPACE = "one or more of objective, " + ", ".join(SPACES) + ", each once"
+_SCORE_SPACES = Rule(lambda x: x and some_of(("objective", *SPACES)).holds(x), _ANY_SPACE)
 _CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
 _PATH = Field(None, kind=str, optional=True)
-
-
 _NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
-_PARAMETERS = each(
-    choices.names_parameters,
-    f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
-)
+_WHICH = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
+_PARAMETERS = each(choices.names_parameters, _WHICH)
 _TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
-_KS = each(
-    within(1, IMAGES).holds,
-    f"one or more numbers, each at least 1 and up to {IMAGES}",
-    least=1,
-    most=100,
-)
-_SCALES = each(
-    lambda value: 0 < value <= 4, "one to ten numbers, each above 0 and up to 4", least=1, most=10
-)
-_METRICS = Rule(
-    lambda value: "recall" in value and set(value) <= set(choices.METRICS),
-    "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
-)
+_KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
+_SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
+_ANY_METRIC = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
+_METRICS = Rule(lambda x: "recall" in x and set(x) <= set(choices.METRICS), _ANY_METRIC)
 
 
 def _is_group(value: tuple[Any, ...]) -> bool:
     rate = Field(0.0, at_least(0))
     items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
-    return (
-        len(value) == 4
-        and choices.names_parameters(value[0])
-        and not any(item.requirement(x) for item, x in zip(items, value[1:], strict=True))
-    )
+    wrong = (item.requirement(x) for item, x in zip(items, value[1:], strict=True))
+    return len(value) == 4 and choices.names_parameters(value[0]) and not any(wrong)
 
 
 def _is_mesh(value: tuple[int, ...]) -> bool:
