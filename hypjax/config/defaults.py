@@ -29,7 +29,8 @@ from hypjax.fields import (
     within,
 )
 from hypjax.geometry import SPACES
-from hypjax.objectives import OBJECTIVES
+from hypjax.geometry.registry import simple_spaces
+from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
@@ -45,8 +46,12 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
-_ANY_SPACE = "one or more of objective, " + ", ".join(SPACES) + ", each once"
-_SCORE_SPACES = Rule(lambda x: x and some_of(("objective", *SPACES)).holds(x), _ANY_SPACE)
+_ANY_SPACE = "one or more of objective, " + ", ".join(simple_spaces()) + ", each once"
+_SCORE_SPACES = Rule(lambda x: x and some_of(("objective", *simple_spaces())).holds(x), _ANY_SPACE)
+_PARTS = Rule(
+    lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
+    "two or more of " + ", ".join(simple_spaces()),
+)
 _CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
 _PATH = Field(None, kind=str, optional=True)
 _NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
@@ -130,9 +135,7 @@ _FIELDS = {
     # Of the encoder's matrix products: see `layers.compute_dtype`.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),
     # The optimiser, its learning rate, and which parameters are frozen.
-    "optim.learning_rate": Field(
-        3e-5, at_least(0)
-    ),  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
+    "optim.learning_rate": Field(3e-5, at_least(0)),  # At its peak. ViT and DeiT; DINO: 1e-5.
     "optim.name": Field("adamw", one_of(*OPTIMIZERS)),  # See `hypjax.config.optimizers`.
     # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
     "optim.schedule": Field("constant", one_of("constant", "cosine", "step", "exponential")),
@@ -165,9 +168,7 @@ _FIELDS = {
     # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
     "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Of anchor and positive, in each epoch.
-    "train.tuples.negatives": Field(
-        5, within(1, IMAGES)
-    ),  # Negatives of each, no two of one class.
+    "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Of each, no two of one class.
     # Images, drawn for each epoch, of which these are the nearest.
     "train.tuples.pool": Field(22_000, within(1, IMAGES)),
     "train.repeat_images": Field(False),  # A class's images are drawn with replacement (HIER).
@@ -204,7 +205,7 @@ _FIELDS = {
     "eval.expansion_alpha": Field(0.0, at_least(0)),  # Exponent of their weights; 0: average.
     "eval.rerank": Field(False),  # Whether the first 100 results are re-ranked (k-reciprocal).
     # Where and how the run is executed; these fields may change when it is resumed.
-    "run.data_dir": _PATH,  # Folder or URL of prepared datasets. None is TFDS's default.
+    "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
     # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     "run.cache": Field("none", one_of("none", "host", "device")),
@@ -245,7 +246,7 @@ def fields_of(objective: str) -> dict[str, Field]:
 
 def objective_fields(name: str) -> dict[str, Field]:
     """The fields of the space of the head's embedding, and those that a training loss declares."""
-    fields, own = {"name": Field(name), **_space()}, OBJECTIVES[name].fields
+    fields, own = {"name": Field(name), **_space()}, declaration(name).fields
     for field in sorted(fields.keys() & own.keys()):
         raise UserError(
             f"objective {name} declares the field {field}, which all objectives have; rename it"
@@ -274,6 +275,9 @@ def _space() -> dict[str, Field]:
         "c_rate": Field(1.0, at_least(0)),
         # If not empty, balls of these curvatures instead of c, whose distances are averaged.
         "curvatures": Field((), each(within(0, _CURVATURES[1]).holds, many, most=100), kind=float),
+        # Of a product: names of the spaces of its parts; and whether their distances are added.
+        "parts": Field((), _PARTS),
+        "summed": Field(False),
         "learn": Field(()),  # Further numbers that are learned, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
