@@ -357,7 +357,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
             f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}, as "
             "model.pooling and model.eval_pooling"
         )
-    sides, patch = image_sides(encoder), getattr(encoder, "patch_size", 1)
+    sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)
     if any(side % patch or not smallest <= side <= most for side in sides):
@@ -367,12 +367,6 @@ def check_encoder(encoder: Encoder) -> Encoder:
             f"multiple of {patch}"
         )
     return encoder
-
-
-def image_sides(encoder: Encoder) -> tuple[int, int]:
-    """Height and width of an encoder's images, in pixels."""
-    size = encoder.image_size
-    return (size, size) if isinstance(size, int) else size
 
 
 def same_architecture(one: Encoder, other: Encoder) -> bool:
@@ -390,5 +384,5 @@ def timm_name(encoder: Encoder) -> str | None:
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """A tree of `jax.ShapeDtypeStruct` of an encoder's parameters, without computing them."""
-    images = jax.ShapeDtypeStruct((1, *image_sides(encoder), channels), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
     return jax.eval_shape(encoder.init, jax.random.key(0), images).get("params", {})

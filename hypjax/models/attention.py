@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 from typing import TypeAlias
 
 import jax
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
+from hypjax.models.layers import cuda_capability
 
 Heads: TypeAlias = Float[Array, "batch tokens heads dim"]
-_FROM_AMPERE = re.compile(r"[89]\.|\d\d")  # Compute capabilities; AMD's are words.
 
 
 def attend(
@@ -30,21 +29,16 @@ def attend(
         UserError: The kernel is `cudnn`, which this GPU does not support for these shapes.
     """
     if kernel == "auto":
-        kernel = _fastest_kernel(query, jax.local_devices()[0])
+        # A fixed rule: a choice by time could differ between processes, which then wait for each
+        # other forever, and after a resume. On an H100, A100 and L4, XLA's program takes 1.6 to 1.8
+        # times the roofline time of a ViT-S/16's step, and 2.6 to 3.3 times that of a ViT-S/8's.
+        supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
+        kernel = "cudnn" if supported and cuda_capability() >= 8 else "xla"
     kernels = {"cpu": _by_head, "default": _by_xla}
     if kernel == "cudnn" and query.dtype.itemsize == 2:
         kernels["cuda"] = _by_cudnn
     kernels = {name: functools.partial(kernel, length=length) for name, kernel in kernels.items()}
     return jax.lax.platform_dependent(query, key, value, **kernels)
-
-
-def _fastest_kernel(query: Heads, device: jax.Device) -> str:
-    # A fixed rule: a choice by time could differ between processes, which then wait for each other
-    # forever, and after a resume. On an H100, A100 and L4, XLA's program takes 1.6 to 1.8 times the
-    # roofline time of a ViT-S/16's step, and 2.6 to 3.3 times that of a ViT-S/8's.
-    supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128 and query.dtype.itemsize == 2
-    from_ampere = _FROM_AMPERE.match(getattr(device, "compute_capability", ""))
-    return "cudnn" if supported and from_ampere else "xla"
 
 
 def _by_xla(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:

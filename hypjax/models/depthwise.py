@@ -1,7 +1,7 @@
 """Depthwise convolution: each channel has a kernel of its own.
 
-XLA's convolutions of this kind, and above all their gradients, are slow on CPUs. There they are
-sums of shifted images, which it compiles to one loop over channels that lie side by side.
+XLA's, and above all their gradients, are slow on CPUs. There they are sums of shifted images, which
+it compiles to one loop over channels that lie side by side.
 """
 
 import functools

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.geometry import learned
-from hypjax.models.architectures import check_encoder, create_encoder, image_sides
+from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, SIZES, OwnEncoder, own_encoder
-from hypjax.models.vit import VisionTransformer, resize_positions
+from hypjax.models.own import ENCODERS, SIZES, own_encoder
+from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
 
@@ -26,7 +26,7 @@ class Embedder(nn.Module):
     code), or nothing (IRT). Its output is not yet mapped into any space.
 
     Attributes:
-        encoder: Module that maps normalised images to embeddings.
+        encoder: The encoder.
         head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
         head_kind: 'dense', 'norm_dense', or 'none'.
         learned: Numbers of the objective that are learned, by name, as they are before training.
@@ -134,12 +134,7 @@ def resize_images(images: Images, side: int) -> Float[Array, "batch side side ch
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
     """Returns a model for images of another side, in pixels, and interpolates its positions."""
     encoder = check_encoder(model.encoder.clone(image_size=side))
-    positions = params["encoder"].get("pos_embed")
-    if positions is not None and not isinstance(encoder, OwnEncoder):
-        old, new = (
-            tuple(side // encoder.patch_size for side in image_sides(each))
-            for each in (model.encoder, encoder)
-        )
-        resized = resize_positions(positions, new, positions.shape[1] - math.prod(old))
+    if isinstance(encoder, VisionTransformer) and "pos_embed" in params["encoder"]:
+        resized = encoder.resized(params["encoder"]["pos_embed"])
         params = {**params, "encoder": {**params["encoder"], "pos_embed": resized}}
     return model.clone(encoder=encoder), params

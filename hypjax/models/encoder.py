@@ -50,6 +50,11 @@ class Encoder(nn.Module):
         return jnp.zeros((1, view.side, view.side, view.channels))
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the images, in pixels."""
+        return (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+
+    @property
     def poolings(self) -> list[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)

@@ -33,8 +33,10 @@ def mirror(images: Images, flips: Bool[Array, " batch"]) -> Images:
     return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
 
 
-# Compute capabilities of NVIDIA's GPUs before Ampere, which cannot multiply bfloat16.
-_BEFORE_AMPERE = re.compile(r"[1-7]\.")
+def cuda_capability(device: jax.Device | None = None) -> float:
+    """Compute capability of an NVIDIA GPU, by default JAX's first device; 0 for any other one."""
+    capability = getattr(device or jax.local_devices()[0], "compute_capability", "")
+    return float(capability) if re.match(r"\d", capability) else 0.0  # AMD's are words.
 
 
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
@@ -43,12 +45,9 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
     The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs.
     """
     device = device or jax.local_devices()[0]
-    if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
-        if precision != "float32":
-            warnings.warn(
-                f"{device.device_kind} cannot multiply bfloat16; float32 takes its place",
-                stacklevel=2,
-            )
+    if precision != "float32" and 0 < cuda_capability(device) < 8:  # Before Ampere.
+        words = f"{device.device_kind} cannot multiply bfloat16; float32 takes its place"
+        warnings.warn(words, stacklevel=2)
         precision = "float32"
     elif precision == "auto":
         precision = "float32" if device.platform == "cpu" else "bfloat16"
@@ -60,9 +59,7 @@ def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
 
     The tensor cores multiply such matrices without copies only if their sides are multiples of 8.
     """
-    device = device or jax.local_devices()[0]
-    capability = getattr(device, "compute_capability", "")
-    return jnp.dtype(dtype).itemsize == 2 and re.match(r"\d", capability) is not None
+    return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:

@@ -60,10 +60,10 @@ _NAMES = (
 )
 
 
-# Each tensor becomes its storage, its offset in it, its shape and its strides, in elements.
+# Each tensor becomes its storage and its shape; in this file, all of them are contiguous.
 _KNOWN = {
     "collections.OrderedDict": collections.OrderedDict,
-    "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
+    "torch._utils._rebuild_tensor_v2": lambda storage, _, shape, *__: (storage, shape),
     "torch.FloatStorage": np.dtype("<f4"),
     "torch.LongStorage": np.dtype("<i8"),
 }
@@ -88,13 +88,8 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     """
     file = io.BytesIO(data)
     _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
-    types = {key: dtype for (dtype, key), *_ in tensors.values()}
-    storages = {}
+    types, storages = {key: dtype for (dtype, key), _ in tensors.values()}, {}
     for key in keys:
         number = int.from_bytes(file.read(8), "little")
-        storages[key] = file.read(number * types[key].itemsize)
-    arrays = {}
-    for name, ((dtype, key), offset, shape, strides) in tensors.items():
-        start, strides = dtype.itemsize * offset, [dtype.itemsize * each for each in strides]
-        arrays[name] = np.ndarray(shape, dtype, storages[key], start, strides).copy()
-    return arrays
+        storages[key] = np.frombuffer(file.read(number * types[key].itemsize), types[key])
+    return {name: storages[key].reshape(shape) for name, ((_, key), shape) in tensors.items()}

@@ -19,15 +19,10 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
 from hypjax.models import tensors
-from hypjax.models.architectures import (
-    create_encoder,
-    encoder_shapes,
-    image_sides,
-    timm_name,
-)
+from hypjax.models.architectures import create_encoder, encoder_shapes, timm_name
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder
-from hypjax.models.vit import resize_positions
+from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
 
@@ -82,10 +77,9 @@ def convert_timm(
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
         state[name] = np.asarray(value, np.float32)
-    if interpolate and "pos_embed" in state and state["pos_embed"].ndim == 3:
-        grid = [side // encoder.patch_size for side in image_sides(encoder)]
-        prefix = expected["pos_embed"][1] - math.prod(grid)
-        state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], grid, prefix))
+    positions = state.get("pos_embed")
+    if interpolate and isinstance(encoder, VisionTransformer) and np.ndim(positions) == 3:
+        state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(
@@ -109,9 +103,8 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     """Converts a Dense layer on an encoder to timm's classifier.
 
-    The layer has a `kernel` [dim, outputs] and a `bias` [outputs]. timm averages the two
-    classifiers of a distilled model, one per token. Two copies of the layer therefore compute what
-    the layer computes from the mean of the tokens.
+    timm averages the two classifiers of a distilled model, one per token. Two copies of the layer
+    therefore compute what the layer computes from the mean of the tokens.
     """
     kernel, bias = (np.asarray(head[part]) for part in ("kernel", "bias"))
     parts = {"weight": np.ascontiguousarray(kernel.T), "bias": bias}

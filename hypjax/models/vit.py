@@ -134,14 +134,12 @@ class VisionTransformer(Encoder):
         blocks: What distinguishes the blocks of a family.
         pooling: How tokens are pooled into an embedding, see `hypjax.models.layers.poolings`.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
-        dtype: Dtype of matrix products and of the activations between them. Products in float32 are
-            true float32 on every device. Parameters, the residual stream, LayerNorm statistics,
-            rotations, softmax and the result are always float32.
+        dtype: Dtype of matrix products and of activations between them. Parameters, the residual
+            stream, LayerNorm statistics, rotations, softmax and the result are always float32.
         remat: Whether to recompute the activations of blocks in the backward pass.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
-            their rounding only. Their number is padded to a multiple of 8, since XLA would
-            otherwise copy every operand of a product into such rows; and tokens are stored one
-            after the other, so that a LayerNorm reads each once.
+            rounding only: padded to a multiple of 8, or XLA would copy operands into such rows, and
+            stored one after the other, so that a LayerNorm reads each once.
         attention: The kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
@@ -216,6 +214,20 @@ class VisionTransformer(Encoder):
     def patches(self) -> dict[str, int]:
         """The projection of patches, see `Encoder`."""
         return {"patch_embed": self.patch_size}
+
+    def resized(
+        self, positions: Float[ArrayLike, "1 tokens dim"]
+    ) -> Float[ArrayLike, "1 tokens2 dim"]:
+        """Interpolates a square of positions to the patches as timm does: bicubic, antialiased."""
+        prefix = self.num_prefix_tokens if self.positions == "all" else 0
+        grid = tuple(side // self.patch_size for side in self.sides)
+        side = math.isqrt(max(positions.shape[1] - prefix, 0))
+        if grid == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
+            return positions
+        square = rearrange(jnp.asarray(positions[:, prefix:]), "1 (h w) d -> h w d", h=side)
+        square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
+        square = rearrange(square, "h w d -> 1 (h w) d")
+        return jnp.concatenate([positions[:, :prefix], square], axis=1)
 
     @nn.compact
     def __call__(
@@ -300,8 +312,7 @@ def drop_path_factors(
 
     As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
     independently, at a rate that rises linearly from 0 in the first block to the given one in the
-    last. What is kept is divided by the probability to keep it, so that the mean of every factor is
-    1. Factors are float32.
+    last. The mean of every factor is 1.
     """
     kept = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
     return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
@@ -382,10 +393,10 @@ class Attention(nn.Module):
 
     num_heads: int
     dtype: DTypeLike
-    kernel: str = "auto"
-    tokens: int | None = None
-    outputs: int | None = None
-    design: BlockDesign = BlockDesign()
+    kernel: str
+    tokens: int | None
+    outputs: int | None
+    design: BlockDesign
 
     @nn.compact
     def __call__(
@@ -448,15 +459,3 @@ class AttentionPool(nn.Module):
         normed = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
         hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
         return x + Dense(width, self.dtype, name="fc_2")(activate(hidden, self.design.activation))
-
-
-def resize_positions(
-    positions: Float[ArrayLike, "1 tokens dim"], grid: tuple[int, int], prefix: int
-) -> Float[ArrayLike, "1 tokens2 dim"]:
-    """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
-    side = math.isqrt(max(positions.shape[1] - prefix, 0))
-    if tuple(grid) == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
-        return positions
-    square = rearrange(jnp.asarray(positions[0, prefix:]), "(h w) d -> h w d", h=side)
-    square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
-    return jnp.concatenate([positions[:, :prefix], rearrange(square, "h w d -> 1 (h w) d")], axis=1)

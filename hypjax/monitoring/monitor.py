@@ -20,53 +20,20 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, machine
 
 
-class Meter:
-    """Collects what steps return, and measures how long they wait for input.
+def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
+    """Summarises the metrics of steps, without those that were not finite.
 
-    Waiting counts even while the device computes, so the share of input is an upper bound. Learned
-    numbers are read by their latest value.
+    Names in _min and _max have the extreme, those among `latest` the last value, and others the
+    mean.
     """
-
-    def __init__(
-        self, batch_size: int, stopwatch: Stopwatch, learned: Collection[str] = ()
-    ) -> None:
-        self._batch_size, self._stopwatch = batch_size, stopwatch
-        self._latest = {"learning_rate", *learned}
-        self.metrics: list[Mapping[str, Any]] = []  # Of the steps since the last reading.
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Excludes the time since the last reading from the rates, for example a compilation."""
-        jax.block_until_ready(self.metrics[-1:])
-        self._waited = self._stopwatch.seconds()["input"]
-        self._timed, self._started = len(self.metrics), time.monotonic()
-
-    def read(self) -> dict[str, float]:
-        """Summarises the steps since the last reading, without those that were not finite.
-
-        Adds images per second, the share of time spent waiting for input, and the peak memory of
-        the process and the device in bytes.
-        """
-        metrics = jax.device_get(self.metrics)
-        seconds = time.monotonic() - self._started
-        wait = self._stopwatch.seconds()["input"] - self._waited
-        finite = [m for m in metrics if m["finite"]]
-        names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
-        values = {n: self._summary_of(n, [m[n] for m in finite]) for n in names}
-        values["skipped"] = int(metrics[-1]["skipped"])
-        if steps := len(metrics) - self._timed:
-            values["images_per_second"] = steps * self._batch_size / seconds
-            values["input_wait"] = wait / seconds
-        values |= machine.memory_peaks()
-        self.metrics = []
-        self.restart_clock()
-        return values
-
-    def _summary_of(self, name: str, values: Sequence[float]) -> float:
-        """The latest value of what is set or learned; of names in _min and _max the extreme."""
-        if name in self._latest:
-            return float(values[-1])
-        return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
+    steps = jax.device_get(steps)
+    finite = [metrics for metrics in steps if metrics["finite"]]
+    values = {"skipped": int(steps[-1]["skipped"])}
+    for name in finite[0].keys() - {"finite", "skipped"} if finite else ():
+        of_steps = [metrics[name] for metrics in finite]
+        summary = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
+        values[name] = float(of_steps[-1] if name in latest else summary(of_steps))
+    return values
 
 
 class Trace:
@@ -122,15 +89,16 @@ class Monitor(contextlib.AbstractContextManager):
 
         `name` tells the name of a training image.
         """
-        size = config.train.batch_size
         self._first = self._reported = steps.start
         self._train, self._checkpoints, self._name = config.train, checkpoints, name
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry = Telemetry(folder, steps.start, config)
         self._health = HealthWatch(config)
-        self._progress = console.Progress(steps.start, steps.stop, size)
-        self._meter = Meter(size, stopwatch, reported_names(config.objective))
+        self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
+        self._latest = {"learning_rate", *reported_names(config.objective)}
+        self._metrics: list[Mapping[str, Any]] = []  # Of the steps since the last report.
+        self._restart_clock()
 
     def __exit__(self, *args: object) -> None:
         self._trace.end()
@@ -150,11 +118,11 @@ class Monitor(contextlib.AbstractContextManager):
         So two steps at most are in flight: while one computes, the input of the next is fetched.
         """
         self._trace.after(step, metrics)
-        self._meter.metrics.append(metrics)
+        self._metrics.append(metrics)
         self.settle()
         self._unchecked = step, ids, metrics
         if step == self._first + 1:
-            self._meter.restart_clock()  # The first step includes compilation.
+            self._restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
     def report(self, step: int, *, judging: bool = True) -> None:
@@ -167,7 +135,15 @@ class Monitor(contextlib.AbstractContextManager):
         if step == self._reported:
             return
         self._reported = step
-        values = self._meter.read()
+        values = summarised(self._metrics, self._latest)
+        seconds = time.monotonic() - self._started
+        if steps := len(self._metrics) - self._timed:
+            values["images_per_second"] = steps * self._train.batch_size / seconds
+            # Waiting counts even while the device computes: this is an upper bound.
+            values["input_wait"] = (self.stopwatch.seconds()["input"] - self._waited) / seconds
+        values |= machine.memory_peaks()
+        self._metrics = []
+        self._restart_clock()
         self._telemetry.write(step, values)
         self._progress.show(values)
         if judging:
@@ -183,4 +159,10 @@ class Monitor(contextlib.AbstractContextManager):
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step; the time of computing them does not count as training."""
         self._telemetry.write(step, values)
-        self._meter.restart_clock()
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        """Excludes the time since the last report from the rates, for example a compilation."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._waited = self.stopwatch.seconds()["input"]
+        self._timed, self._started = len(self._metrics), time.monotonic()

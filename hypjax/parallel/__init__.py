@@ -47,19 +47,14 @@ class Slices(NamedTuple):
     """How a batch is split into slices (microbatches), one after the other, and over devices."""
 
     count: int
-    images: int
-    devices: int
-
-    @property
-    def rows(self) -> int:
-        """Number of images including padding."""
-        return self.count * self.images * self.devices
+    rows: int  # Of the batch, with padding.
 
 
 def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
     """Splits a batch into equal slices with little padding; a microbatch of 0 makes one slice."""
     count = math.ceil(batch_size / microbatch) if microbatch else 1
-    return Slices(count, math.ceil(batch_size / (count * mesh.size)), mesh.size)
+    together = count * mesh.size
+    return Slices(count, together * math.ceil(batch_size / together))
 
 
 def local_rows(mesh: Mesh, rows: int) -> range:

@@ -1,6 +1,7 @@
 """What a run measures: metrics.jsonl, TensorBoard, traces; tests/parity has Weights & Biases."""
 
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,7 @@ import pytest
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.monitoring.monitor import Meter, Trace
-from hypjax.monitoring.stopwatch import Stopwatch
+from hypjax.monitoring.monitor import Trace, summarised
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.objectives import PairwiseCrossEntropy, loss_function
 from hypjax.types import Batch, Outputs
@@ -98,20 +98,21 @@ def test_measurements_on_a_full_disk_are_left_out_whole(photos_folder, tmp_path,
     assert "measurements could not be written" in capsys.readouterr().err
 
 
-def test_readings_summarise_finite_steps():
-    meter = Meter(4, Stopwatch())
-    for i in (1.0, 2.0, float("nan"), 4.0):
-        step = {"loss": i, "logit_min": i, "logit_max": i, "learning_rate": i, "skipped": 1}
-        meter.metrics.append(
-            {name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i}
-        )
-    values = meter.read()
-    assert values["loss"] == pytest.approx(7 / 3)
-    assert (values["logit_min"], values["logit_max"], values["learning_rate"]) == (1, 4, 4)
-    meter.metrics.append(
-        {"loss": jnp.float32(jnp.nan), "finite": jnp.array(False), "skipped": jnp.int32(2)}
-    )
-    assert "loss" not in meter.read()
+def test_reports_summarise_finite_steps():
+    steps = [
+        {name: jnp.float32(x) for name in ("loss", "logit_min", "logit_max", "learning_rate")}
+        | {"finite": x == x, "skipped": jnp.int32(1)}
+        for x in (1.0, 2.0, math.nan, 4.0)
+    ]
+    values = summarised(steps, {"learning_rate"})
+    assert values == {
+        "loss": pytest.approx(7 / 3),
+        "logit_min": 1,
+        "logit_max": 4,
+        "learning_rate": 4,
+        "skipped": 1,
+    }
+    assert summarised(steps[2:3], ()) == {"skipped": 1}
 
 
 @pytest.mark.parametrize("space", [PoincareBall(0.5, 1.5), Sphere()])

@@ -61,7 +61,7 @@ def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, 
 )
 def test_slices_have_equal_size_and_hold_all_images(batch, microbatch, count, images):
     slices = parallel.slices(batch, SimpleNamespace(size=8), microbatch)
-    assert slices == (count, images, 8)
+    assert slices == (count, count * images * 8)
     assert batch <= slices.rows < batch + count * 8
 
 
