@@ -6,7 +6,7 @@ import functools
 import io
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from benchmarks import job, measure, peers
 from benchmarks.measure import COLUMNS as COLUMNS
 from benchmarks.measure import Task
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.photos import Files, find_images
-from hypjax.data.pipeline import evaluation_batches, training_batches
+from hypjax.data.photos import find_images
+from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.system.array_cache import ArrayCache
@@ -53,7 +53,7 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
     test, name = _peer(files, len(files), training=False)
     yield Task(
         f"{len(files)} test views, exact pixels",
-        lambda: _consume(evaluation_batches(files, _VIEW, _BATCH)),
+        lambda: _consume(readable_batches(files, _VIEW, _BATCH)),
         test,
         name,
         items=len(files),
@@ -61,10 +61,9 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
 
 
 def _open_dataset(where: str | pathlib.Path) -> Dataset:
-    files = Files(find_images(str(where)).names.tolist())
-    sizes = np.array([_opened(record).size[::-1] for record in files])
-    positions = np.arange(len(files))
-    return Dataset(files, positions, np.zeros_like(positions), sizes)
+    files = find_images(str(where))
+    sizes = np.array([_opened(files.content(i)).size[::-1] for i in range(len(files))])
+    return dataclasses.replace(files, sizes=sizes, upright=False)
 
 
 def _opened(file: bytes) -> Image.Image:
@@ -111,7 +110,7 @@ def _peer(files: Dataset, count: int, training: bool) -> tuple[Callable[[], None
     half = (0.5, 0.5, 0.5)
     view += [transforms.ToTensor(), transforms.Normalize(half, half)]
     loader = torch.utils.data.DataLoader(
-        _TorchPhotos(files.records, count, transforms.Compose(view)),
+        _TorchPhotos(files, count, transforms.Compose(view)),
         batch_size=_BATCH,
         num_workers=usable_cores(),
         persistent_workers=True,
@@ -125,7 +124,7 @@ def _peer(files: Dataset, count: int, training: bool) -> tuple[Callable[[], None
 class _TorchPhotos:
     """The same views as a map-style dataset of PyTorch."""
 
-    records: Sequence[Mapping[str, Any]]
+    files: Dataset
     count: int
     transform: Callable[[Image.Image], Any]
 
@@ -133,4 +132,4 @@ class _TorchPhotos:
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        return self.transform(_opened(self.records[i % len(self.records)]).convert("RGB"))
+        return self.transform(_opened(self.files.content(i % len(self.files))).convert("RGB"))

@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from hypjax.config.variants import LOSSES
-from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -37,8 +37,9 @@ def loss_rows() -> str:
     rows = []
     for name, loss in (PAIR_LOSSES | PROXY_LOSSES).items():
         # A row of the page has the fields that losses of pairs share.
-        own = loss.settings if "memory" in loss.fields else loss.fields
-        fields = ", ".join(f"`{field}={_literal(own[field].default)}`" for field in own)
+        shared = (*MEMORY, "koleo_weight") if "memory" in loss.fields else ()
+        own = [(field, rule.default) for field, rule in loss.fields.items() if field not in shared]
+        fields = ", ".join(f"`{field}={_literal(default)}`" for field, default in own)
         variant = next((f"`{v}`" for v, named in LOSSES.items() if named == name), "")
         title = loss.function.__doc__.partition("\n")[0].rstrip(".")
         rows.append(f"| {title} | `{name}` | {fields} | {variant} |")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Prepared(NamedTuple):
     """Facts of a dataset that other packages than its preparation need."""
 
-    declaration: str  # Module in `hypjax/data/preparation/`, and the dataset's name there.
+    declaration: str  # Module in `hypjax/data/preparation/`, and the name there.
     role: str = "training"  # Or 'judged': only searched, with ground truth; or 'distractors'.
     # What its coarse classes are. Of several levels, the name of a coarse class is a path.
     levels: tuple[str, ...] = ("super-class",)
@@ -14,8 +14,8 @@ class Prepared(NamedTuple):
 
 
 PREPARED = {
-    "glyphs": Prepared("glyphs.Glyphs", levels=("script",)),
-    "scenes": Prepared("scenes.Scenes"),
+    "glyphs": Prepared("glyphs.contents", levels=("script",)),
+    "scenes": Prepared("scenes.contents"),
     "cub200": Prepared("cub200.DATASET", mteb_task="CUB200I2IRetrieval"),
     "cars196": Prepared("cars196.DATASET", mteb_task="StanfordCarsI2IRetrieval"),
     "sop": Prepared("sop.DATASET", mteb_task="SOPI2IRetrieval"),

@@ -9,6 +9,7 @@ import sys
 
 from hypjax.errors import UserError, nearest, reported
 
+_USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"
 # The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its line.
 COMMANDS = {
     "train": "hypjax.main",
@@ -35,20 +36,15 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     with reported():
         if name in ("--help", "-h", "help"):
-            print(_usage())
+            print(_USAGE)
+            for command, module in COMMANDS.items():
+                print(f"  {command:<14}{importlib.import_module(module).__doc__.splitlines()[0]}")
+            print("\nhypjax COMMAND --help lists the flags of a command.")
             return
         if name not in COMMANDS:
             raise UserError(f"{name!r} is no command of hypjax{nearest(name, COMMANDS)}")
     del sys.argv[1]
     runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
-
-
-def _usage() -> str:
-    lines = ["Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"]
-    for name, module in COMMANDS.items():
-        summary = importlib.import_module(module).__doc__.splitlines()[0]
-        lines.append(f"  {name:<14}{summary}")
-    return "\n".join([*lines, "\nhypjax COMMAND --help lists the flags of a command."])
 
 
 if __name__ == "__main__":

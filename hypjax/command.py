@@ -79,7 +79,7 @@ RUN = string("Folder of a trained run, or its URL.")
 RUNS = strings(
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
 )
-DATA_DIR = string("Folder of prepared datasets. Default: that of TFDS.")
+DATA_DIR = string("Folder of prepared datasets. Default: ~/tensorflow_datasets.")
 CHOSEN = {
     "images": integer(
         "Largest number of test images; of more, random classes are chosen. Memory and time grow "
@@ -104,9 +104,9 @@ ENCODER = {
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command by their names; once they are parsed, attributes are their values.
+    """The flags of one command; once they are parsed, attributes are their values.
 
-    A command of which `overrides` is true takes --config.FIELD=VALUE.
+    With `overrides`, the command takes --config.FIELD=VALUE.
     """
 
     def __init__(self, *, overrides: bool = False, **definitions: _Definition) -> None:
@@ -210,14 +210,14 @@ def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
     if not flag_values.overrides:
         refuse_overrides(overrides)
-    first, words = [overrides] * flag_values.overrides, rest[1:]
+    arguments, words = [overrides] * flag_values.overrides, rest[1:]
     if choices is None:
-        return [*first, words]
+        return [*arguments, words]
     if len(words) > bool(choices):
         raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
     if words and words[0] not in choices:
         raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
-    return [*first, *(words or [None])] if choices else first
+    return [*arguments, *(words or [None])] if choices else arguments
 
 
 def require_writable(folder: pathlib.Path) -> None:

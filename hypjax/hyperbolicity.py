@@ -28,10 +28,9 @@ def main(overrides: list[str]) -> None:
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
 
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     if FLAGS.embeddings:
         command.refuse_overrides(overrides)
         embeddings = Embeddings.load(pathlib.Path(FLAGS.embeddings).expanduser())

@@ -49,8 +49,7 @@ def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.workdir import read_run_config
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
     from hypjax.system.cloud import is_url
 
     for flag in ("workdir", "name"):
@@ -83,7 +82,7 @@ def main(overrides: list[str]) -> None:
         processes.join(FLAGS.coordinator, *known)
     elif known != (None, None):
         raise UserError("--coordinator is missing: HOST:PORT of the first process")
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     if FLAGS.dry_run:
         from hypjax.training.dry_run import dry_run
 

@@ -60,10 +60,9 @@ def main(kind: str | None) -> None:
         require_package("umap", "a layout by UMAP", "hypjax[viz]")
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
 
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     if kind == "hits":
         print(draw_hits(FLAGS.workdir, FLAGS.queries, FLAGS.k, FLAGS.seed, output))
         console.say(f"wrote {output}")

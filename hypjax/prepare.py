@@ -27,7 +27,7 @@ def main() -> None:
     FLAGS.require("dataset")
     from hypjax.data.preparation import prepare
 
-    builder = prepare.prepare(
+    folder = prepare.prepare(
         FLAGS.dataset,
         data_dir=FLAGS.data_dir,
         manual_dir=FLAGS.manual_dir,
@@ -35,7 +35,7 @@ def main() -> None:
         allow_partial=FLAGS.allow_partial,
         skip_corrupt=FLAGS.skip_corrupt,
     )
-    print(prepare.summary(builder))
+    print(prepare.summary(folder))
 
 
 if __name__ == "__main__":

@@ -57,10 +57,9 @@ def main() -> None:
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.runs.tables import aligned
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
 
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     task = _task()
     if FLAGS.prefix:
         queries, gallery = (part and part.prefix(FLAGS.prefix) for part in task[:2])

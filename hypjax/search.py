@@ -59,11 +59,10 @@ def main() -> None:
     from hypjax.retrieval.gallery_files import open_gallery
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
-    from hypjax.system import console
-    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system import caches, console
 
     gallery, images = open_gallery(FLAGS.gallery), find_images(FLAGS.query)
-    keep_compiled_programs()
+    caches.keep_compiled_programs()
     match = None
     if images.vectors is None or FLAGS.workdir or FLAGS.encoder:
         FLAGS.require_one("workdir", "encoder")

@@ -25,12 +25,14 @@ from hypjax.runs.images import give
 from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
-from hypjax.training.input import Feed, open_input
+from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
 from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
+
+_NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
 
 
 def train(
@@ -105,9 +107,7 @@ def train_and_evaluate(
     config = config.copy_and_resolve_references()
     validate(config)
     if config.train.total_steps == 0:
-        refuse(
-            "train.total_steps", 0, "at least 1; add --mode=evaluate to evaluate without training"
-        )
+        refuse("train.total_steps", 0, _NO_STEPS)
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
@@ -160,16 +160,17 @@ def _trained(
     """Runs the remaining steps, saves the last state, and evaluates the models."""
     config, splits = run.config, run.splits
     measured = measured or score_untrained(run, state, stopwatch)
-    source = open_input(run, steps, config.run.workers, state.params["model"])
+    source = open_input(run, steps, state.params["model"])
     monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
-    loop = Loop(run, *jit_train_steps(run.learner, state, source.store), checkpoints, monitor)
-    with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
+    jitted = jit_train_steps(run.learner, state, source.store)
+    loop = Loop(run, *jitted, source, checkpoints, monitor)
+    with contextlib.closing(source), monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)
             if splits.validation:  # What training makes worse need not be chosen.
                 loop.save(state, measured)
         stopwatch.turn_to("steps")
-        state, measured = loop.run(state, measured, feed)
+        state, measured = loop.run(state, measured)
         stopwatch.turn_to("other")
         with stopwatch.part("saving"):
             checkpoints.wait()

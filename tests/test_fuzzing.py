@@ -14,9 +14,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from hypjax.config import default_config, for_files, load_config
-from hypjax.data.photo_dataset import open_photos
 from hypjax.data.photos import read_table
-from hypjax.data.splits import Decoding, HeldOutClasses
+from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.models import VisionTransformer

@@ -272,7 +272,7 @@ def test_what_is_no_dataset_is_refused():
     for dataset, message in [
         (3, "int is no dataset"),
         (([1], [1, 2]), "1 images, but 2 labels"),
-        ({"dev": []}, "split 'dev'"),
+        ({"dev": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "split 'dev'"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
         with pytest.raises(UserError, match=message), config.ignore_type():
@@ -386,7 +386,7 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
 
     for register, name, piece, message in [
         (hypjax.register_space, "sphere", HalfSphere, "hypjax has a space sphere of its own"),
-        (hypjax.register_space, "net", Net, "the space Net lacks embed, clipped"),
+        (hypjax.register_space, "net", Net, "the space Net lacks squared, embed, clipped"),
         (hypjax.register_objective, "supcon", attraction, "an objective supcon of its own"),
         (hypjax.register_objective, "x", 3, "int is no objective"),
         (hypjax.register_encoder, "vit", Net(), "an architecture vit of its own"),

@@ -1,8 +1,4 @@
-"""The Poincaré disk: embeddings and trees as pictures and interactive pages, and images on a grid.
-
-`drawing_of_gallery` and `drawing_of_run` find the points, `place_in_disk` moves them into the disk,
-and `draw_disks`, `write_disk_page` and `draw_image_grid` draw them.
-"""
+"""The Poincaré disk: embeddings and trees as figures and pages, and images on a grid."""
 
 import math
 import pathlib
@@ -129,11 +125,7 @@ def _colours_of(drawing: Drawing) -> Colours:
 
 
 def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
-    """Chooses the colours of groups with so many points.
-
-    The seven largest have colours and markers, the others are grey. If these hold most points, as
-    with many equal classes, hues follow the order of the groups instead.
-    """
+    """Colours and markers for the seven largest groups, or hues for many groups of like sizes."""
     shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
     shown, groups = shown[counts[shown] > 0], len(counts)
     if 2 * counts[shown].sum() >= counts.sum():
@@ -234,10 +226,7 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
 
 
 def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Assigns at most side² places to cells of a square grid: row, from the top, and column.
-
-    The sum of squared distances from place to cell is least (Jonker and Volgenant).
-    """
+    """The row, from the top, and column of each place; least sum of squared distances to cells."""
     from scipy.optimize import linear_sum_assignment
 
     # Ranks spread the places evenly in each direction.
@@ -254,7 +243,7 @@ def drawing_of_gallery(
 ) -> tuple[Drawing, Space]:
     """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
-    title, chosen = _choose(path.name, len(gallery), most, seed)
+    title, chosen = choose(path.name, len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
     paths = gallery.ids[chosen].tolist()
@@ -267,10 +256,7 @@ def drawing_of_gallery(
 def drawing_of_run(
     workdir: str, parts: Sequence[str], most: int, seed: int, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds images of a run's dataset by `scored_head`; proxies of HIER come with their tree.
-
-    Of more than `most` images of a part, train or test, random ones are chosen.
-    """
+    """Embeds at most so many random images of each part, train or test, and any proxies of HIER."""
     (run,) = open_runs([workdir])
     name, shown = run.config.data.name, {}
     embed, space, proxies = scored_head(run)
@@ -278,7 +264,7 @@ def drawing_of_run(
         dataset = getattr(run.splits, part)
         if dataset is None:
             raise UserError(f"{name} has no {part} images; leave out --parts={part}")
-        title, chosen = _choose(part, len(dataset), most, seed)
+        title, chosen = choose(part, len(dataset), most, seed)
         images = dataset.take(chosen)
         shown[title] = embed(images), images
     drawing = drawing_of_images(name, shown, colour)
@@ -338,10 +324,7 @@ def place_in_disk(
 
 
 def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
-    """Returns the function that reads an image of a dataset, in colour, by its index.
-
-    Given features may have no images; their names stand for these.
-    """
+    """Reads an image of a dataset, in colour, by its index; a name, if features have no images."""
 
     def read(i: int) -> Image.Image:
         try:
@@ -361,7 +344,7 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def _choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
+def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
     """A title, and indices of all images or, of more than `most`, of random ones, in order."""
     if not count:
         raise UserError("there are no images to draw")
@@ -462,11 +445,8 @@ def _places(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.nda
 
 
 def geodesics(start: Places, end: Places) -> Complex[np.ndarray, "n 33"]:
-    """Points of the geodesics of the Poincaré disk, arcs orthogonal to the unit circle.
-
-    The isometry z ↦ (z − p)/(1 − p̄z) takes a geodesic's start p to the origin, and the geodesic to
-    a line. The points include both ends.
-    """
+    """Points, with both ends, of geodesics of the disk, which are arcs orthogonal to the circle."""
     start, end = start[:, None], end[:, None]
+    # The isometry z ↦ (z − p)/(1 − p̄z) takes the start p to the origin, and a geodesic to a line.
     moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, 33)
     return (moved + start) / (1 + start.conj() * moved)

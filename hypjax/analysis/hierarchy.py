@@ -52,11 +52,7 @@ def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
 
 
 def find_hierarchy(
-    name: str,
-    points: Points,
-    space: Space,
-    images: ChosenImages,
-    proxies: Float[np.ndarray, "p dim"] | None = None,
+    name: str, points: Points, space: Space, images: ChosenImages, proxies: Points | None = None
 ) -> Hierarchy:
     """Scores the tree of average linkage and, before it, the tree of any hierarchical proxies."""
     distances = _distances(space, points, points)
@@ -82,11 +78,7 @@ def find_hierarchy(
 
 
 def _with_proxies(
-    found: Hierarchy,
-    points: Points,
-    proxies: Float[np.ndarray, "p dim"],
-    space: Space,
-    images: ChosenImages,
+    found: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
     """Puts the tree of the proxies, points of the space, before that of average linkage."""
     n, everything = len(points), np.concatenate([points, proxies])
@@ -159,9 +151,8 @@ def _scores_of_radii(
 ) -> dict[str, float | int]:
     nearest = np.argmin(distances, axis=1)
     held = np.unique(nearest)
-    inside = trees.farther_in(
-        proxy_radii[held], [np.median(radii[nearest == proxy]) for proxy in held]
-    )
+    medians = [np.median(radii[nearest == proxy]) for proxy in held]
+    inside = trees.farther_in(proxy_radii[held], medians)
     return {
         "median_of_images": float(np.median(radii)),
         "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
@@ -192,10 +183,7 @@ def _leaves(
 
 
 def _nodes(
-    tree: Tree,
-    lengths: Sequence[float],
-    images: ChosenImages,
-    inner: Sequence[tuple[str, dict[str, Any]]],
+    tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
     """The images, then the inner nodes with these names and facts, each with its parent's index."""
     described = []
@@ -307,13 +295,11 @@ def _draw_disk(found: Hierarchy, images: ChosenImages, output: pathlib.Path) -> 
 
 
 def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
-    """Draws the affinity of classes, beside the number of groups that they share.
-
-    Classes are sorted by their groups, and within these by average linkage of their affinities.
-    """
+    """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
     first = _first_of_classes(images)
     groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
-    order = np.lexsort((_row_order(affinity), *reversed(groups.values())))
+    alike = trees.average_linkage(affinity.max() - affinity)[0].starts()[: len(affinity)]
+    order = np.lexsort((alike, *reversed(groups.values())))
     panels = {"affinity": affinity}
     if groups:
         many = f"number of equal groups: {', '.join(groups)}"
@@ -324,9 +310,8 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
     ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]
     bars = [{"extend": "both"}, {"ticks": range(len(groups) + 1)}]
-    for axes, (title, panel), (low, high), bar in zip(
-        row, panels.items(), ranges, bars, strict=False
-    ):
+    styles = zip(ranges, bars, strict=True)
+    for axes, (title, panel), ((low, high), bar) in zip(row, panels.items(), styles, strict=False):
         style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
         picture = axes.imshow(panel[np.ix_(order, order)], **style)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
@@ -334,12 +319,3 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
         if panel is affinity or len(groups) > 1:
             figure.colorbar(picture, ax=axes, shrink=0.85, **bar)
     save(figure, output)
-
-
-def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
-    """Places of classes in a row in which similar ones are neighbours."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    apart = squareform(affinity.max() - affinity, checks=False)
-    return np.argsort(leaves_list(linkage(apart, method="average")))

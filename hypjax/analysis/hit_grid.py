@@ -5,7 +5,7 @@ import io
 import itertools
 import pathlib
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -16,7 +16,7 @@ from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
 
-FRAMES = {"right": "tab:green", "wrong": "tab:red", "": "none"}  # Colours.
+_FRAMES = {"right": "tab:green", "wrong": "tab:red", "": "none"}  # Colours.
 _INCHES = 1.4  # Side of one image.
 _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
@@ -64,12 +64,18 @@ def draw(
     """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
     rows = []
     for hits in found:
-        rows.append([Picture(hits.query, f"query {on_one_line(hits.label)}", "black")])
-        columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
-        for i, (path, label, distance) in enumerate(columns):
-            title = f"{distance:.3f} {on_one_line(label)}"
-            rows[-1].append(Picture(path, title, FRAMES[hits.mark(i)]))
+        marks = map(hits.mark, range(len(hits.paths)))
+        columns = zip(hits.paths, hits.labels, hits.distances, marks, strict=True)
+        rows.append(hit_row(hits.query, hits.label, columns))
     return draw_rows(rows, output, read)
+
+
+def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]]) -> list[Picture]:
+    """A query, and its hits: images with labels, distances and marks, as of `Hits`."""
+    row = [Picture(image, f"query {on_one_line(label)}", "black")]
+    for hit, name, distance, mark in hits:
+        row.append(Picture(hit, f"{distance:.3f} {on_one_line(name)}", _FRAMES[mark]))
+    return row
 
 
 def draw_rows(

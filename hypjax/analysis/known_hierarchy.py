@@ -1,7 +1,4 @@
-"""How embeddings agree with a known hierarchy: groups of classes, groups of these, and so on.
-
-Numbers, and tanglegrams: a tree that was found and the known one, face to face, of the same leaves.
-"""
+"""How embeddings agree with a known hierarchy of classes: numbers, and tanglegrams."""
 
 import itertools
 import pathlib
@@ -62,21 +59,15 @@ def wrong_first_hits(
 ) -> dict[str, Any]:
     """How often a nearest image of the wrong class is of the right group, by exact search.
 
-    Queries are the images with another one of their class. By chance the hit would be a random
-    image of another class.
-
-    Returns:
-        The numbers of queries and of wrong hits, and for each grouping beyond the classes the share
-        of wrong hits of the query's group, and its chance; NaN without any.
+    Returns the numbers of queries, which have another image of their class, and of wrong hits; and
+    by grouping the share of these in the query's group, and that of random images of other classes.
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
     of_class = np.bincount(classes)[classes]
     wrong = np.flatnonzero((of_class > 1) & (classes[hits] != classes))
     found: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
-    for name, (groups, _) in groupings.items():
-        if name == CLASS:
-            continue
+    for name, groups in ((n, each.labels) for n, each in groupings.items() if n != CLASS):
         pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
         of_both = np.bincount(pairs)[pairs]
         same = groups[hits[wrong]] == groups[wrong]
@@ -89,11 +80,9 @@ def wrong_first_hits(
 def rank_correlations(
     distances: Float[np.ndarray, "n n"], levels: Sequence[Groups]
 ) -> dict[str, float]:
-    """Spearman's correlation of distances with those in the tree of the known hierarchy.
+    """Spearman's correlation of distances with the number of levels at which groups differ.
 
-    The distance of two images in the tree is the number of levels at which their groups differ. One
-    correlation is over all pairs, one over those of different classes; NaN if all distances, of
-    either kind, are equal.
+    One is over all pairs, one over those of different classes; NaN if all distances are equal.
     """
     from scipy.stats import spearmanr
 
@@ -113,9 +102,8 @@ def radii(
     """Distances from the origin of images, of the centres of their groups, and of that of all.
 
     In the ball, the centre of images is their centroid on the hyperboloid, which is Einstein's
-    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019); in flat space, the mean of
-    their features. Flat distances are 2‖x‖, the limit of the ball's for c → 0, so that an image is
-    as far from the origin in both.
+    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In flat space it is the mean
+    of their features, at the distance 2‖x‖, the limit of the ball's for c → 0.
 
     Returns:
         For "ball", if the space is one or has one, and for "flat": the median radius of each level,
@@ -217,15 +205,9 @@ class Side(NamedTuple):
 
 
 def draw_tanglegram(
-    found: Side,
-    levels: Mapping[str, Grouping],
-    groups: Int[np.ndarray, " leaves"],
-    output: pathlib.Path,
+    found: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
 ) -> None:
-    """Draws a tree and the known one, turned so that the same leaves are opposite each other.
-
-    Nodes above a single group of leaves have its colour, the others are grey.
-    """
+    """Draws a tree and the known one, turned so that the same leaves are opposite each other."""
     tree = known_tree([level.labels for level in levels.values()])
     names = list(itertools.chain(*(level.names for level in levels.values())))
     known = Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)

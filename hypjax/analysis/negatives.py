@@ -51,10 +51,7 @@ class Choice(NamedTuple):
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
-    """Chooses anchors at equal distances among the test images, which are sorted by class.
-
-    Anchors may be named by their indices instead; then all are shown.
-    """
+    """Chooses anchors at equal distances among the test images, or named by index."""
     count = len(splits.test)
     for index in named:
         if not 0 <= index < count:
@@ -77,10 +74,7 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 
 
 def weigh_run(run: Run, choice: Choice) -> Weighed:
-    """Embeds the test images with a run's best model, or its last, and weighs their negatives.
-
-    Points are those of the loss: in its space, and without the projections of `eval.pca`.
-    """
+    """Embeds the test images in the space of the loss, without `eval.pca`, and weighs negatives."""
     model, params = restore_trained(run)
     scalars = run.scalars(params)
     space = create_objective(run.config).with_scalars(scalars).space
@@ -97,16 +91,12 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
 def weigh(
     name: str, anchors: Points, items: Points, choice: Choice, space: Space, temperature: float
 ) -> Weighed:
-    """Weighs the negatives of anchors, which are the items of other classes, in blocks of anchors.
+    """Weighs the negatives of anchors, which are the items of other classes, in float64.
 
     Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
-    distances. Distances and weights are float64.
-
-    Returns:
-        A run of negatives.json. "hardest" lists, for each anchor that is shown, the negatives
-        nearest to it, with their weights, which over all negatives of an anchor sum to 1.
-        "carriers" are the least numbers of negatives that carry 90% of it, and "curve" holds the
-        mean weight of the hardest negative, of the second and so on, at 200 ranks.
+    distances. Returns a run of negatives.json: "hardest" lists the nearest negatives of each anchor
+    that is shown, with their weights, of which all of an anchor sum to 1. "carriers" are the least
+    numbers of negatives that carry 90%, and "curve" holds mean weights by rank, at 200 ranks.
     """
 
     @jax.jit
@@ -220,10 +210,7 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
 def draw_hardest(
     runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files.
-
-    Frames mark the negatives that no other run has among its own.
-    """
+    """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
     read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
     rows = []
     for place in range(len(runs[0]["hardest"])):

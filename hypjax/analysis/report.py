@@ -20,7 +20,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hypjax import __version__
-from hypjax.analysis.disk import COLOURS, draw_disks, drawing_of_images, place_in_disk, read_rgb
+from hypjax.analysis import disk
+from hypjax.analysis.disk import COLOURS, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
@@ -80,10 +81,7 @@ class ShownRun(NamedTuple):
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
-    """Embeds the test images of runs that have the same, and writes a page about the runs.
-
-    The page shows so many queries, up to half of them successes, each with its k nearest images.
-    """
+    """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
     page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
     with writing(output):
@@ -94,17 +92,11 @@ def _read_run(run: Run, found: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results, times = read_results(folder / RESULTS) or {}, folder / TIMES
         seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-        written = _read_metrics(folder / METRICS), seconds, read_warnings(folder)
-    return ShownRun(run.name, found, results, *written)
-
-
-def _read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the lines of metrics.jsonl; one that a kill has cut off is left out."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines
+        metrics, lines = [], folder / METRICS
+        for line in lines.read_text().splitlines() if lines.exists() else ():
+            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
+                metrics.append(json.loads(line))
+        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
 
 
 def _render(runs: Sequence[ShownRun], queries: int) -> str:
@@ -216,9 +208,7 @@ def _value(found: Any) -> float:
     return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)
 
 
-def _searches(
-    runs: Sequence[RunSearches], queries: int
-) -> list[tuple[dict[str, Any], list[list[dict[str, Any]]]]]:
+def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
     """Queries with what they find in each run."""
     splits = runs[0].run.splits
     answers = [{search.query: search for search in run.searches} for run in runs]
@@ -259,12 +249,11 @@ def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
 def _disk(found: RunSearches) -> dict[str, str]:
     """The disk of a run with what it says of it, relative δ and the c that suits it included."""
     run, images = found.run, found.run.splits.test
-    chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
-    shown = {
-        f"{run.name}: {len(chosen):,} test images": (found.points[chosen], images.take(chosen))
-    }
-    drawing, ranks = place_in_disk(drawing_of_images(run.config.data.name, shown), found.space)
-    draw_disks(drawing, file := io.BytesIO())
+    title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
+    shown = {title: (found.points[chosen], images.take(chosen))}
+    drawing = disk.drawing_of_images(run.config.data.name, shown)
+    drawing, ranks = disk.place_in_disk(drawing, found.space)
+    disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     delta = curvature = ""
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
@@ -277,12 +266,8 @@ def _disk(found: RunSearches) -> dict[str, str]:
 
 
 def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
-    """Writes the report of a finished run, named as its folder's path or URL; returns whether.
-
-    A failure is a warning, as the results are saved. A run of several processes has no report,
-    since one cannot embed images while the others wait.
-    """
-    if jax.process_count() > 1:
+    """Writes the report of a finished run, named as its location; a failure is only a warning."""
+    if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
     named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
     shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)

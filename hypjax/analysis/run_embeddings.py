@@ -32,10 +32,7 @@ Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
 
 def open_runs(workdirs: Sequence[str]) -> list[Run]:
-    """Opens runs with the same test images; says which are not finished.
-
-    Their names are those of the folders, if these differ.
-    """
+    """Opens runs with the same test images, named by their folders; says which are unfinished."""
     keep_compiled_programs()
     workdirs = list(dict.fromkeys(map(str, workdirs)))
     names = [os.path.basename(os.path.abspath(workdir)) for workdir in workdirs]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.analysis.disk import read_rgb
-from hypjax.analysis.hit_grid import FRAMES, Picture, draw_rows
+from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
@@ -51,10 +51,9 @@ class RunSearches(NamedTuple):
 
 
 def search_test_images(run: Run, k: int) -> RunSearches:
-    """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
+    """Finds k neighbours of each test image by a run's best model, or its last.
 
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`.
+    Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     model, params = restore_trained(run)
     space = run.score_space(params)
@@ -98,10 +97,9 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
-    """Draws random test images of a run, each with its k nearest images, and says which they are.
+    """Draws random test images of a run with their k nearest images, and says which they are.
 
-    At most half of them, the first, find an image of another class first; if there are fewer such
-    queries, more others are drawn. Classes take turns.
+    The first half, if so many do, find an image of another class first. Classes take turns.
     """
     (run,) = open_runs([workdir])
     found = search_test_images(run, k)
@@ -114,10 +112,10 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     right = right[: queries - len(wrong)]
     rows = []
     for search in wrong + right:
-        rows.append([Picture((test, search.query), f"query {search.classes[0]}", "black")])
-        for i, distance, alike in zip(search.hits, search.distances, search.right, strict=True):
-            title = f"{distance:.3f} {items.class_name(i)}"
-            rows[-1].append(Picture((items, i), title, FRAMES["right" if alike else "wrong"]))
+        names, marks = map(items.class_name, search.hits), ("wrong", "right")
+        columns = zip(search.hits, names, search.distances, search.right, strict=True)
+        hits = (((items, i), name, distance, marks[right]) for i, name, distance, right in columns)
+        rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(image[0])(image[1]))
     return (
         f"{found.failures} of {len(found.searches)} queries find an image of another class first; "

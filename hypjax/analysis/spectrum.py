@@ -32,10 +32,9 @@ _PAIRS = {
 
 
 def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
-    """Finds the spread of images before training, and with a run's best model, or its last.
+    """The spread of images before training, and by a run's best model, or its last.
 
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. Returns the numbers of a run in spectrum.json.
+    Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     model, trained = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}
@@ -51,9 +50,8 @@ def find_spread(
 ) -> dict[str, Any]:
     """Principal components of the points' features, and similarities of all pairs.
 
-    Similarity is 1 − distance / 2, which is the cosine on the sphere. Pairs are counted in equal
-    intervals between the least and the largest one. The overlap is the common area of the two
-    histograms: 1 if they are equal, 0 if they are apart. Some class must have two images, and there
+    Similarity is 1 − distance / 2, the cosine on the sphere. Pairs are counted in equal intervals;
+    the overlap is the common area of the two histograms. Some class must have two images, and there
     must be two classes. Raises a `UserError` if all points, float32, are equal.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
@@ -98,29 +96,24 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     rows = math.ceil((1 + len(runs)) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
-    _draw_energy(energy, runs)
-    for axes, run in zip(others, runs, strict=False):
-        _draw_similarities(axes, run)
+    for i, run in enumerate(runs):
+        for state, style in zip(_STATES, ("dashed", "solid"), strict=True):
+            shares = run[state]["cumulative_energy"]
+            label = run["run"] if state == "trained" else None
+            numbers = np.arange(1, len(shares) + 1)
+            energy.plot(numbers, shares, color=f"C{i}", linestyle=style, label=label)
+        _draw_similarities(others[i], run)
+    energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
+    energy.set(xscale="log", ylim=(0, 1.02))
+    energy.set(xlabel="principal components", ylabel="cumulative share of the variance")
+    energy.grid(alpha=0.3)
+    for name in energy.legend(fontsize=8).get_texts():
+        name.set_parse_math(False)  # Names of folders may hold dollar signs.
     for axes in others[len(runs) :]:
         axes.set_axis_off()
     shown = others[0].get_legend_handles_labels()
     figure.legend(*shown, loc="outside lower center", ncols=4, frameon=False)
     save(figure, output)
-
-
-def _draw_energy(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
-    for i, run in enumerate(runs):
-        for state, style in zip(_STATES, ("dashed", "solid"), strict=True):
-            energy = run[state]["cumulative_energy"]
-            label = run["run"] if state == "trained" else None
-            numbers = np.arange(1, len(energy) + 1)
-            axes.plot(numbers, energy, color=f"C{i}", linestyle=style, label=label)
-    axes.plot([], [], color="grey", linestyle="dashed", label="untrained")
-    axes.set(xscale="log", ylim=(0, 1.02))
-    axes.set(xlabel="principal components", ylabel="cumulative share of the variance")
-    axes.grid(alpha=0.3)
-    for name in axes.legend(fontsize=8).get_texts():
-        name.set_parse_math(False)  # Names of folders may hold dollar signs.
 
 
 def _draw_similarities(axes: Axes, run: Mapping[str, Any]) -> None:

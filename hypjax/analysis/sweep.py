@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from hypjax.analysis.hit_grid import save
 from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
-from hypjax.objectives import unused_fields
+from hypjax.geometry.registry import unused_fields
 from hypjax.runs import tables
 from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
@@ -95,10 +95,7 @@ def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
 
 
 def print_tables(runs: Sequence[Run], field: str | None) -> None:
-    """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
-
-    `field` is the one in which the runs differ, if any; seeds are summarised, and not chosen.
-    """
+    """Prints recalls on validation classes, to choose by, and on test classes; averages seeds."""
     title, seeds = f"{field}, " if field else "", field == "seed"
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
@@ -130,7 +127,6 @@ def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
 def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
     """Draws the recalls of heads, at the smallest K, against a field of the runs.
 
-    There is a panel for the validation classes, if there are any, and one for the test classes.
     Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
     highest. Each combination of the other fields in which runs differ is a line.
     """
@@ -148,10 +144,7 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
-    """Groups runs by the fields in which they differ, other than the swept one and the seed.
-
-    Returns the lines by their labels, such as 'objective.space=sphere'.
-    """
+    """The lines by labels such as 'objective.space=sphere', the fields in which runs differ."""
     fields = [run.fields() for run in runs]
     for run, own in zip(runs, fields, strict=True):
         if field not in own:

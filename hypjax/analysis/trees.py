@@ -54,10 +54,7 @@ class Tree:
         return sums
 
     def starts(self, places: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
-        """Number of leaves in front of those of each node, with all leaves in a row.
-
-        Children follow each other by their places; by default by index.
-        """
+        """Number of leaves in front of each node's, in a row; children by places, or by index."""
         parents, sizes = self.parents, self.sizes
         places = np.zeros(len(parents)) if places is None else np.asarray(places)
         starts = np.zeros(len(parents), int)

@@ -121,16 +121,12 @@ def sums_by_class(
 
 
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
-    """Mean score of each method, and its difference from that of the first, with intervals.
+    """Mean score of each method, and its difference from that of the first, with 95% intervals.
 
     Queries of one class are alike, and so are those of one run. Therefore classes and runs are
     drawn with replacement: the same classes for all methods, which are tested on the same images,
     but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and Tibshirani, An
     Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval that is too short.
-
-    Returns:
-        For the means, and for the differences: the number, and the 2.5th and the 97.5th percentile
-        of the draws.
     """
     generator = np.random.default_rng(0)
     counts = methods[0][1]

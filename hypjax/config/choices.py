@@ -28,7 +28,7 @@ PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
-SPLITS_BY = ("classes", "images")  # hypjax/data/photo_dataset.py
+SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
 METRICS = (*AT_K, *WITHOUT_K)
 # Parameters with a name, by their path in {"model": ..., "objective": ...}.
 GROUPS = {

@@ -31,7 +31,8 @@ from hypjax.fields import (
     within,
 )
 from hypjax.geometry import SPACES
-from hypjax.objectives import OBJECTIVES
+from hypjax.geometry.registry import simple_spaces
+from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
@@ -48,8 +49,12 @@ _CLASSES = Rule(
     "a number of classes, or a fraction of them below 1",
 )
 _SCORE_SPACES = Rule(
-    lambda value: value and some_of(("objective", *SPACES)).holds(value),
-    "one or more of objective, " + ", ".join(SPACES) + ", each once",
+    lambda value: value and some_of(("objective", *simple_spaces())).holds(value),
+    "one or more of objective, " + ", ".join(simple_spaces()) + ", each once",
+)
+_PARTS = Rule(
+    lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
+    "two or more of " + ", ".join(simple_spaces()),
 )
 _CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
 _PATH = Field(None, kind=str, optional=True)
@@ -77,7 +82,7 @@ def fields_of(objective: str) -> dict[str, Field]:
 
 def objective_fields(name: str) -> dict[str, Field]:
     """The fields of the space of the head's embedding, and those that a training loss declares."""
-    fields, own = {"name": Field(name), **_space()}, OBJECTIVES[name].fields
+    fields, own = {"name": Field(name), **_space()}, declaration(name).fields
     for field in sorted(fields.keys() & own.keys()):
         raise UserError(
             f"objective {name} declares the field {field}, which all objectives have; rename it"
@@ -121,6 +126,9 @@ def _space() -> dict[str, Field]:
         "c_rate": Field(1.0, at_least(0)),
         # If not empty, balls of these curvatures instead of c, whose distances are averaged.
         "curvatures": Field((), each(within(0, _CURVATURES[1]).holds, many, most=100), kind=float),
+        # Of a product: names of the spaces of its parts; and whether their distances are added.
+        "parts": Field((), _PARTS),
+        "summed": Field(False),
         "learn": Field(()),  # Further numbers that are learned, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
@@ -308,7 +316,7 @@ def _is_mesh(value: tuple[int, ...]) -> bool:
 def _run() -> ConfigDict:
     """Where and how the run is executed; these fields may change when it is resumed."""
     run = ConfigDict()
-    run.data_dir = _PATH  # Folder or URL of prepared datasets. None is TFDS's default.
+    run.data_dir = _PATH  # Folder or URL of prepared datasets.
     run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
     # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     run.cache = Field("none", one_of("none", "host", "device"))

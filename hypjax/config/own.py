@@ -13,6 +13,7 @@ from hypjax.config.choices import OWN
 from hypjax.config.defaults import choose_objective
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Space
+from hypjax.geometry.registry import simple_spaces
 from hypjax.models.encoder import Encoder
 from hypjax.models.own import known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
@@ -93,7 +94,7 @@ def choose_own_objective(config: ConfigDict, objective: Objective | Callable[...
 def choose_space(config: ConfigDict, space: Space) -> None:
     """Makes a space that of a configuration, as far as fields can name it."""
     for name, kind in SPACES.items():
-        if type(space) is kind:
+        if type(space) is kind and name in simple_spaces():
             own = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
             with config.ignore_type():
                 config.objective.update({k: v for k, v in own.items() if k in config.objective})

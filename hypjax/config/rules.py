@@ -15,12 +15,13 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.registry import named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import BUILT_IN, create_objective, is_known
+from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
@@ -32,11 +33,16 @@ _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates a configuration before anything is compiled; an error names the field."""
+    """Validates a configuration before anything is compiled; an error names the field.
+
+    A loss whose code is unknown, as the user's in a saved run may be, is not needed for searching:
+    its own fields are not validated, and only `create_objective` refuses it.
+    """
     fields = flatten(config)
-    if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
-        refuse_objective(name)
+    name = fields.get("objective.name", HYP_VIT)
     known = fields_of(name)
+    if name not in OBJECTIVES:
+        fields = {f: x for f, x in fields.items() if f in known or not f.startswith("objective.")}
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     for field in sorted(known.keys() - fields.keys()):
@@ -64,7 +70,7 @@ def _has_head(config: ConfigDict) -> bool:
 
 
 def _is_curved(config: ConfigDict) -> bool:
-    return has_curvature(SPACES[config.objective.space])
+    return any(has_curvature(SPACES[name]) for name in named_parts(config.objective))
 
 
 def _trains_encoder(config: ConfigDict) -> bool:
@@ -90,6 +96,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.load_head", "model.head is set", _has_head),
     ("objective.curvatures", _CURVED, _is_curved),
     ("objective.learn_c", _CURVED, _is_curved),
+    ("objective.parts", "objective.space is product", lambda c: c.objective.space == "product"),
+    ("objective.summed", "objective.space is product", lambda c: c.objective.space == "product"),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "the encoder is trained", _trains_encoder),
@@ -102,7 +110,7 @@ Relations = Iterator[tuple[Any, str, str]]
 
 
 def _of_batches(config: ConfigDict) -> Relations:
-    train, objective = config.train, OBJECTIVES[config.objective.name]
+    train, objective = config.train, declaration(config.objective.name)
     fields = flatten(config)
     for field in sorted(FITTED):
         size = field in _FITTED_SIZES
@@ -156,8 +164,20 @@ def _of_model(config: ConfigDict) -> Relations:
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", words
 
 
+def _of_product(config: ConfigDict) -> Relations:
+    fields, model = config.objective, config.model
+    if fields.space != "product":
+        return
+    count, curved = len(fields.parts), sum(has_curvature(SPACES[name]) for name in fields.parts)
+    yield not count, "objective.parts", "two or more spaces if objective.space is product"
+    uneven = model.head != "none" and model.head_dim and model.head_dim % count
+    yield uneven, "model.head_dim", f"a multiple of {count}, the parts of objective.space"
+    wrong = fields.curvatures and len(fields.curvatures) != curved
+    yield wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"
+
+
 def _of_learned_scalars(config: ConfigDict) -> Relations:
-    fields, of_loss = config.objective, OBJECTIVES[config.objective.name].fields
+    fields, of_loss = config.objective, declaration(config.objective.name).fields
     if fields.curvatures:
         one = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
         yield one, "objective.curvatures", f"() for {fields.name}, which has one ball"
@@ -181,7 +201,7 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
     if fields.get("memory") and (fields.learn_c or moving):
         words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", words
-    if fields.name not in BUILT_IN and is_known(fields.name) and (fields.learn_c or fields.learn):
+    if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
         # A user's objective is scored in the space that is saved, with the numbers that it learns.
         objective, first = create_objective(config), learned_numbers(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in first.items()}
@@ -239,7 +259,10 @@ def _of_training(config: ConfigDict) -> Relations:
     yield moving, "train.cached_features", words
 
 
-_RELATIONS = (_of_batches, _of_model, _of_learned_scalars, _of_prefixes, _of_data, _of_training)
+_RELATIONS = (
+    *(_of_batches, _of_model, _of_product, _of_learned_scalars),
+    *(_of_prefixes, _of_data, _of_training),
+)
 
 
 def refuse_objective(name: Any) -> None:

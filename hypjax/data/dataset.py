@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -36,7 +37,7 @@ class Decoding:
 
 # Columns of a `Dataset`.
 _COLUMNS = (
-    *("positions", "labels", "sizes", "names", "class_names", "superlabels", "splits", "facts"),
+    *("positions", "labels", "sizes", "names", "class_names", "groups", "splits", "facts"),
     *("boxes", "vectors"),
 )
 
@@ -45,14 +46,14 @@ _COLUMNS = (
 class Dataset:
     """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    records: Sequence[Any]  # Files of these images, perhaps of others; or images in memory.
+    # Files of these images, perhaps of others: bytes, paths or a dict of them; or images in memory.
+    records: Sequence[Any]
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
     names: Shaped[np.ndarray, " images"] | None = None  # Strings: paths, or names for messages.
-    superlabels: Int[np.ndarray, " images"] | None = None  # Group of each image's class.
     class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
-    group_names: Sequence[str] | None = None  # By number.
+    groups: Shaped[np.ndarray, " images"] | None = None  # Names of coarse classes, if any.
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
     facts: Shaped[np.ndarray, " images"] | None = None
@@ -67,7 +68,7 @@ class Dataset:
     # Positions among the records of two images that show one object, if the dataset lists such
     # pairs. They may name images that this part of the records lacks.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
-    # Embeddings by another model, which stand for the images.
+    # Embeddings by another model, float32, which stand for the images.
     vectors: Float[np.ndarray, "images dim"] | None = None
 
     def __len__(self) -> int:
@@ -80,34 +81,25 @@ class Dataset:
 
     def coarse_classes(self) -> tuple[int, ...]:
         """Returns the group of each class, from 0 without gaps; empty if there are no groups."""
-        if self.superlabels is None:
+        if self.groups is None:
             return ()
         _, first = np.unique(self.labels, return_index=True)
-        return tuple(np.unique(self.superlabels[first], return_inverse=True)[1].tolist())
+        return tuple(np.unique(self.groups[first], return_inverse=True)[1].tolist())
 
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
         if self.num_classes == 1:
             return f"{len(self)} images"
         text = f"{self.num_classes} classes"
-        if self.superlabels is not None:
-            text += f" in {len(np.unique(self.superlabels))} groups"
+        if self.groups is not None:
+            text += f" in {len(np.unique(self.groups))} groups"
         return f"{text}, {len(self)} images"
-
-    def given_vectors(self, rows: slice = np.s_[:]) -> Float[np.ndarray, "images dim"]:
-        """Returns the given embeddings of some images, float32."""
-        return np.asarray(self.vectors[rows], np.float32)
 
     @property
     def fingerprint(self) -> str:
         """Hash of what is known of the images, of their classes and of their order."""
         columns = (self.facts, self.class_names, self.splits, self.groups)
         return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
-
-    @property
-    def groups(self) -> Shaped[np.ndarray, " images"] | None:
-        """Name of the group of each image's class, if there are groups."""
-        return None if self.superlabels is None else np.asarray(self.group_names)[self.superlabels]
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
@@ -122,14 +114,24 @@ class Dataset:
         """Returns the name of the i-th image's class."""
         return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
 
-    def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the part of the i-th image that views see, see `boxes`.
+    def content(self, i: int) -> Any:
+        """Returns the bytes of the i-th image's file, or the image in memory."""
+        record = self.records[int(self.positions[i])]
+        if isinstance(record, dict):  # As `datasets` has images.
+            record = record["path"] if record["bytes"] is None else record["bytes"]
+        return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record
 
-        Raises UserError, which names the image, if it cannot be read.
-        """
+    def image(self, i: int, channels: int) -> Image.Image:
+        """Returns the part of the i-th image that views see; raises UserError."""
         with self._naming_errors(i):
             if self.decoded is None:
-                image = self._decode(i, self._encoded(i), channels)
+                image = pixels.decode(self.content(i), channels, upright=self.upright)
+                height, width = self.sizes[i].tolist()
+                if height and image.size != (width, height):
+                    raise ValueError(
+                        f"it is {image.width}×{image.height} pixels, but was {width}×{height} "
+                        "before"
+                    )
             else:
                 image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
@@ -148,12 +150,12 @@ class Dataset:
         If a size (height, width) is given, the image is resized to it before it is cropped. Unless
         `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
         """
-        return self._show(i, lambda *own: Frame(size or own, tuple(box)), side, channels)
+        return self._show(i, lambda *whole: Frame(size or whole, tuple(box)), side, channels)
 
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the test view of the i-th image, see `hypjax.data.views`."""
         frame = TEST_VIEWS[view.test]
-        return self._show(i, lambda *own: frame(*own, view), view.side, view.channels)
+        return self._show(i, lambda *size: frame(*size, view), view.side, view.channels)
 
     def _show(
         self, i: int, frame: Callable[[int, int], Frame], side: int, channels: int
@@ -172,50 +174,33 @@ class Dataset:
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             if self.fast:
-                fast = self._show_fast(i, self._encoded(i), frame, side, channels)
-                if fast is not None:
-                    return fast
+                # Boxes of views are within the box of the image, those of the decoder in the file.
+                left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
+                size = bottom - top, right - left
+                down, across, height, width = frame(*size).box_within(size)
+                box = top + down, left + across, height, width
+                shown = pixels.show_fast(self.content(i), channels, box, side, self.upright)
+                if shown is not None:
+                    return shown
         image = self.image(i, channels)
         return pixels.show(image, frame(image.height, image.width), side)
-
-    def _show_fast(
-        self, i: int, encoded: bytes, frame: Callable[[int, int], Frame], side: int, channels: int
-    ) -> UInt8[np.ndarray, "side side channels"] | None:
-        """Does the same with the fast decoder; None if it cannot read the image."""
-        first_column, first_row, right, bottom = self._box(i, *self.sizes[i].tolist())
-        own = bottom - first_row, right - first_column
-        top, left, height, width = frame(*own).box_within(own)
-        box = top + first_row, left + first_column, height, width
-        return pixels.show_fast(encoded, channels, box, side, self.upright)
 
     def _box(self, i: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Returns left, top, right and bottom of the part of the i-th image that views see."""
         if self.boxes is None:
             return 0, 0, width, height
-        left, top, right, bottom = given = self.boxes[i].tolist()
+        left, top, right, bottom = box = self.boxes[i].tolist()
         left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
         if left >= right or top >= bottom:
-            raise ValueError(f"its box {given} is not in the image")
+            raise ValueError(f"its box {box} is not in the image")
         return left, top, right, bottom
 
     def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
 
-    def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
-        image = pixels.decode(encoded, channels, upright=self.upright)
-        height, width = (int(length) for length in self.sizes[i])
-        if height and image.size != (width, height):
-            raise ValueError(
-                f"it is {image.width}×{image.height} pixels, but was {width}×{height} before"
-            )
-        return image
-
-    def _encoded(self, i: int) -> bytes:
-        return self.records[int(self.positions[i])]
-
     @contextlib.contextmanager
     def _naming_errors(self, i: int) -> Iterator[None]:
-        """Turns errors of reading the i-th image into a message that names it."""
+        """Names the i-th image in errors of reading it."""
         try:
             yield
         except UserError:
@@ -267,14 +252,10 @@ def table_of_names(
     facts: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Returns images, not yet checked, whose classes, splits and groups of classes have names.
+    """Returns images, not yet checked, of unknown sizes; those without facts are in memory.
 
-    Sizes are 0. Splits and groups are columns if an image has one. Images that have no facts are
-    in memory.
+    Splits and groups are columns if an image has one.
     """
-    superlabels = group_names = None
-    if any(groups):
-        group_names, superlabels = np.unique([x or "" for x in groups], return_inverse=True)
     facts = [""] * len(names) if facts is None else map(repr, facts)
     return Dataset(
         records=records,
@@ -282,10 +263,9 @@ def table_of_names(
         labels=np.unique(classes, return_inverse=True)[1],
         sizes=np.zeros((len(names), 2), np.int32),
         names=np.array([str(name) for name in names], object),
-        superlabels=superlabels,
         class_names=np.array(classes, object),
-        group_names=group_names,
-        splits=np.array([x or "" for x in splits]) if any(splits) else None,
+        groups=np.array([x or "" for x in groups], object) if any(groups) else None,
+        splits=np.array([x or "" for x in splits], object) if any(splits) else None,
         facts=np.array([*facts], object),
         upright=True,
         vectors=vectors,
@@ -294,16 +274,13 @@ def table_of_names(
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Returns all images of datasets with the same records, each once and without its class."""
-    columns = {name: [getattr(images, name) for images in datasets] for name in _COLUMNS}
-    whole = dataclasses.replace(
-        datasets[0],
-        **{
-            name: None if any(x is None for x in parts) else np.concatenate(parts)
-            for name, parts in columns.items()
-        },
-    )
-    whole = dataclasses.replace(whole, labels=np.zeros_like(whole.labels), superlabels=None)
-    return whole.take(np.unique(whole.positions, return_index=True)[1])
+    positions = np.concatenate([images.positions for images in datasets])
+    positions, rows = np.unique(positions, return_index=True)
+    named = all(images.names is not None for images in datasets)
+    columns = ("sizes", "names") if named else ("sizes",)
+    known = {name: np.concatenate([getattr(x, name) for x in datasets])[rows] for name in columns}
+    empty = dict.fromkeys(_COLUMNS) | {"labels": np.zeros_like(positions), "positions": positions}
+    return dataclasses.replace(datasets[0], **(empty | known))
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
@@ -318,10 +295,10 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
     def column(name: str) -> list[Any]:
         columns = [(getattr(table, name), len(table)) for table in tables]
-        return [x for own, size in columns for x in ([None] * size if own is None else own)]
+        return [x for part, size in columns for x in ([None] * size if part is None else part)]
 
     starts = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
-    found = table_of_names(
+    stack = table_of_names(
         Chained(table.records for table in tables),
         column("names"),
         [name or "" for name in column("class_names")],
@@ -331,7 +308,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
     )
     boxed = any(table.boxes is not None for table in tables)
     return dataclasses.replace(
-        found,
+        stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
         facts=np.array(column("facts"), object),
@@ -357,25 +334,20 @@ def hash_facts(facts: Iterable[Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def with_host_cache(dataset: Dataset, decoding: Decoding) -> Dataset:
-    """Returns a dataset that reads decoded images from the host cache, if there is one.
+def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
+    """Returns all images of a source, to be decoded in a way, or read from its host cache.
 
-    `fill_cache` must then decode the images before they are read. The dataset holds all images of
-    its source, in its order.
+    `fill_cache` must decode the images into the cache before they are read.
     """
-    if decoding.cache_dir is None:
-        return dataset
-    name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
-    decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
-    return dataclasses.replace(dataset, decoded=decoded)
+    decoded = None
+    if decoding.cache_dir is not None:
+        name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
+        decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
+    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
-    """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
-
-    Raises UserError if there is not enough space, the folder cannot be written, or an image cannot
-    be read.
-    """
+    """Decodes a dataset's images into its host cache, if it has one that is not filled yet."""
     cache = dataset.decoded
     if cache is None or cache.is_complete():
         return

@@ -15,7 +15,6 @@ import numpy as np
 import tqdm
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, UInt8
-from PIL import Image
 
 from hypjax import parallel
 from hypjax.data import pixels
@@ -57,28 +56,24 @@ class CacheLayout:
         """First row of each image."""
         return self._ends - self._stored_sizes[:, 0]
 
-    @property
-    def max_rows(self) -> int:
-        """Largest number of rows of an image."""
-        return int(self._stored_sizes[:, 0].max())
-
-    @property
-    def max_columns(self) -> int:
-        """Largest number of columns of an image, to which all are padded."""
-        return int(self._stored_sizes[:, 1].max())
+    @functools.cached_property
+    def largest(self) -> tuple[int, int]:
+        """Largest numbers of rows, and of columns, to which all images are padded."""
+        return tuple(self._stored_sizes.max(axis=0).tolist())
 
     @functools.cached_property
     def part_rows(self) -> int:
         """Rows that are copied to the devices at once; as many are free after the last image."""
         # All parts have this size, so that one program writes them; the last one extends beyond the
         # images.
-        most = min(_PART // (self.channels * self.max_columns), int(self._ends[-1]) // _MIN_PARTS)
-        return max(self.max_rows, most)
+        rows, columns = self.largest
+        most = min(_PART // (self.channels * columns), int(self._ends[-1]) // _MIN_PARTS)
+        return max(rows, most)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the stored pixels."""
-        return int(self._ends[-1]) + self.part_rows, self.channels * self.max_columns
+        return int(self._ends[-1]) + self.part_rows, self.channels * self.largest[1]
 
     @property
     def bytes(self) -> int:
@@ -98,15 +93,12 @@ class CacheLayout:
         self, dataset: Dataset, part: UInt8[np.ndarray, "part width"], row: int, i: int
     ) -> None:
         """Writes an image, scaled to its size, into a part of the rows that begins at `row`."""
-        image = dataset.image(i, self.channels)
-        height, width = (int(length) for length in self.sizes[i])
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BICUBIC)
-        values = pixels.array(image)
+        height, width = self.sizes[i].tolist()
+        values = pixels.array(pixels.scaled(dataset.image(i, self.channels), (height, width)))
         values = values.swapaxes(0, 1) if self.transposed[i] else values
         rows, columns = self._stored_sizes[i]
         first = self.first[i] - row
-        target = part[first : first + rows].reshape(rows, self.channels, self.max_columns)
+        target = part[first : first + rows].reshape(rows, self.channels, -1)
         target[:, :, :columns] = values.swapaxes(1, 2)
 
     def crops(self, plan: Plan, rows: range) -> Crops:
@@ -128,10 +120,7 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
 
 
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
-    """Lays training images out on the devices, with the sizes at which they are cropped.
-
-    Raises UserError if they do not fit in memory.
-    """
+    """Lays training images of these sizes out on the devices; they must fit in memory."""
     layout = lay_out(sizes, channels)
     free = machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:
@@ -146,18 +135,13 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
 
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
-    """Decodes images into the memory of every device, scaled down to the layout's sizes.
-
-    Raises UserError if an image cannot be read, or memory runs out.
-    """
+    """Decodes images, scaled down to the layout's sizes, into the memory of every device."""
     everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
-    bar = tqdm.tqdm(
-        total=len(dataset), desc="decoding images once", unit="image", disable=None, leave=False
-    )
+    options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     with (
         machine.memory_explained("the size of stored images, or set run.cache=host"),
-        bar,
+        tqdm.tqdm(total=len(dataset), **options) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
         store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=everywhere)()
@@ -171,7 +155,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
             store = put(store, part, row)
         store.block_until_ready()
     console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
-    return Store(store, layout.max_rows, layout.channels)
+    return Store(store, layout.largest[0], layout.channels)
 
 
 def _put(store: Array, part: Array, row: Array) -> Array:

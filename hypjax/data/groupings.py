@@ -30,13 +30,11 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     names = [images.class_name(int(i)) for i in first]
     found = {CLASS: Grouping(labels, names)}
-    if images.superlabels is not None:
-        groups, numbers = np.unique(images.superlabels, return_inverse=True)
-        known = images.group_names
-        named = [f"group {group}" if known is None else str(known[group]) for group in groups]
+    if images.groups is not None:
+        groups, numbers = np.unique(images.groups, return_inverse=True)
         levels = PREPARED.get(name, _SUPER).levels
         for depth in range(len(levels), 0, -1):
-            paths = ["/".join(each.split("/", len(levels) - 1)[:depth]) for each in named]
+            paths = ["/".join(each.split("/", len(levels) - 1)[:depth]) for each in groups]
             paths, of_group = np.unique(paths, return_inverse=True)
             titles = [path.split("/", depth - 1)[-1] for path in paths]
             found[levels[depth - 1]] = Grouping(of_group[numbers], titles)

@@ -13,20 +13,22 @@ from hypjax.system import console
 from hypjax.types import Judgements
 
 FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+_TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
+SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
-_Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
+_Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutClasses:
-    """Numbers or shares of classes to hold out of a dataset's training classes; see `hold_out`."""
+    """Numbers or shares of classes to hold out of a dataset's training classes."""
 
     test: float  # If the dataset has no test part.
     validation: float  # If it has no validation part.
     seed: int
-    images: bool = False  # Hold out images of all classes instead, see `hold_out_images`.
+    images: bool = False  # Hold out images of all classes instead.
 
 
 NOTHING_HELD_OUT = HeldOutClasses(0, 0, 0)
@@ -100,39 +102,74 @@ class Splits(NamedTuple):
         return {self.name: self.task, **self.benchmarks}
 
 
-def hold_out(dataset: Dataset, amount: float, seed: int, name: str) -> _Halves:
-    """Holds out random classes of a dataset; returns the remaining and the held-out images, if any.
+def divide(
+    where: str, parts: Mapping[str, Dataset], held_out: HeldOutClasses
+) -> tuple[Dataset | None, Dataset | None, Dataset, Dataset | None]:
+    """Returns training, validation and test images and the gallery, as `Splits` holds them.
 
-    The amount is a number of classes or, below 1, their share, but at least two classes. The seed
-    is not the run's seed, so that runs with different seeds are compared on the same classes. The
-    name of the held-out part, test or validation, is for messages. Raises UserError if fewer than
-    two classes would remain.
+    What parts lack is held out of `train`: test classes, or images of all classes, and validation
+    classes. `where` is for messages. Raises UserError if there are too few classes.
     """
-    if amount == 0:
-        return dataset.renumbered(), None
-    classes = np.unique(dataset.labels)
+    train, validation = parts.get("train"), parts.get("validation")
+    test, gallery = parts.get("test"), None
+    if {"query", "gallery"} <= parts.keys():
+        test, gallery = parts["query"], parts["gallery"]
+    if test is None:
+        if held_out.images:
+            return *_hold_out_images(train, held_out.seed), gallery
+        train, test = _hold_out_test(where, train, held_out)
+    elif held_out.images:
+        raise UserError(f"{where} has splits already; leave out --config.data.split=images")
+    if train is not None:
+        train, amount = train.renumbered(), held_out.validation
+        if validation is None and 0 < amount < 1 and train.num_classes < FEW_CLASSES:
+            few = f"there are only {train.num_classes} to train on"
+            console.say(f"no class is held out for validation: {few}")
+        elif validation is None and amount:
+            train, validation = _hold_out(train, amount, held_out.seed, "validation")
+    return train, validation, test, gallery
+
+
+def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
+    """Holds out test classes, and warns if few remain."""
+    if 2 <= images.num_classes < 4 or not held_out.test:
+        raise UserError(
+            f"{where} has {images.num_classes} classes and no test images; four or more are needed "
+            "to train on two and to test on two others (--config.data.test_classes=0.25); or set "
+            "--config.data.split=images, which tests on other images of the same classes"
+        )
+    train, test = _hold_out(images, held_out.test, held_out.seed, "test")
+    if train.num_classes < _TOO_FEW_CLASSES:
+        console.warn(
+            f"{train.num_classes} classes are too few to learn what tells apart the "
+            f"{test.num_classes} others of the test, so the model may end below the untrained one; "
+            "add classes, or set --config.data.split=images"
+        )
+    return train, test
+
+
+def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
+    """Holds out a number of random classes or, below 1, a share of them, but at least two."""
+    # The seed is not the run's: runs with different seeds are compared on the same classes.
+    classes = np.unique(images.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
         raise UserError(
-            f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
+            f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
             f"must remain to train on, and two are needed to search; lower it, or add classes"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
-    return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
+    return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
 
 
-def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """Holds out a quarter of the images of each class, at random, but at least two.
-
-    Returns the remaining and the held-out images. Classes with fewer than four images are only
-    trained on; if fewer than two classes have as many, raises UserError.
-    """
+def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset]:
+    """Holds out a share of the images of each class that has enough, but at least two."""
     draw, chosen = np.random.default_rng(seed), []
-    for label in np.unique(dataset.labels):
-        own = draw.permutation(np.flatnonzero(dataset.labels == label))
-        count = max(2, round(_HELD_OUT * len(own)))
-        chosen.append(own[: count if len(own) >= _LEAST else 0])
-    small = sum(len(own) == 0 for own in chosen)
+    for label in np.unique(images.labels):
+        members = draw.permutation(np.flatnonzero(images.labels == label))
+        count = max(2, round(_HELD_OUT * len(members)))
+        chosen.append(members[: count if len(members) >= _LEAST else 0])
+    small = sum(len(members) == 0 for members in chosen)
     if len(chosen) - small < 2:
         raise UserError(
             f"config.data.split is images, which holds out images of classes with {_LEAST} or "
@@ -140,41 +177,30 @@ def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
         )
     if small:
         console.say(f"{small} classes with fewer than {_LEAST} images are only trained on")
-    held_out = np.sort(np.concatenate(chosen))
-    rest = np.setdiff1d(np.arange(len(dataset)), held_out)
-    return dataset.take(rest).renumbered(), dataset.take(held_out)
-
-
-def hold_out_validation(dataset: Dataset, held_out: HeldOutClasses) -> _Halves:
-    """Holds out validation classes as `hold_out` does; a share of few classes holds out none."""
-    amount, classes = held_out.validation, dataset.num_classes
-    if 0 < amount < 1 and classes < FEW_CLASSES:
-        console.say(f"no class is held out for validation: there are only {classes} to train on")
-        amount = 0
-    return hold_out(dataset, amount, held_out.seed, "validation")
+    test = np.sort(np.concatenate(chosen))
+    train = np.setdiff1d(np.arange(len(images)), test)
+    return images.take(train).renumbered(), None, images.take(test)
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Checks that parts can be trained on and searched, and warns of classes with one image.
-
-    Raises UserError if a part has fewer than two classes, or no query has an image to find.
-    """
+    """Rejects parts that cannot be trained on or searched; warns of classes with one image."""
     train, judged = splits.train, splits.judgements is not None
-    test = None if judged else splits.test
-    parts = {"train": train, "validation": splits.validation, "test": test}
-    for part, images in parts.items():
-        if images is not None and images.num_classes < 2:
+    for part, images, gallery in (
+        ("train", train, None),
+        ("validation", splits.validation, None),
+        ("test", None if judged else splits.test, splits.gallery),
+    ):
+        if images is None:
+            continue
+        if images.num_classes < 2:
             raise UserError(
                 f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
             )
-    for part, gallery in (("validation", None), ("test", splits.gallery)):
-        if (queries := parts[part]) is None:
-            continue
         if gallery is None:
-            match = np.bincount(queries.labels).max() > 1
+            match = np.bincount(images.labels).max() > 1
         else:
-            match = np.isin(queries.labels, gallery.labels).any()
-        if not match:
+            match = np.isin(images.labels, gallery.labels).any()
+        if part != "train" and not match:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
     if judged and not any(map(len, [*splits.judgements.easy, *splits.judgements.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import grain
 import numpy as np
 from absl import flags
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
@@ -39,7 +39,7 @@ class ReadableBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Pieces of all batches, prepared by number; picklable."""
+    """Pieces of all batches, prepared by number; picklable, for worker processes."""
 
     # Reads the image in a row of a batch; None beyond the batch's end.
     read: Callable[[int, int], UInt8[np.ndarray, "side side channels"] | None]
@@ -50,7 +50,6 @@ class _Pieces:
 
     @property
     def per_batch(self) -> int:
-        """Number of pieces in a batch."""
         return -(-len(self.rows) // _PIECE)
 
     def __call__(self, number: int) -> ReadableBatch:
@@ -60,13 +59,13 @@ class _Pieces:
         images, broken = np.zeros((len(positions), side, side, channels), np.uint8), {}
         for image, position in zip(images, positions, strict=True):
             try:
-                found = self.read(self.batches[batch], self.rows[position])
+                shown = self.read(self.batches[batch], self.rows[position])
             except UserError as error:
                 if not self.tolerant:
                     raise
                 broken[str(position)] = pixels.reason(error.__cause__ or error)
             else:
-                image[...] = 0 if found is None else found
+                image[...] = 0 if shown is None else shown
         return ReadableBatch(images, broken)
 
     def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:
@@ -116,8 +115,7 @@ def _start_worker(index: int, count: int) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _planned(plan: Callable[[int], Plan], step: int) -> Plan:
-    """The plan of a step, which serves several pieces of a batch."""
-    return plan(step)
+    return plan(step)  # Which serves several pieces of a batch.
 
 
 def _crop(
@@ -145,11 +143,11 @@ def training_batches(
     workers: int = 0,
     rows: range | None = None,
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of the given steps, prepared ahead of their use.
+    """Yields the batches of the given steps, counted from 0, prepared ahead of their use.
 
     Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
-    labels and ids are those of the whole batch. Steps are counted from 0. Close the generator to
-    end the workers. Raises UserError if an image cannot be read or a worker process dies.
+    labels and ids are those of the whole batch. Close the generator to end the workers. Raises
+    UserError if an image cannot be read or a worker process dies.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.
@@ -165,27 +163,6 @@ def training_batches(
             yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
-def evaluation_batches(
-    dataset: Dataset,
-    view: View,
-    batch_size: int,
-    workers: int = 0,
-    rows: range | None = None,
-) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
-    """Yields the test views of all images in order; the last batch is padded with black ones.
-
-    Embeddings that are given instead of pixels are yielded as they are, float32, and zero rows.
-
-    All batches have the same size, so that one compiled program serves them. Of each, the given
-    rows are delivered, or all. Close the generator to end the workers. Raises UserError if an image
-    cannot be read or a worker process dies.
-    """
-    batches = readable_batches(dataset, view, batch_size, workers, rows, tolerant=False)
-    with contextlib.closing(batches):
-        for images, _ in batches:
-            yield images
-
-
 def readable_batches(
     dataset: Dataset,
     view: View,
@@ -195,21 +172,17 @@ def readable_batches(
     *,
     tolerant: bool = True,
 ) -> Generator[ReadableBatch, None, None]:
-    """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
+    """Yields the test views of all images in order, or the features that stand for them.
+
+    All batches have the same size, so that one compiled program serves them: the last one is padded
+    with zeros. Of each, the given rows are delivered, or all. Unreadable images are black and
+    reported, if `tolerant`. Close the generator to end the workers. Raises UserError if a worker
+    process dies.
+    """
     rows = range(batch_size) if rows is None else rows
-    if dataset.vectors is not None:
-        return (
-            ReadableBatch(batch[rows.start : rows.stop], {})
-            for batch in _given_batches(dataset, batch_size)
-        )
-    read = functools.partial(_test_view, dataset, view, batch_size)
     batches = range(-(-len(dataset) // batch_size))
-    return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
-
-
-def _given_batches(
-    dataset: Dataset, batch_size: int
-) -> Generator[Float[np.ndarray, "batch dim"], None, None]:
-    for start in range(0, len(dataset), batch_size):
-        batch = dataset.given_vectors(slice(start, start + batch_size))
-        yield np.pad(batch, [(0, batch_size - len(batch)), (0, 0)])
+    if dataset.vectors is None:
+        read = functools.partial(_test_view, dataset, view, batch_size)
+        return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
+    parts = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
+    return (ReadableBatch(padded_rows(part, rows, 0), {}) for part in parts)

@@ -6,13 +6,13 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterable
 
 import numpy as np
 import PIL
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
+from hypjax import errors
 from hypjax.data.views import Frame
 from hypjax.errors import UserError
 
@@ -44,9 +44,8 @@ def decode(
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
     read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
     and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
-    is decoded at a fraction of its size. Images of Pillow's and pixels in memory are converted in
-    the same way. Raises ValueError for pixels of 32 bits, for which there is no common scale, and
-    almost anything if the image cannot be decoded.
+    is decoded at a fraction of its size. Images in memory are converted in the same way. Raises
+    ValueError for pixels of 32 bits, which have no common scale, and almost anything for damage.
     """
     if isinstance(encoded, Image.Image):
         with contextlib.suppress(Exception):  # Of damaged EXIF data, as below.
@@ -93,14 +92,6 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
-def _orientation(image: Image.Image) -> int:
-    """Returns EXIF's orientation, from 1 (upright) to 8; 1 if EXIF data cannot be read."""
-    try:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # Pillow raises almost anything on damaged EXIF data.
-        return 1
-
-
 def read_bytes(path: str | pathlib.Path) -> bytes:
     """Reads a file; raises OSError if it cannot be read or is too large."""
     if os.path.getsize(path) > LARGEST_FILE:
@@ -119,14 +110,14 @@ def reason(error: Exception) -> str:
         return "not an image"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels; scale it down or remove it"
-    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    return text or type(error).__name__
+    return errors.reason(error)
 
 
-def crop(image: Image.Image, box: Iterable[int]) -> Image.Image:
-    """Crops a box (top, left, height, width)."""
-    top, left, height, width = (int(n) for n in box)
-    return image.crop((left, top, left + width, top + height))
+def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resizes to a height and a width, unless the image has them."""
+    height, width = size
+    same = image.size == (width, height)
+    return image if same else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
@@ -136,10 +127,9 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
     """Returns what a view shows of an image: the image resized, a box of that, and its square."""
-    height, width = frame.size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    return resize(crop(image, frame.box), side)
+    top, left, height, width = frame.box
+    region = scaled(image, frame.size).crop((left, top, left + width, top + height))
+    return resize(region, side)
 
 
 def show_fast(
@@ -159,7 +149,7 @@ def show_fast(
     bottom, right = top + height, left + width
     try:
         image = Image.open(io.BytesIO(encoded))
-        if upright and _orientation(image) != 1:
+        if upright and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return None
         if image.mode not in MODES.values() or bottom > image.height or right > image.width:
             return None

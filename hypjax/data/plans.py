@@ -90,18 +90,18 @@ class ShuffledPlans(Plans):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassPlans(Plans):
-    """Batches of N classes with d images each; images of one class are adjacent.
+    """Batches of some classes with d images each; images of one class are adjacent.
 
     A class's images are drawn with replacement if `repeats` (HIER). Otherwise they are distinct if
     the class has at least d images.
     """
 
-    samples_per_class: int  # d; N is `batch_size / d`.
+    samples_per_class: int  # d
     repeats: bool = False
 
     @property
     def classes_per_batch(self) -> int:
-        """N, the number of classes in a batch."""
+        """Number of classes in a batch."""
         return self.batch_size // self.samples_per_class
 
     @functools.cached_property
@@ -129,12 +129,9 @@ class ClassPlans(Plans):
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the positions of the step's images, class by class."""
-        rng = self.rng(_IMAGES, step)
-        classes = self.choose_classes(step)
-        drawn = []
-        for members in (self.members[c] for c in classes):
-            repeats = self.repeats or len(members) < self.samples_per_class
-            drawn.append(rng.choice(members, self.samples_per_class, replace=repeats))
+        rng, size, drawn = self.rng(_IMAGES, step), self.samples_per_class, []
+        for members in (self.members[c] for c in self.choose_classes(step)):
+            drawn.append(rng.choice(members, size, replace=self.repeats or len(members) < size))
         return np.concatenate(drawn)
 
 

@@ -3,6 +3,7 @@
 `datasets` copies files once to its own cache, as Arrow, and maps them into memory.
 """
 
+import dataclasses
 import functools
 import glob
 import os
@@ -11,11 +12,12 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 
-from hypjax.data import pixels
+from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
 from hypjax.system import hub
 
@@ -27,47 +29,16 @@ _SUPERLABELS = ("superlabel", "coarse_label")
 _OPTIONS = ("image", "label", "superlabel", "split", "subset")
 
 
-class EncodedImages(Sequence):
-    """The image files in a column of a `datasets.Dataset`, read on access."""
-
-    def __init__(self, dataset: Any, column: str) -> None:
-        self._dataset, self._column = dataset.select_columns([column]), column
-        stats = [(file["filename"], os.stat(file["filename"])) for file in dataset.cache_files]
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        self.fingerprint = zlib.crc32(repr(facts).encode())  # Changes with the files.
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, i: int) -> bytes:
-        image = self._dataset[int(i)][self._column] or {"bytes": b""}
-        return pixels.read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
-
-
-class Rows(NamedTuple):
-    """The images of a `datasets.Dataset`, with what its columns say of them."""
-
-    images: EncodedImages
-    labels: Sequence[str]  # Names of classes; '' if unknown.
-    splits: Sequence[str] | None
-    superlabels: Sequence[str] | None
-
-
-def find_dataset(where: str) -> dict[str, Rows] | None:
-    """Reads a dataset; None if the location is something else, such as a folder of images.
+def find_dataset(where: str) -> Dataset | None:
+    """Lists the images of a dataset; None if the location is something else, such as a folder.
 
     A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
-    pattern of such, as photos-*.tar; a folder of such files without images,
-    or one that `save_to_disk` wrote. Options may follow, as in
-    hf://OWNER/NAME?label=species&split=train: the columns `image`, `label` and `superlabel`; the
-    `split`, or several, as in train+test, which count as one; and the `subset` of a repository.
-
-    Returns:
-        Its rows by where they are, such as hf://OWNER/NAME/train. If there are several splits and
-        none was named, they are the splits of the images.
-
-    Raises:
-        UserError: It cannot be read, has no images, or lacks a column or a split.
+    pattern of such, as photos-*.tar; a folder of such files without images, or one that
+    `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
+    columns `image`, `label` and `superlabel`; the `split`, or several, as in train+test, which
+    count as one; and the `subset` of a repository. If there are several splits and none was named,
+    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17. Raises
+    UserError if it cannot be read, has no images, or lacks a column or a split.
     """
     location, options = _options(where)
     load = _loader(location, options.get("subset"))
@@ -87,14 +58,17 @@ def find_dataset(where: str) -> dict[str, Rows] | None:
                 f"{where}: there is no split {unknown[0]}; the splits are {', '.join(parts)}"
             )
         parts = {split: parts[split] for split in wanted}
-    rows = {split: rows_of(part, where, options) for split, part in parts.items()}
-    if len(rows) > 1 and "split" not in options:
-        rows = {
-            split: part._replace(splits=[split] * len(part.labels)) for split, part in rows.items()
-        }
-    if not any(len(part.labels) for part in rows.values()):
+    tables = []
+    for split, part in parts.items():
+        if not len(part):
+            continue
+        table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
+        if len(parts) > 1 and "split" not in options:
+            table = dataclasses.replace(table, splits=np.full(len(table), split))
+        tables.append(table)
+    if not tables:
         raise UserError(f"{location} has no images")
-    return {f"{location}/{split}".rstrip("/"): part for split, part in rows.items()}
+    return stacked(tables)
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
@@ -168,11 +142,14 @@ def _is_table(path: pathlib.Path) -> bool:
     return bool({"path", "features"} & set(names))
 
 
-def rows_of(dataset: Any, where: str, options: Mapping[str, str] | None = None) -> Rows:
-    """Reads a `datasets.Dataset` whose columns the options name, or else their types and names.
+def table_of(
+    dataset: Any, where: str, options: Mapping[str, str] | None = None, place: str | None = None
+) -> Dataset:
+    """The images of a `datasets.Dataset` whose columns the options name, or their types and names.
 
     Images are the column of that type, or of bytes; classes are named `label`, for example, or are
-    the first `ClassLabel`. Raises UserError if there is no column of images, or several.
+    the first `ClassLabel`. Without a place, to which names of images refer, images are in memory.
+    Raises UserError if there is no column of images, or several.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
@@ -189,11 +166,18 @@ def rows_of(dataset: Any, where: str, options: Mapping[str, str] | None = None) 
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
     superlabels = _column(kinds, "superlabel", _SUPERLABELS, options, where)
-    return Rows(
-        EncodedImages(encoded, image),
+    records = encoded.select_columns([image])[image]  # Read on access.
+    stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    fingerprint = zlib.crc32(repr(files).encode())
+    names = [f"{place}/{i}" if place else f"image {i}" for i in range(len(records))]
+    return table_of_names(
+        records,
+        names,
         _values(others, labels, where) if labels else [""] * len(dataset),
-        _values(others, "split", where) if "split" in kinds else None,
-        _values(others, superlabels, where) if superlabels else None,
+        splits=_values(others, "split", where) if "split" in kinds else (),
+        groups=_values(others, superlabels, where) if superlabels else (),
+        facts=[(name, fingerprint) for name in names] if place else None,
     )
 
 
@@ -207,12 +191,12 @@ def _column(
 ) -> str | None:
     """The column that an option names, or the first of the usual ones; perhaps a field of one."""
     wanted = [options[option]] if option in options else usual
-    found = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
-    if option in options and not found:
+    columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
+    if option in options and not columns:
         raise UserError(
             f"{where} has the columns {', '.join(names)}, and no {wanted[0]} (?{option}=)"
         )
-    return found[0] if found else None
+    return columns[0] if columns else None
 
 
 def _values(dataset: Any, column: str, where: str) -> list[str]:

@@ -1,90 +1,69 @@
-"""Opens datasets by name: prepared ones, and the user's own images or features.
+"""Opens datasets as training, validation and test images: prepared ones, and users' own."""
 
-Modules that import TFDS are imported where they are used: users' own images need none of it.
-"""
-
+import concurrent.futures
 import dataclasses
 import itertools
+import os
+import pathlib
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import tqdm
+from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
+from hypjax.data import photos, pixels, shards
+from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
+    SAME_CLASSES,
     HeldOutClasses,
     Splits,
     check_classes,
-    hold_out,
-    hold_out_validation,
+    divide,
 )
-from hypjax.data.photo_dataset import open_features, open_photos
 from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.files import replacing
+from hypjax.system.machine import usable_cores
 
 # A gallery without queries.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
+_MAX_NAMED = 5  # Files that a message names.
 _EXACT = Decoding(channels=3, fast=False, cache_dir=None)
 
 
-def open_dataset(
+def open_prepared(
     name: str,
-    decoding: Decoding,
-    *,
-    held_out: HeldOutClasses = NOTHING_HELD_OUT,
-    path: str | None = None,
-    labels: str | None = None,
     data_dir: str | None = None,
+    decoding: Decoding = _EXACT,
+    held_out: HeldOutClasses = NOTHING_HELD_OUT,
 ) -> Splits:
-    """Opens a prepared dataset, or the 'folder' or 'features' of the user's at a path.
+    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
-    Datasets that need no files are prepared first if necessary. `labels` is a file with the classes
-    of features; `data_dir` is the folder or URL of prepared datasets, TFDS's default if None. Test
-    classes are held out only if there are no test images. Raises UserError if the dataset is
-    unknown, is not prepared, cannot be read, or has too few classes.
+    `data_dir` is the folder or URL of prepared datasets. Test classes are held out only if there
+    are no test images.
     """
-    if name == "folder":
-        return open_photos(path, decoding, held_out)
-    if name == "features":
-        return open_features(path, labels, held_out)
     parts, known = _open(name, data_dir, decoding)
-    train, validation, test, gallery = parts.get("train"), None, parts.get("test"), None
-    if {"query", "gallery"} <= parts.keys():
-        test, gallery = parts["query"], parts["gallery"]
-    if train is None and known.judgements is None:
+    if "train" not in parts and known["judgements"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    if train is not None:
-        train = train.renumbered()
-    if test is None:  # Of a partial copy.
-        train, test = hold_out(train, held_out.test, held_out.seed, "test")
-        if test is None:
-            raise UserError(
-                f"this copy of {name} has no test images; to test on some of its training classes, "
-                "set --config.data.test_classes=0.5"
-            )
-        note = f"tested on {test.num_classes} of the training classes, held out"
-        known = known._replace(notes=(*known.notes, note))
+    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **known)
+    if "test" not in parts and splits.gallery is None:  # Of a partial copy.
+        note = f"tested on {splits.test.num_classes} of the training classes, held out"
+        note = SAME_CLASSES if held_out.images else note
+        splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
         raise UserError(
             f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
             "classes"
         )
-    if train is not None:
-        train, validation = hold_out_validation(train, held_out)
-    splits = known._replace(train=train, validation=validation, test=test, gallery=gallery)
     check_classes(name, splits)
     for part in parts.values():
         fill_cache(part, decoding.channels)
     return splits
-
-
-def open_prepared(name: str, data_dir: str | None = None) -> Splits:
-    """Opens a prepared dataset by its name, as published: no class is held out."""
-    if name in ("folder", "features"):
-        raise UserError(
-            f"--dataset is {name}, which is not a prepared dataset; give your own files"
-        )
-    return open_dataset(name, _EXACT, data_dir=data_dir)
 
 
 def with_benchmarks(
@@ -95,10 +74,7 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds judged datasets to score, and distractors to all judged galleries.
-
-    Raises UserError if there are distractors, but no judged gallery.
-    """
+    """Adds judged datasets to score, and distractors to all judged galleries."""
     judged = splits.judgements is not None
     if distractors:
         if not names and not judged:
@@ -108,14 +84,14 @@ def with_benchmarks(
             )
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
-    opened = {name: open_dataset(name, decoding, data_dir=data_dir) for name in names}
+    opened = {name: open_prepared(name, data_dir, decoding) for name in names}
     prints = {f"images of {name}": one.fingerprint for name, one in opened.items()}
     tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
     notes += [note for one in opened.values() for note in one.notes]
     if distractors:
         parts, known = _open(DISTRACTORS, data_dir, decoding)
         further = parts["gallery"]
-        notes += known.notes
+        notes += known["notes"]
         tasks = {
             f"{name}+1m": task._replace(gallery=stacked([task.gallery, further]))
             for name, task in tasks.items()
@@ -126,32 +102,177 @@ def with_benchmarks(
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
 
 
-def _open(name: str, data_dir: str | None, decoding: Decoding) -> tuple[dict[str, Dataset], Splits]:
-    """Opens a prepared dataset: its tables by split, and what else is known of its `Splits`."""
+def _open(
+    name: str, data_dir: str | None, decoding: Decoding
+) -> tuple[dict[str, Dataset], dict[str, Any]]:
+    """Opens a prepared dataset: its tables by split, and the other fields of its `Splits`."""
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
-    builder = prepare.open_builder(name, data_dir)
-    parts = {split: open_records(builder, split) for split in builder.info.splits}
-    facts = [builder.info.full_name]
-    judgements = None
-    if PAIRS in builder.TABLES and "train" in parts:
-        pairs = read_pairs(builder, parts["train"].names)
+    folder = prepare.open_prepared(name, data_dir)
+    parts = {split: open_records(folder, split) for split in folder.splits}
+    facts, judgements = [name], None
+    if PAIRS in folder.tables and "train" in parts:
+        pairs = read_pairs(folder, parts["train"].names)
         parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
         facts.append(pairs.tobytes())
-    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= parts.keys():
+    if JUDGEMENTS in folder.tables and {"query", "gallery"} <= parts.keys():
         query = parts["query"]
-        boxes, judgements = read_judgements(builder, query.names, parts["gallery"].names)
+        boxes, judgements = read_judgements(folder, query.names, parts["gallery"].names)
         source = hash_facts([query.source, boxes.tobytes()])
         parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
         facts += [items.tolist() for items in itertools.chain(*judgements)]
-    groups = [part.groups for part in parts.values() if part.groups is not None]
-    names = np.unique(np.concatenate(groups)) if groups else None
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
-        if names is not None:  # Groups have the same numbers in all splits.
-            numbers = np.searchsorted(names, part.groups)
-            part = dataclasses.replace(part, superlabels=numbers, group_names=names)
-        parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
-    notes, empty = prepare.notes(builder), (None, None, None, None)
-    return parts, Splits(*empty, hash_facts(facts), notes, judgements, name)
+        parts[split] = decoded_as(part, decoding)
+    known = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
+    return parts, {"fingerprint": hash_facts(facts), **known}
+
+
+def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
+
+    Every image is decoded once to check that it is readable, unless that was done before and no
+    file has changed. Raises UserError if one is not, a class is unknown, or there are too few
+    classes or images to train or to search.
+    """
+    path = pathlib.Path(where).expanduser()
+    images = shards.find_dataset(where)
+    if images is None and path.is_dir():
+        images = photos.list_folder(path)
+        images = images.take(np.flatnonzero(images.class_names != ""))
+        if not len(images):
+            suffixes = ", ".join(sorted(shards.IMAGES))
+            raise UserError(
+                f"no images in sub-folders of {path} ({suffixes}); put the images of each class "
+                "into one"
+            )
+    elif images is None and path.suffix.lower() in photos.TABLES:
+        images = photos.read_table(path)
+    elif images is None:
+        raise UserError(
+            f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
+            "nor a dataset in Parquet, Arrow or tar files"
+        )
+    root = path if path.is_dir() else path.parent
+    return open_images(where, images, decoding, held_out, root)
+
+
+def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
+    """Opens the features of a file as `open_photos` opens images.
+
+    `labels` is a file with the classes, if the first one has none.
+    """
+    images = photos.read_vectors(path, labels)
+    return _split(path, images, images.fingerprint, held_out)
+
+
+def open_images(
+    where: str,
+    images: Dataset,
+    decoding: Decoding,
+    held_out: HeldOutClasses,
+    root: pathlib.Path = pathlib.Path(),
+) -> Splits:
+    """Opens listed images as `open_photos` does; their names below the root are part of the hash.
+
+    `where` is for messages.
+    """
+    names = [os.path.relpath(name, root) for name in images.names]
+    measured = _measure(images)
+    columns = (images.class_names, images.splits, images.groups, measured)
+    facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
+    fingerprint = hash_facts(facts)
+    sizes = measured[:, :2].astype(np.int32)
+    images = dataclasses.replace(images, sizes=sizes, source=fingerprint)
+    images = decoded_as(images, decoding)
+    splits = _split(where, images, fingerprint, held_out)
+    fill_cache(images, decoding.channels)
+    return splits
+
+
+def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:
+    """Splits images as they are labelled, or holds out classes, or images of each class."""
+    unlabelled = np.flatnonzero(images.class_names == "")
+    if len(unlabelled):
+        raise UserError(
+            f"{where} has {len(unlabelled)} rows without a class, such as row {unlabelled[0]}; "
+            "name the column of classes (?label=NAME), or give features the array labels, or "
+            "--config.data.labels"
+        )
+    photos.check_columns(where, images)
+    parts = {"train": images}
+    if images.splits is not None:
+        present = np.unique(images.splits).tolist()
+        tests = {*present} - {"train", "validation"}
+        if "train" not in present or tests not in ({"test"}, {"query", "gallery"}):
+            raise UserError(
+                f"{where} has the splits {', '.join(present)}; it needs train, and either test or "
+                "both query and gallery"
+            )
+        parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
+        _check_overlap(where, parts)
+    notes = (SAME_CLASSES,) if held_out.images else ()
+    splits = Splits(*divide(where, parts, held_out), fingerprint, notes)
+    check_classes(where, splits)
+    return splits
+
+
+def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
+    """Rejects classes shared by validation and test, and warns of classes shared with train."""
+    classes = {name: set(part.class_names) for name, part in parts.items()}
+    validation = classes.get("validation", set())
+    test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
+    if shared := validation & test:
+        raise UserError(
+            f"{where} has {len(shared)} classes in both validation and test, such as {min(shared)};"
+            " the best model would be chosen on what it is tested on"
+        )
+    for name, others in (("validation", validation), ("test", test)):
+        if shared := classes["train"] & others:
+            console.warn(
+                f"{len(shared)} of the classes in {where} are in both train and {name}, "
+                f"such as {min(shared)}"
+            )
+
+
+def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
+    """Returns height, width and checksum of each image, from the cache if no file has changed.
+
+    Decodes each image; raises UserError if any cannot be read, and names the first ones.
+    """
+    cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
+    in_memory = not images.facts[0]
+    if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
+        return np.load(cached)
+    console.say(f"checking {len(images)} images")
+    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+        outcomes = pool.map(lambda i: _measure_file(images, i), range(len(images)))
+        bar = tqdm.tqdm(outcomes, total=len(images), unit="image", disable=None, leave=False)
+        outcomes = list(bar)
+    named = zip(images.names, outcomes, strict=True)
+    broken = [f"{name} ({reason})" for name, reason in named if isinstance(reason, str)]
+    if broken:
+        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
+        raise UserError(
+            f"cannot read {len(broken)} of {len(images)} images: "
+            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
+        )
+    measured = np.array(outcomes, np.int64)
+    if not in_memory:
+        with console.tolerating(f"the sizes of the images ({cached})"):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as temporary, temporary.open("wb") as file:
+                np.save(file, measured)
+    return measured
+
+
+def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
+    """Returns height, width and checksum of an image, or the reason why it cannot be read."""
+    try:
+        content = images.content(i)
+        image = pixels.decode(content, channels=3, upright=True)
+    except Exception as error:  # Decoders raise almost anything on damaged files.
+        return pixels.reason(error)
+    checked = content if isinstance(content, bytes) else np.ascontiguousarray(image)
+    return image.height, image.width, zlib.crc32(checked)

@@ -10,6 +10,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 Scalar = float | Float[Array, ""]
+# What functions of points take and return. Leading axes of operands broadcast.
+Vectors = Float[ArrayLike, "*b d"]
+Operand = Float[ArrayLike, "*#b d"]
+Points = Float[Array, "*b d"]
+Numbers = Float[Array, "*b"]
+Rows = Float[ArrayLike, "n d"]
+Cols = Float[ArrayLike, "m d"]
+Matrix = Float[Array, "n m"]  # Of all pairs.
 
 
 def floating(*arrays: ArrayLike) -> list[Array]:
@@ -24,12 +32,12 @@ def inexact(*arrays: ArrayLike) -> list[Array]:
     return [array.astype(jnp.result_type(float, array)) for array in found]
 
 
-def square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
+def square_norm(x: Vectors, keepdims: bool = True) -> Array:
     """‖x‖² over the last axis, which is kept by default."""
     return jnp.sum(x * x, axis=-1, keepdims=keepdims)
 
 
-def scaled(x: Float[Array, "*b d"]) -> tuple[Float[Array, "*b d"], Float[Array, "*b 1"]]:
+def scaled(x: Points) -> tuple[Points, Float[Array, "*b 1"]]:
     """Divides vectors whose ‖x‖² would overflow or vanish by their largest coordinate.
 
     Returns also the divisors: exactly 1 for ordinary vectors. No gradient flows through them.
@@ -103,7 +111,7 @@ def _jvp_in_curvature(tangent: Array, distance: Array, q: Array, c: Scalar) -> A
 distance_from_ratio.defjvps(_jvp_in_ratio, _jvp_in_curvature)
 
 
-def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Float[Array, "n m"]:
+def inner_products(x: Rows, y: Cols) -> Matrix:
     """Inner products ⟨x_i, y_j⟩ of all pairs.
 
     By default GPUs multiply float32 matrices in TF32 and TPUs in bfloat16, which leaves three
@@ -113,7 +121,7 @@ def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Fl
     return jnp.matmul(x, y.T, precision="highest")
 
 
-def square_distances(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Float[Array, "n m"]:
+def square_distances(x: Rows, y: Cols) -> Matrix:
     """Squared Euclidean distances ‖x_i − y_j‖² of all pairs from inner products, at least 0.
 
     Two measures limit the float32 rounding error to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are

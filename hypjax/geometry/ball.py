@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, poincare
+from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 from hypjax.geometry.spaces import (
     MAX_SQUARE_NORM,
     InnerProductSpace,
@@ -41,35 +42,29 @@ class CurvedSpace(InnerProductSpace):
         if radius is not None and not (isinstance(radius, numbers.Real) and radius > 0):
             raise ValueError(f"clip_radius is {radius!r}; it must be a number above 0, or None")
 
-    def distance(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
+    def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
         return self.functions.dist(x, y, self.c)
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Float[Array, "*b d"]:
+    ) -> Points:
         """The Fréchet mean, see `poincare.frechet_mean`."""
         return self.functions.frechet_mean(x, self.c, weights)
 
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
+    def separation(self, x: Operand, y: Operand) -> Numbers:
         """sinh²(√c·d/2)/c of the distance d."""
         return self.functions.separation(x, y, self.c)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
         """(2/√c)·asinh(√(c·separation))."""
         return poincare.dist_at(separation, self.c)
 
-    def distance_matrix(
-        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-    ) -> Float[Array, "n m"]:
+    def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
         """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
         return self.functions.dist_matrix(x, y, self.c)
 
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+    def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
         if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
             raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
@@ -96,7 +91,7 @@ class PoincareBall(CurvedSpace):
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"
 
-    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def embed(self, features: Vectors) -> Points:
         """Clips features, applies the exponential map at the origin, and projects into the ball."""
         if self.riemannian:
             scale = poincare.lambda_x(self._embed(features), self.c) ** -2
@@ -104,22 +99,22 @@ class PoincareBall(CurvedSpace):
             features = constant + lax.stop_gradient(scale) * (features - constant)
         return self._embed(features)
 
-    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+    def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features longer than the clip radius."""
         radius = jnp.inf if self.clip_radius is None else self.clip_radius
         scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
         return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
-    def _embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def _embed(self, features: Vectors) -> Points:
         longest = MAX_SQUARE_NORM**0.5 if self.clip_radius is None else self.clip_radius
         v = poincare.clip_features(features, longest)
         return poincare.project(poincare.expmap0(v, self.c), self.c)
 
-    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def features(self, x: Vectors) -> Points:
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
 
-    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
+    def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         The query (2x, −(1 + c‖x‖²)) and the gallery item (y, ‖y‖²)/(1 − c‖y‖²) have the product
@@ -132,9 +127,7 @@ class PoincareBall(CurvedSpace):
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
         return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
 
-    def search_terms(
-        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
-    ) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         Let w = (−m) ⊕ x be the point moved by the Möbius translation that takes the centre m to the
@@ -163,15 +156,15 @@ class PoincareBall(CurvedSpace):
         """The ball itself."""
         return self
 
-    def to_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+    def to_ball(self, x: Vectors) -> Vectors:
         """The points themselves."""
         return x
 
-    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+    def from_ball(self, x: Vectors) -> Vectors:
         """The points themselves."""
         return x
 
-    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+    def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not inside the ball in float32, or too far out."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)

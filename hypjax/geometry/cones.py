@@ -31,16 +31,13 @@ Sources: Ganea et al., "Hyperbolic Entailment Cones for Learning Hierarchical Em
 
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from hypjax.geometry import arithmetic, lorentz
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import Numbers, Operand, Scalar, Vectors
 
 
-def half_aperture(
-    x: Float[ArrayLike, "*b d"], c: Scalar, radius: float = 0.1
-) -> Float[Array, "*b"]:
+def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
     """Half-apertures of the cones of x, asin(2K/(√c‖x‖)), in radians (MERU, Section 3).
 
     It is a right angle, with gradient 0, for √c‖x‖ ≤ 2K. The gradient is infinite in the limit
@@ -58,9 +55,7 @@ def half_aperture(
     return jnp.arctan2(jnp.asarray(2 * radius, x.dtype), jnp.where(wide, 0, root))
 
 
-def exterior_angle(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Exterior angles at x of the triangles O, x, y: from 0 to π radians (MERU, Section 3).
 
     They are 0 for y beyond x on its ray from the origin. Where there is no angle, at equal points

@@ -32,13 +32,8 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     has no base point, is the maximum over all base points and at most twice the δ at any of them
     (Fournier et al.).
 
-    Takes O(n³) time and O(n²) memory, and can be jitted.
-
-    Args:
-        distances: Symmetric matrix. Its diagonal is taken as 0, whatever rounding left there.
-
-    Returns:
-        δ: float64 for float64 distances, otherwise float32. NaN if a distance is not finite.
+    Takes O(n³) time and O(n²) memory, and can be jitted. The diagonal is taken as 0, whatever
+    rounding left there. δ is NaN if a distance is not finite.
 
     Raises:
         UserError: The matrix is not square, or there are fewer than 4 points.
@@ -68,9 +63,6 @@ def relative_delta(
         num_trials: Number of samples.
         key: Random key. With the same key, more trials start with the same samples.
 
-    Returns:
-        One value per sample, [num_trials], float32.
-
     Raises:
         UserError: There are fewer than 4 points, one is not finite, or those of a sample are
             identical.
@@ -92,11 +84,9 @@ def relative_delta(
 def curvature_from_delta(delta: float) -> float:
     """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
 
-    With this c > 0, the Poincaré ball, of curvature −c, has the relative δ of the data (Khrulkov et
-    al.), which may be the mean of `relative_delta`.
-
-    Raises:
-        UserError: δ is not a finite positive number. For a tree, δ = 0 and c would be infinite.
+    The Poincaré ball of curvature −c then has the relative δ of the data (Khrulkov et al.), which
+    may be the mean of `relative_delta`. A δ that is not finite and above 0 is a `UserError`: for a
+    tree, δ = 0 and c would be infinite.
     """
     if not 0 < delta < np.inf:
         raise UserError(f"a curvature needs a positive relative delta, got {delta:g}")

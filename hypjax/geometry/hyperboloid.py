@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic, lorentz, poincare
+from hypjax.geometry.arithmetic import Points, Rows, Vectors
 from hypjax.geometry.ball import CurvedSpace, PoincareBall
 from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
 
@@ -46,7 +47,7 @@ class Lorentz(CurvedSpace):
     def __str__(self) -> str:
         return f"the hyperboloid of c = {self.c}"
 
-    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def embed(self, features: Vectors) -> Points:
         """Scales and clips features v, and applies the exponential map at the origin to 2v.
 
         Like the ball, it shortens what leads farther than 12.2/√c.
@@ -55,22 +56,22 @@ class Lorentz(CurvedSpace):
         v = poincare.clip_features(self._scaled(features), longest)
         return lorentz.expmap0(lorentz.shorten(2 * v, self.c), self.c)
 
-    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+    def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that are longer than the clip radius once they are scaled."""
         return self.ball().clipped(self._scaled(features))
 
-    def _scaled(self, features: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+    def _scaled(self, features: Vectors) -> Vectors:
         if isinstance(self.feature_scale, float) and self.feature_scale == 1:
             return features
         (features,) = arithmetic.inexact(features)
         return features * jnp.asarray(self.feature_scale, features.dtype)
 
-    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def features(self, x: Vectors) -> Points:
         """The clipped features, by half the logarithmic map at the origin."""
         v = lorentz.logmap0(x, self.c) / 2
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
-    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
+    def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         With T = √(1 + c‖x‖²), the query (x, −T_x) and the gallery item (y, ‖y‖²/(1 + T_y)) have
@@ -81,9 +82,7 @@ class Lorentz(CurvedSpace):
         cosh = jnp.sqrt(1 + self.c * xx)
         return jnp.concatenate([x, -cosh if role == "query" else xx / (1 + cosh)], axis=-1)
 
-    def search_terms(
-        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
-    ) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         Let w be the point moved by the boost that takes the centre to the origin, and σ its
@@ -107,15 +106,15 @@ class Lorentz(CurvedSpace):
         """The ball of the same c and clip radius."""
         return PoincareBall(self.c, self.clip_radius)
 
-    def to_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def to_ball(self, x: Vectors) -> Points:
         """See `lorentz.to_poincare`."""
         return lorentz.to_poincare(x, self.c)
 
-    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def from_ball(self, x: Vectors) -> Points:
         """See `lorentz.from_poincare`."""
         return lorentz.from_poincare(x, self.c)
 
-    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+    def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are too far out for float32."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)

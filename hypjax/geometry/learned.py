@@ -67,7 +67,7 @@ def learned_values(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
 
 
 def named_values(params: LearnedParameters) -> dict[str, Any]:
-    """The same for reports: numbers of a vector have names of their own, as "curvatures_0"."""
+    """`values` for reports: numbers of a vector have names of their own, as "curvatures_0"."""
     return {
         f"{name}_{i}" if several else name: each
         for name, value in values(params).items()

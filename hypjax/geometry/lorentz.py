@@ -40,31 +40,31 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import arithmetic, poincare
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 
 # Largest √c·r of `shorten`: that of `poincare.project`, about 12.2.
 MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
-def with_time(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
+def with_time(x: Vectors, c: Scalar) -> Float[Array, "*b d+1"]:
     """Points with their time component √(1/c + ‖x‖²) before the others; c must be above 0."""
     (x,) = arithmetic.floating(x)
     return jnp.concatenate([_cosh(x, c) / jnp.sqrt(c), x], axis=-1)
 
 
-def to_poincare(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def to_poincare(x: Vectors, c: Scalar) -> Points:
     """The isometry to the ball of the same c, x / (1 + T), of points [..., d]."""
     (x,) = arithmetic.floating(x)
     return x / (1 + _cosh(x, c))
 
 
-def from_poincare(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def from_poincare(x: Vectors, c: Scalar) -> Points:
     """The isometry from the ball, 2x / (1 − c‖x‖²): the inverse of `to_poincare`."""
     (x,) = arithmetic.floating(x)
     return 2 * x / (1 - c * arithmetic.square_norm(x))
 
 
-def shorten(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def shorten(v: Vectors, c: Scalar) -> Points:
     """Shortens tangent vectors at the origin, [..., d], to a length of at most 12.2/√c.
 
     `expmap0` would overflow in float32 at 88/√c. At this bound, that of the ball, directions in
@@ -76,7 +76,7 @@ def shorten(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return jnp.where(outside, v * (MAX_RADIUS / jnp.sqrt(jnp.where(outside, u, 1))), v)
 
 
-def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def expmap0(v: Vectors, c: Scalar) -> Points:
     """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Section 3).
 
     Maps tangent vectors at the origin to points at the distance ‖v‖ from it, both [..., d].
@@ -86,15 +86,13 @@ def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return v * arithmetic.sinh_ratio(c * arithmetic.square_norm(v))
 
 
-def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def logmap0(x: Vectors, c: Scalar) -> Points:
     """Logarithmic map at the origin, arsinh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
     (x,) = arithmetic.floating(x)
     return x * arithmetic.asinh_ratio(c * arithmetic.square_norm(x))
 
 
-def dist(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Geodesic distances (2/√c)·arsinh(√(c·q)), elementwise over the leading axes.
 
     Points are [..., d] and distances [...].
@@ -102,17 +100,13 @@ def dist(
     return poincare.dist_at(separation(x, y, c), c)
 
 
-def separation(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
     x, y = arithmetic.floating(x, y)
     return arithmetic.square_norm(_difference(x, y, c), keepdims=False)
 
 
-def dist_matrix(
-    x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"], c: Scalar
-) -> Float[Array, "n m"]:
+def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     Points are compared by their images in the ball; if the points x are a crowd, after the isometry
@@ -141,7 +135,7 @@ def moved_to_origin(
 
 def frechet_mean(
     x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
-) -> Float[Array, "*b d"]:
+) -> Points:
     """Fréchet mean, that of the points' images in the ball: see `poincare.frechet_mean`."""
     return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
 

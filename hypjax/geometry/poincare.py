@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import arithmetic
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
@@ -41,13 +41,13 @@ _FRECHET_STEPS = 1000
 _LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
 
 
-def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
+def lambda_x(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
     """Conformal factors λ_x = 2 / (1 − c‖x‖²), [..., 1], of points of the ball, [..., d]."""
     (x,) = arithmetic.floating(x)
     return 2 / (1 - c * arithmetic.square_norm(x))
 
 
-def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[Array, "*b d"]:
+def clip_features(v: Vectors, radius: Scalar | None) -> Points:
     """Shortens vectors longer than `radius` to that length (Guo et al., CVPR 2022, Eq. 5).
 
     The vectors are [..., d]; with None, none is shortened.
@@ -61,7 +61,7 @@ def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[A
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
-def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def project(x: Vectors, c: Scalar) -> Points:
     """Moves points [..., d] outside the ball of radius (1 − 1e-5)/√c radially onto its surface."""
     (x,) = arithmetic.floating(x)
     u = c * arithmetic.square_norm(x)
@@ -69,9 +69,7 @@ def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
 
-def mobius_add(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def mobius_add(x: Operand, y: Operand, c: Scalar) -> Points:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
     xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
@@ -80,7 +78,7 @@ def mobius_add(
     return numerator / (1 + 2 * c * xy + c**2 * xx * yy)
 
 
-def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def expmap0(v: Vectors, c: Scalar) -> Points:
     """Exponential map at the origin, tanh(√c‖v‖)·v / (√c‖v‖) (Hyp-ViT, Eq. 3 at x = 0).
 
     Maps tangent vectors at the origin to points of the ball, both [..., d]. For long vectors tanh
@@ -90,15 +88,13 @@ def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return v * arithmetic.tanh_ratio(c * arithmetic.square_norm(v))
 
 
-def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def logmap0(x: Vectors, c: Scalar) -> Points:
     """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
     (x,) = arithmetic.floating(x)
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
 
-def expmap(
-    x: Float[ArrayLike, "*#b d"], v: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     """Exponential map at the points x, [..., d], of tangent vectors v, [..., d] (Hyp-ViT, Eq. 3).
 
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
@@ -137,11 +133,11 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
 
 
 def transport(
-    x: Float[ArrayLike, "*#b d"],
-    y: Float[ArrayLike, "*#b d"],
-    v: Float[ArrayLike, "*#b d"],
+    x: Operand,
+    y: Operand,
+    v: Operand,
     c: Scalar,
-) -> Float[Array, "*b d"]:
+) -> Points:
     """Parallel transport of tangent vectors v from x to y along their geodesic, all [..., d].
 
     That is gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry", 2009).
@@ -156,9 +152,7 @@ def transport(
     return turned * (1 - c * yy) / (1 - c * xx)
 
 
-def logmap(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
     """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
     x, y = arithmetic.floating(x, y)
     difference, s, p = _mobius_difference(x, y, c)
@@ -181,9 +175,7 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Arr
     return (inside * delta - c * s * x) / (p + c * s), s, p
 
 
-def dist(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Geodesic distances, elementwise over the leading axes (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
@@ -193,9 +185,7 @@ def dist(
     return dist_at(separation(x, y, c), c)
 
 
-def separation(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
     x, y = arithmetic.floating(x, y)
     s = arithmetic.square_norm(x - y, keepdims=False)
@@ -203,15 +193,13 @@ def separation(
     return s / (x_gap * y_gap)
 
 
-def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
+def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
     (q,) = arithmetic.floating(separation)
     return arithmetic.distance_from_ratio(q, c)
 
 
-def dist_matrix(
-    x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"], c: Scalar
-) -> Float[Array, "n m"]:
+def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     If the points x are a crowd, a Möbius translation first takes their mean to the origin, which
@@ -243,7 +231,7 @@ def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
 
 def frechet_mean(
     x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
-) -> Float[Array, "*b d"]:
+) -> Points:
     """Fréchet mean: the point with the least weighted sum of squared distances to n points.
 
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
@@ -302,7 +290,7 @@ def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
 
 def _majorised_step(
     w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
-) -> Float[Array, "*b d"]:
+) -> Points:
     """The next mean, in coordinates that have the current mean at the origin: the points are at w.
 
     With D = √c·d, the tangent of D² = arccosh² at the current mean weights a point by D/sinh D. The
@@ -316,7 +304,7 @@ def _majorised_step(
 
 def _newton_step(
     w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
-) -> Float[Array, "*b d"]:
+) -> Points:
     """A Newton step on the Fréchet objective; no gradient flows through the Hessian.
 
     At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the

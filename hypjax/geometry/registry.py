@@ -1,18 +1,22 @@
 """The spaces that configurations and files name."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hypjax.errors import UserError, require_free
 from hypjax.geometry.ball import PoincareBall
-from hypjax.geometry.fused import Fused
+from hypjax.geometry.fused import Composite, Fused, Product
 from hypjax.geometry.hyperboloid import Lorentz
-from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree
+from hypjax.geometry.learned import has_curvature
+from hypjax.geometry.spaces import Space, as_tree
 from hypjax.geometry.sphere import Sphere
 
-SPACES: dict[str, type[InnerProductSpace]] = {
+SPACES: dict[str, type[Space]] = {
     "poincare": PoincareBall,
     "lorentz": Lorentz,
     "sphere": Sphere,
+    "product": Product,
 }
 _BUILT_IN = frozenset(SPACES)
 
@@ -43,15 +47,15 @@ def register_space(name: str, space: type[Space]) -> None:
 
 def describe_space(space: Space) -> dict[str, object]:
     """Describes a space in values that JSON can hold; `space_of` is the inverse."""
-    if isinstance(space, Fused):
-        parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
-        return {"name": "fused", "parts": parts, "normalized": space.normalized}
-    for name, kind in SPACES.items():
+    for name, kind in {**SPACES, "fused": Fused}.items():
         if type(space) is kind:
-            fields = dataclasses.asdict(space)
-            return (
-                {"name": name} | ({"c": float(fields.pop("c"))} if "c" in fields else {}) | fields
-            )
+            fields = {each.name: getattr(space, each.name) for each in dataclasses.fields(space)}
+            if "c" in fields:
+                fields["c"] = float(fields["c"])
+            if isinstance(space, Composite):
+                parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
+                fields["parts"] = parts
+            return {"name": name, **fields}
     raise UserError(
         f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
     )
@@ -60,7 +64,52 @@ def describe_space(space: Space) -> dict[str, object]:
 def space_of(description: dict[str, object]) -> Space:
     """The space that `describe_space` described, or a Key-, Type- or ValueError if it is none."""
     fields = dict(description)
-    if fields["name"] == "fused":
-        parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
-        return Fused(parts, normalized=bool(fields["normalized"]))
-    return SPACES[fields.pop("name")](**fields)
+    if "parts" in fields:
+        parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])
+        fields["parts"] = tuple(parts)
+    return {**SPACES, "fused": Fused}[fields.pop("name")](**fields)
+
+
+def simple_spaces() -> list[str]:
+    """Names of the spaces that have no parts; inner products rank their points."""
+    return [name for name, space in SPACES.items() if hasattr(space, "search_terms")]
+
+
+def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
+    """Names of the spaces that `config.objective` describes: of a product, its parts."""
+    return fields["parts"] if fields["space"] == "product" else [fields["space"]]
+
+
+def create_space(fields: Mapping[str, Any]) -> Space:
+    """Builds the space that `config.objective` describes.
+
+    With several curvatures, those are the curvatures of a product's curved parts, in their order.
+    Other spaces then average the distances in one space per curvature.
+    """
+
+    def one(name: str) -> Space:
+        names = [field.name for field in dataclasses.fields(SPACES[name])]
+        return SPACES[name](**{name: fields[name] for name in names if name in fields})
+
+    name, curvatures = fields["space"], fields["curvatures"]
+    scalars = {"curvatures": curvatures} if curvatures else {}
+    if name == "product":
+        parts = tuple((one(part), 1.0) for part in fields["parts"])
+        return Product(parts, fields["summed"]).with_scalars(scalars)
+    if not scalars or not has_curvature(SPACES[name]):
+        return one(name)
+    parts = ((one(name), 1 / len(curvatures)),) * len(curvatures)
+    return Fused(parts, normalized=False).with_scalars(scalars)
+
+
+def unused_fields(fields: Mapping[str, Any]) -> set[str]:
+    """Names of fields of `config.objective` that have no effect.
+
+    They are those that only other spaces have, `c` beside several curvatures, or both on the
+    sphere, and, unless c is learned, those that say how.
+    """
+    named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
+    unused = set().union(*named.values())
+    unused -= named[fields["space"]].union(*(named[part] for part in named_parts(fields)))
+    unused |= {"curvatures"} if "c" in unused else {"c"} if fields["curvatures"] else set()
+    return unused if fields["learn_c"] else unused | {"c_bounds", "c_rate"}

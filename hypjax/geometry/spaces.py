@@ -3,7 +3,16 @@
 import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
+from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 
 if TYPE_CHECKING:
     from hypjax.geometry.ball import PoincareBall
@@ -50,62 +60,68 @@ class Space(Protocol):
     Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
     `check` raises errors. Methods with a body are those of a space that inherits from this one and
     does not know better.
+
+    Attributes:
+        squared: Whether distances are squares of lengths, as on the sphere.
     """
 
-    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    squared: ClassVar[bool] = False
+
+    def embed(self, features: Vectors) -> Points:
         """Maps features (the unbounded output of a head) to points of the space."""
 
-    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+    def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks the features that `embed` shortens before it maps them."""
 
-    def distance(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
+    def distance(self, x: Operand, y: Operand) -> Numbers:
         """Distances, elementwise over the leading axes; accurate for close points."""
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
         """Decreases with the distance from 1 for equal points; e^−distance (HIER) by default."""
         return jnp.exp(-arithmetic.inexact(distance)[0])
 
-    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+    def length(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+        """The length behind a distance: if that is its square, the root, with gradient 0 at 0."""
+        if not self.squared:
+            return distance
+        zero = distance <= 0  # NaN must remain.
+        return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distance)))
+
+    def features(self, x: Vectors) -> Points:
         """Features that `embed` maps to given points, as far as it can be inverted."""
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Float[Array, "*b d"]:
+    ) -> Points:
         """Mean of n points by weights of at least 0, not all 0; None stands for equal ones."""
 
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
+    def separation(self, x: Operand, y: Operand) -> Numbers:
         """An increasing function of the distance that costs only arithmetic, by subtraction.
 
         It is exactly 0 for equal points. By default it is the distance itself.
         """
         return self.distance(x, y)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
         """The distance of points with a given separation."""
         return jnp.asarray(separation)
 
-    def distance_matrix(
-        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-    ) -> Float[Array, "n m"]:
+    def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
         """Distances of all pairs, from one matrix product."""
 
     def ball(self) -> "PoincareBall | None":
         """The Poincaré ball to which the space is isometric, or None."""
         return None
 
-    def to_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+    def to_ball(self, x: Vectors) -> Vectors:
         """The isometry to that ball; a `TypeError` where there is none."""
         raise TypeError(f"{self} is not isometric to a Poincaré ball")
 
-    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+    def from_ball(self, x: Vectors) -> Vectors:
         """The isometry from that ball: the inverse of `to_ball`."""
         raise TypeError(f"{self} is not isometric to a Poincaré ball")
 
-    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+    def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks finite rows that are not points of the space, by what a message says of them."""
         return {}
 
@@ -114,7 +130,7 @@ class Space(Protocol):
         own = {field.name for field in dataclasses.fields(self)} & scalars.keys()
         return dataclasses.replace(self, **{name: scalars[name] for name in own}) if own else self
 
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+    def check(self, x: Rows, *, first: int = 0) -> None:
         """Checks that all rows are points of the space.
 
         By default those are the finite rows without `flaws`. The device that holds the rows
@@ -143,15 +159,13 @@ class Space(Protocol):
 class InnerProductSpace(Space, Protocol):
     """A space whose points are ranked by inner products of vectors."""
 
-    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
+    def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n k"]:
         """Vectors for an inner-product index: nearer points have larger products.
 
         They are to be multiplied with vectors of the other role.
         """
 
-    def search_terms(
-        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
-    ) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Terms whose products rank points like `separation`.
 
         They are those of the points after an isometry that takes `centre`, a point in the convex
@@ -191,21 +205,19 @@ def as_tree(space: type) -> type:
 
 
 @jax.jit
-def distance_matrix(
-    space: Space, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-) -> Float[Array, "n m"]:
+def distance_matrix(space: Space, x: Rows, y: Cols) -> Matrix:
     """`space.distance_matrix` as one program: outside a program, each operation would be one."""
     return space.distance_matrix(x, y)
 
 
 @jax.jit
-def features(space: Space, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+def features(space: Space, x: Vectors) -> Points:
     """`space.features` as one program."""
     return space.features(x)
 
 
 @jax.jit
-def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+def _flaws(space: Space, x: Rows) -> dict[str, Bool[Array, " n"]]:
     x = x.astype(jnp.float64)
     return {_INFINITE: ~jnp.isfinite(jnp.sum(x * x, axis=-1))} | space.flaws(x)
 

@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
+from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
-from hypjax.objectives.create import create_space
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.types import Outputs
 

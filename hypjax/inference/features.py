@@ -20,7 +20,7 @@ from hypjax.config import validate
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset, union
 from hypjax.data.parts import Splits
-from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError
 from hypjax.inference.embedding import (
@@ -89,14 +89,14 @@ def _embedded_batches(
     mesh, total = source.mesh, len(dataset)
     size = parallel.slices(source.batch_size, mesh).rows
     rows = parallel.local_rows(mesh, size)
-    batches = evaluation_batches(dataset, source.view, size, source.workers, rows)
+    batches = readable_batches(dataset, source.view, size, source.workers, rows, tolerant=False)
 
     def on_host(first: int, found: PyTree) -> PyTree:
         return jax.tree.map(lambda x: np.asarray(x)[: total - first], found)
 
     pending = None  # Copied once the device computes the next one.
     with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-        for first, images in zip(range(0, total, size), batches, strict=True):
+        for first, (images, _) in zip(range(0, total, size), batches, strict=True):
             found = parallel.gather(embed(parallel.shard(mesh, images)))
             if pending is not None:
                 yield on_host(*pending)
@@ -127,7 +127,7 @@ def pretrained_features(
     train, source = splits.training_images(), evaluation_input(config)
     source = source._replace(view=source.view._replace(resize=source.view.side))
     if train.vectors is not None:
-        return train.given_vectors(), splits.notes
+        return train.vectors, splits.notes
     params = {"encoder": pretrained_encoder(config, model.encoder)}
     return Encodings(model, source).encode(params, train)[0], splits.notes
 

@@ -165,7 +165,7 @@ class Model(ImageEmbedder):
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
         write = integrations.find("convert", "onnx")
-        return str(write(self, pathlib.Path(path).expanduser(), precision))
+        return write(self, pathlib.Path(path).expanduser(), precision)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the points of a dataset's images in order, one batch at a time.

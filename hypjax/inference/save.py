@@ -18,7 +18,6 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.model_folder import replacing_model, write_model
 from hypjax.models import Embedder, create_embedder, model_shapes
-from hypjax.objectives.create import stand_in
 from hypjax.types import View
 
 _ELSEWHERE = own_name("a loop of its own")  # The objective of such a model.
@@ -83,7 +82,6 @@ def _config(
     space: Space, head: Embedder | None, encoder: nn.Module, side: int, channels: int
 ) -> ConfigDict:
     """The configuration of a model, but for its pixels."""
-    stand_in(_ELSEWHERE, {})
     config = default_config(_ELSEWHERE)
     config.data.update(name=GIVEN, image_size=side, channels=channels)
     config.model.head = head.head_kind if head else "none"

@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+import faiss
 import numpy as np
 
 from hypjax.errors import writing
@@ -14,8 +15,6 @@ from hypjax.system.files import replacing
 
 def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes the search vectors as an IndexFlatIP, which is exact; returns where the file is."""
-    import faiss
-
     vectors = embeddings.search_vectors()
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
@@ -29,8 +28,6 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     `hypjax.retrieval.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a
     sample are found, which is added last. Returns where the file is, and how many are found.
     """
-    import faiss
-
     euclidean.curvature(embeddings.space)  # Checks the space.
     index = faiss.IndexHNSWFlat(embeddings.vectors.shape[1], euclidean.LINKS)
     index.hnsw.efConstruction = euclidean.ADDED
@@ -70,7 +67,5 @@ def _fill(index: Any, embeddings: Embeddings) -> float:
 
 
 def _write(index: Any, path: pathlib.Path) -> None:
-    import faiss
-
     with writing(path), replacing(path) as temporary:
         temporary.write_bytes(faiss.serialize_index(index).tobytes())

@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import Any
 
+import hyperview
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -27,8 +28,6 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     The stem of the path names the dataset; HyperView selects the folder. Returns the program that
     opens it.
     """
-    import hyperview
-
     name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
     # HyperView writes ids into URLs.
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]

@@ -5,11 +5,12 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
+from mteb.models.model_meta import ModelMeta
 
 from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
@@ -17,37 +18,30 @@ from hypjax.geometry import Space
 from hypjax.inference.model import load
 from hypjax.retrieval.inputs import blocks
 
-if TYPE_CHECKING:
-    from mteb.models.model_meta import ModelMeta
-
 _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 
 
 class MtebEncoder:
     """A trained model, which mteb evaluates by the distance of the model's own space.
 
-    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Retrieval and other
-    tasks of pairs rank by the distance. Tasks that fit a classifier or clusters to the vectors
-    treat points as coordinates of a flat space, as mteb does with the vectors of all models.
-
-    Attributes:
-        space: Space of the embeddings.
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks that fit a
+    classifier or clusters to the vectors treat points as coordinates of a flat space.
     """
 
-    def __init__(self, model_name: str | os.PathLike[str], part: str = "head") -> None:
+    def __init__(self, model_name: str | os.PathLike[str]) -> None:
         """Loads a model, see `hypjax.load`."""
-        self._model = load(model_name, part)
+        self._model = load(model_name)
         self.space = self._model.space
 
     @functools.cached_property
-    def mteb_model_meta(self) -> "ModelMeta":
+    def mteb_model_meta(self) -> ModelMeta:
         """What mteb records of the model: its name, and as revision its fingerprint."""
-        from mteb.models.model_meta import ModelMeta
-
+        # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
+        hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
         return ModelMeta.create_empty(
             {
-                "name": _name(self._model.source, self._model.part),
+                "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
                 "revision": self._model.fingerprint,
                 "framework": ["JAX"],
                 "modalities": ["image"],
@@ -72,7 +66,7 @@ class MtebEncoder:
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32.
 
-        They are computed in float64, in which one matrix product keeps the digits of close points.
+        In float64, one matrix product keeps the digits of close points.
         """
         one, other = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
@@ -100,10 +94,3 @@ def _distances(space: Space, one: Any, other: Any) -> Any:
 def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
     """Embeddings in float64; mteb may hand over tensors of PyTorch, and single points."""
     return np.atleast_2d(np.asarray(embeddings, np.float64))
-
-
-def _name(source: str, part: str) -> str:
-    """OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax."""
-    hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", source)
-    name = hub[1] if hub else f"hypjax/{pathlib.Path(source).name}"
-    return name if part == "head" else f"{name}-{part}"

@@ -5,7 +5,6 @@ import json
 import logging
 import pathlib
 import warnings
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -85,24 +84,10 @@ _CENTRE = {
 }
 
 
-class Agreement(NamedTuple):
-    """How a file's points differ from hypjax's."""
-
-    images: str  # On which it was measured, in words.
-    error: float  # Largest difference of a coordinate.
-    neighbours: float  # Share of the ten nearest neighbours among these images that remain.
-    change: float  # Largest change of a distance, relative to the median distance.
-
-    def __str__(self) -> str:
-        return (
-            f"for {self.images}, coordinates differ from hypjax's by at most {self.error:.1g} and "
-            f"distances by at most {self.change:.2%} of the median; {self.neighbours:.1%} of the "
-            f"{_NEIGHBOURS} nearest neighbours are the same"
-        )
-
-
-def _compare(space: Space, images: str, expected: np.ndarray, found: np.ndarray) -> Agreement:
-    """Compares points of the same images."""
+def _require_agreement(
+    space: Space, images: str, expected: np.ndarray, found: np.ndarray, precision: str
+) -> str:
+    """Says how far points of the same images agree; raises a `UserError` if they do not."""
     with jax.enable_x64(True):
         matrices = [
             np.array(space.distance_matrix(points, points))
@@ -112,13 +97,27 @@ def _compare(space: Space, images: str, expected: np.ndarray, found: np.ndarray)
     for matrix in matrices:
         np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
     nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
-    kept = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True))
+    same = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True)) / nearest[0].size
     error = np.abs(expected - found).max()
-    return Agreement(images, float(error), kept / nearest[0].size, float(change))
+    words = (
+        f"for {images}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
+        f"at most {change:.2%} of the median; {same:.1%} of the {_NEIGHBOURS} nearest neighbours "
+        "are the same"
+    )
+    if precision == "float32":
+        # Near the edge of a ball, small differences of coordinates change distances.
+        agree = error <= _TOLERANCE * max(1, np.abs(expected).max()) and change <= _LARGEST_CHANGE
+        advice = "please report it"
+    else:
+        agree = same >= _LEAST_AGREEMENT and np.isfinite(error)
+        advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
+    if not agree:
+        raise UserError(f"nothing was written: {words} in {precision}; {advice}")
+    return words
 
 
-def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement:
-    """Writes a trained run's model into an ONNX file, which is replaced if it exists.
+def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
+    """Writes a trained run's model into an ONNX file; says how far its points agree with hypjax's.
 
     The precision is 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
     weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel. Raises a
@@ -144,18 +143,7 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> Agreement
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
         found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        compared = _compare(embedder.space, images, expected, found)
-        if precision == "float32":
-            scale = max(1.0, float(np.abs(expected).max()))
-            # Near the edge of a ball, small differences of coordinates change distances.
-            agree = compared.error <= _TOLERANCE * scale and compared.change <= _LARGEST_CHANGE
-            advice = "please report it"
-        else:
-            agree = compared.neighbours >= _LEAST_AGREEMENT and np.isfinite(compared.error)
-            advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
-        if not agree:
-            raise UserError(f"nothing was written: {compared} in {precision}; {advice}")
-    return compared
+        return _require_agreement(embedder.space, images, expected, found, precision)
 
 
 def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:

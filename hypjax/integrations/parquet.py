@@ -6,6 +6,8 @@ import os
 import pathlib
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from hypjax import __version__
 from hypjax.errors import UserError, writing
@@ -75,8 +77,6 @@ _TO_BALL = """
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes a table with the columns id, label, vector and search_vector."""
-    import pyarrow
-    import pyarrow.parquet
 
     def rows(vectors: np.ndarray) -> pyarrow.Array:
         values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))

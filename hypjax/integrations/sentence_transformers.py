@@ -215,10 +215,7 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
 
 
 def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
-    """Marks features that the space brings to one length, whatever their own.
-
-    Points do not show it: in a ball of large c, all but the shortest features are near its edge.
-    """
+    """Marks features that the space brings to one length; in a ball of large c, points hide it."""
     if isinstance(space, Fused):
         return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
     return np.asarray(isinstance(space, Sphere) | space.clipped(features))
@@ -263,10 +260,9 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
 
 
 def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
-    """Makes the model of grey images one of images in colour, of which it sees the grey.
+    """Makes the model of grey images one of images in colour, which it is given.
 
-    sentence-transformers gives models images in colour. The first convolution weighs them as Pillow
-    does, which then rounds grey values to integers. Of images that are grey the result is the same.
+    The first convolution weighs them as Pillow does, which then rounds grey values to integers.
     """
     first = next(name for name, value in state.items() if value.ndim == 4)
     state[first] = np.float32(state[first] * _GREY[:, None, None])

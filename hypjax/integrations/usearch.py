@@ -22,6 +22,8 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from jaxtyping import Float, Float32, Float64, Int
 
 from hypjax.errors import UserError, writing
@@ -123,8 +125,6 @@ class GraphGallery(ArrayGallery):
         With `writable`, the graph is read into memory, so that it can change. Otherwise its file is
         memory-mapped.
         """
-        import pyarrow.parquet
-
         path = pathlib.Path(path)
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
@@ -153,9 +153,6 @@ class GraphGallery(ArrayGallery):
         A process that is killed leaves the old gallery or the new one. Raises a `UserError` if a
         file cannot be written, or the folder holds other files.
         """
-        import pyarrow
-        import pyarrow.parquet
-
         path = pathlib.Path(path)
         if path.is_dir() and {x.name for x in path.iterdir()} - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
             raise UserError(f"{path} holds files that are no gallery's; name another folder")

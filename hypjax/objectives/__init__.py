@@ -12,7 +12,6 @@ from hypjax.objectives.create import SavedObjective as SavedObjective
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import register_objective as register_objective
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
-from hypjax.objectives.create import unused_fields as unused_fields
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets

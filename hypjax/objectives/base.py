@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
+from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
@@ -18,26 +20,17 @@ GROUPED = ("epoch_classes", "drawn_classes")
 
 
 class Spec(NamedTuple):
-    """Sizes that an objective may need for its parameters and state.
+    """Sizes that an objective may need for its parameters and state."""
 
-    Attributes:
-        classes: Number of training classes.
-        samples_per_class: Images of each class in a batch.
-        encoder_dim: Dimension of the encoder's embedding.
-        head_dim: Dimension of the head's output.
-        training_images: Number of images in the training set.
-        batch_size: Number of images in a batch.
-        tuples: Tuples of an epoch and images of each; zeros if batches are not made of tuples.
-        coarse_classes: Group of each class, from 0 without gaps; empty if classes have no groups.
-    """
-
-    classes: int
-    samples_per_class: int
-    encoder_dim: int
-    head_dim: int
+    classes: int  # Number of training classes.
+    samples_per_class: int  # Images of each class in a batch.
+    encoder_dim: int  # Dimension of the encoder's embedding.
+    head_dim: int  # Dimension of the head's output.
     training_images: int
     batch_size: int
+    # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
+    # Group of each class, from 0 without gaps; empty if classes have no groups.
     coarse_classes: tuple[int, ...] = ()
 
 
@@ -45,20 +38,14 @@ class Group(NamedTuple):
     """How a group of parameters is trained, apart from the general settings.
 
     A parameter belongs to the group with the longest path that leads to it.
-
-    Attributes:
-        path: Path of its subtree within the parameters.
-        rate: Factor of the learning rate.
-        weight_decay: Its weight decay; None for the general one.
-        start: Step from which it changes; until then its moments accumulate.
-        ball_c: If they are points of the ball of this c: `riemannian_adam` moves them then, without
-            weight decay, and their gradients are not clipped.
     """
 
-    path: tuple[str, ...]
-    rate: float = 1.0
-    weight_decay: float | None = None
-    start: int = 0
+    path: tuple[str, ...]  # Of its subtree within the parameters.
+    rate: float = 1.0  # Factor of the learning rate.
+    weight_decay: float | None = None  # None for the general one.
+    start: int = 0  # Step from which it changes; until then its moments accumulate.
+    # If they are points of the ball of this c: `riemannian_adam` moves them then, without weight
+    # decay, and their gradients are not clipped.
     ball_c: float | None = None
 
 
@@ -73,6 +60,8 @@ class Objective(Protocol):
         groups: Groups of the objective's parameters that are trained in a way of their own, with
             paths within these parameters. They are no part of the group `objective` that the fields
             of `config.optim` set.
+        lasting_state: Names of the entries of its state that a step changes even if its update is
+            dropped, since to choose between old and new would copy them.
         teacher_decay: Decay of the teacher, an exponential moving average of the model's
             parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
             if the loss needs no teacher, which then is not kept.
@@ -80,6 +69,7 @@ class Objective(Protocol):
 
     space: Space
     groups: Sequence[Group] = ()
+    lasting_state: Sequence[str] = ()
     teacher_decay: float | None = None
 
     @property
@@ -99,15 +89,9 @@ class Objective(Protocol):
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Initialises parameters and state; by default there are none.
+        """Returns parameters and state, trees of arrays; by default there are none.
 
-        Args:
-            key: Random key.
-            spec: Sizes of the model and the data.
-
-        Returns:
-            (params, state): trees of arrays. The optimiser trains the parameters; the state is only
-            passed from step to step.
+        The optimiser trains the parameters; the state is only passed from step to step.
         """
         del key, spec
         return {}, {}
@@ -143,7 +127,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
 
-    Learned numbers are the other one's, and those of spaces.
+    Spaces, groups, state and teacher are by default those of the other one.
 
     Attributes:
         base: The other objective.
@@ -151,29 +135,23 @@ class Extension(Objective):
 
     base: Objective
 
-    @property
-    def space(self) -> Space:
-        """Space of the other objective."""
-        return self.base.space
-
-    @property
-    def score_space(self) -> Space:
-        """Space in which the other objective is scored."""
-        return self.base.score_space
-
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces those of the other objective."""
-        return dataclasses.replace(self, base=self.base.with_scalars(scalars))
+    space = property(lambda self: self.base.space)
+    score_space = property(lambda self: self.base.score_space)
+    lasting_state = property(lambda self: self.base.lasting_state)
+    teacher_decay = property(lambda self: self.base.teacher_decay)
 
     @property
     def groups(self) -> Sequence[Group]:
         """Groups of the other objective."""
         return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
 
-    @property
-    def teacher_decay(self) -> float | None:
-        """Decay of the other objective's teacher."""
-        return self.base.teacher_decay
+    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+        """Replaces those of the other objective."""
+        return dataclasses.replace(self, base=self.base.with_scalars(scalars))
+
+    def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+        """The other objective's (loss, (state, metrics)), from all `ARGUMENTS`."""
+        return loss_function(self.base)(*(values[name] for name in ARGUMENTS))
 
 
 ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
@@ -186,10 +164,8 @@ Loss = Callable[
 def loss_function(objective: Objective) -> Loss:
     """The loss of an objective as a function of all `ARGUMENTS`, in their order.
 
-    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)).
-
-    Raises:
-        UserError: The method requires something else.
+    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
+    that requires something else is a `UserError`.
     """
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 
@@ -217,3 +193,57 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
                 + ", ".join(offered)
             )
     return tuple(each.name for each in parameters if each.name in offered)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`."""
+
+    # From a run's whole configuration and its space.
+    create: Callable[[ConfigDict, Space], Objective]
+    fields: Mapping[str, Field]  # That the loss adds to `config.objective`.
+    by_class: bool = False  # Whether it needs several images of each class in a batch.
+    by_tuple: bool = False  # Whether it needs batches of tuples.
+    spaces: tuple[str, ...] = ()  # Values of `objective.space` that it allows; () for all.
+    # From the fields, what divides distances in its softmax over the negatives of an anchor; None
+    # for a loss without one.
+    divisor: Callable[[Mapping[str, Any]], float] | None = None
+    function: Callable[..., Any] | None = None  # Of embeddings and labels, if there is one.
+    reference: str = ""  # The paper, for the manual's table; '': see the function.
+    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
+    code: Any = None  # The user's function or `Objective`; None for hypjax's own.
+
+
+def declare(
+    function: Callable[..., Any],
+    rules: Mapping[str, Rule],
+    *,
+    build: Callable[[Callable[..., Any], ConfigDict, Space], Objective],
+    shared: Mapping[str, Field],
+    learnable: Sequence[str] = (),
+    **facts: Any,
+) -> Declaration:
+    """Declares a loss that is a function, with fields by the names of its arguments.
+
+    Args:
+        function: The loss; arguments have the defaults of their fields.
+        rules: Rules of the arguments that are fields.
+        build: Builds the objective from the function with its settings, a run's configuration and
+            its space.
+        shared: Further fields, which all losses of this kind have.
+        learnable: Arguments that may be learned.
+        **facts: See `Declaration`.
+    """
+    defaults = inspect.signature(function).parameters
+    own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+
+    def create(config: ConfigDict, space: Space) -> Objective:
+        loss = functools.partial(function, **{name: config.objective[name] for name in own})
+        return build(loss, config, space)
+
+    return Declaration(create, {**own, **shared}, function=function, **facts)
+
+
+def adjacent_samples(config: ConfigDict) -> int | None:
+    """Images of each class in a run's batches; None if batches hold any classes."""
+    return config.train.samples_per_class if config.train.sampling in GROUPED else None

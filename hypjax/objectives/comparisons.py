@@ -1,6 +1,6 @@
 """Distances, masks, sums and metrics that the losses of pairs and of proxies share."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
+Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
+Labels = Int[ArrayLike, " n"]
 
 
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
@@ -22,14 +24,6 @@ def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     half as large as in terms of distances, and gradients do not vanish for distant points.
     """
     return 1 - distance / 2
-
-
-def lengths(space: Space, distances: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """Distances as lengths: those of the sphere are squares. At 0 the gradient of the root is 0."""
-    if not isinstance(space, Sphere):
-        return distances
-    zero = distances <= 0  # NaN must remain.
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distances)))
 
 
 class References(NamedTuple):
@@ -48,11 +42,20 @@ class Pairs(NamedTuple):
     other: Bool[Array, "n m"]  # and which of different classes.
 
 
+class Compared(TypedDict, total=False):
+    """How images are compared, in all losses of pairs: see `compare_images`."""
+
+    space: Space
+    samples_per_class: int | None
+    references: References | None
+
+
 def compare_images(
-    space: Space,
-    points: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    samples_per_class: int | None,
+    points: Embeddings,
+    labels: Labels,
+    *,
+    space: Space = SPHERE,
+    samples_per_class: int | None = None,
     references: References | None = None,
 ) -> Pairs:
     """Compares the images of a batch with each other, or with references by products.
@@ -78,8 +81,8 @@ def compare_images(
 
 def compare_proxies(
     space: Space,
-    points: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    points: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
 ) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
     """Distances from the images of a batch to the proxies of all classes, and which are its own.
@@ -103,9 +106,7 @@ def compare_proxies(
     return distances, own
 
 
-def _batch(
-    points: Float[ArrayLike, "n dim"], labels: Int[ArrayLike, " n"]
-) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
+def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
     """Checks that a batch has one label for each image, and converts both to arrays."""
     points, labels = jnp.asarray(points), jnp.asarray(labels)
     if points.ndim != 2 or labels.shape != points.shape[:1]:
@@ -178,7 +179,7 @@ def batch_metrics(
     metrics = norms(space, features, points)
     if samples_per_class is not None:
         # A loss of pairs has computed these distances; XLA merges equal expressions.
-        pairs = compare_images(space, points, labels, samples_per_class)
+        pairs = compare_images(points, labels, space=space, samples_per_class=samples_per_class)
         match = jnp.min(pairs.distances, axis=1, where=pairs.same, initial=jnp.inf)
         nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
         metrics["batch_recall@1"] = jnp.mean(match < nearest)

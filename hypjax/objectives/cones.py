@@ -9,6 +9,7 @@ al. (ICML 2018), which lie outside.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import PoincareBall, Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import mean_where
 from hypjax.types import Batch, Outputs
 
@@ -53,9 +54,9 @@ def entailment(
     cone without a gradient; here it is not.
 
     Args:
-        points: Points of the hyperboloid, see `hypjax.geometry.cones`.
+        points: Points of the hyperboloid of this c, as are the apexes, see `hypjax.geometry.cones`.
         labels: Number of each point's cone, from 0.
-        apexes: Points of the hyperboloid.
+        apexes: Apexes of the cones.
         c: Negative curvature.
         radius: K > 0.
         negatives: λ; 0 in MERU.
@@ -81,10 +82,7 @@ def _outside(
 def create_cones(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Cones":
-    """Builds a run's objective; `create_base` builds the other loss.
-
-    Raises `UserError` in a space that is not hyperbolic, or too flat for cones.
-    """
+    """Builds a run's objective in a hyperbolic space; `create_base` builds the other loss."""
     fields, ball = config.objective, space.ball()
     if ball is None:
         raise UserError(
@@ -97,14 +95,8 @@ def create_cones(
             f"is narrower than 90 degrees within the clip_radius {fields.clip_radius}; choose a "
             "larger c or clip_radius, or a smaller cone_radius"
         )
-    return Cones(
-        base=create_base(config, space),
-        weight=fields.cone_weight,
-        negatives=fields.cone_negatives,
-        margin=fields.cone_margin,
-        radius=fields.cone_radius,
-        rate=fields.cone_rate,
-    )
+    settings = {name.removeprefix("cone_"): fields[name] for name in CONE_FIELDS}
+    return Cones(base=create_base(config, space), **settings)
 
 
 def _has_cones(ball: PoincareBall, radius: float) -> bool:
@@ -125,15 +117,7 @@ class Cones(Extension):
 
     Coarse classes are the groups that the training set has for its classes. The apexes of their
     cones are parameters that the space embeds like the head's outputs. Cones are those of the
-    hyperboloid to which the space is isometric.
-
-    Attributes:
-        base: The other loss, in a hyperbolic space.
-        weight: Weight of the entailment loss.
-        negatives: Weight of other cones in it, see `entailment`.
-        margin: γ of `entailment`.
-        radius: K of `hypjax.geometry.cones.half_aperture`.
-        rate: Factor of the apexes' learning rate.
+    hyperboloid to which the space is isometric. For numbers see `CONE_FIELDS`.
     """
 
     weight: float
@@ -150,10 +134,8 @@ class Cones(Extension):
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns parameters and state of the other loss, with apexes and coarse classes.
 
-        Apexes lie in random directions where their cones have a half-aperture of 45 degrees.
-
-        Raises:
-            UserError: The training classes have no groups.
+        Apexes lie in random directions where their cones have a half-aperture of 45 degrees. It is
+        a `UserError` if the training classes have no groups.
         """
         if not spec.coarse_classes:
             raise UserError(
@@ -170,34 +152,21 @@ class Cones(Extension):
         return {"base": params, "apexes": apexes}, {"base": state, "coarse": jnp.asarray(coarse)}
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
+        self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        loss, (of_base, metrics) = loss_function(self.base)(
-            params["base"], state["base"], outputs, teacher, batch, key
-        )
+        base = {"params": params["base"], "state": state["base"]}
+        loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
             for features in (params["apexes"], outputs.projected)
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
-        of_cones = entailment(
-            points,
-            coarse,
-            apexes,
-            c=c,
-            radius=self.radius,
-            negatives=self.negatives,
-            margin=self.margin,
-        )
-        inside = lax.stop_gradient(_outside(points, apexes, c, self.radius)) <= 0
+        shape = {"c": c, "radius": self.radius}
+        weights = {"negatives": self.negatives, "margin": self.margin}
+        of_cones = entailment(points, coarse, apexes, **shape, **weights)
+        inside = lax.stop_gradient(_outside(points, apexes, **shape)) <= 0
         own = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
             "cone_loss": of_cones,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +12,26 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
-from hypjax.fields import Field, Rule
-from hypjax.geometry import SPACES, Fused, Space
-from hypjax.geometry.learned import has_curvature
-from hypjax.objectives import matryoshka, pair_losses, pairwise, proxy_losses
-from hypjax.objectives.base import GROUPED, Metrics, Objective, loss_function, requested
+from hypjax.fields import ANY
+from hypjax.geometry import Space
+from hypjax.geometry.registry import create_space
+from hypjax.objectives import matryoshka
+from hypjax.objectives.base import (
+    Declaration,
+    Metrics,
+    Objective,
+    adjacent_samples,
+    declare,
+    loss_function,
+    requested,
+)
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.pairwise import PAIRWISE_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.types import Batch, Outputs
-
-
-class Entry(NamedTuple):
-    """An objective that configurations can name."""
-
-    # From a run's configuration and its space; None for a user's, whose code this process lacks.
-    create: Callable[[ConfigDict, Space], Objective] | None
-    fields: Mapping[str, Field]  # Which it adds to `config.objective`.
-    by_class: bool  # Whether it needs several images of each class in a batch.
-    by_tuple: bool = False  # Whether it needs batches of tuples.
-    code: Any = None  # The user's function or `Objective`; None for hypjax's own.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,70 +41,35 @@ class SavedObjective(Objective):
     space: Space
 
 
-_LOSSES = {
-    "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
-    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
-    **pair_losses.PAIR_LOSSES,
-    **proxy_losses.PROXY_LOSSES,
-}
-_ANGULAR = {name for name, loss in proxy_losses.PROXY_LOSSES.items() if loss.angular}
-
-
 def _extended(
-    prefix: str, create: Callable[..., Objective], fields: Mapping[str, Field], *without: str
-) -> dict[str, Entry]:
-    """Objectives that extend each loss, by their names; some losses cannot be extended."""
+    prefix: str, create: Callable[..., Objective], losses: Mapping[str, Declaration], **facts: Any
+) -> dict[str, Declaration]:
+    """Objectives that extend losses, by their names, with facts of their own."""
     return {
-        prefix + name: Entry(
+        prefix + name: Declaration(
             functools.partial(create, base.create),
-            {**base.fields, **fields},
+            {**base.fields, **facts["fields"]},
             base.by_class,
             base.by_tuple,
+            facts.get("spaces", base.spaces),
         )
-        for name, base in _LOSSES.items()
-        if name not in without
+        for name, base in losses.items()
     }
 
 
+_LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
 # Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
-_OTHERS = ("hypmix", *(name for name, loss in _LOSSES.items() if loss.by_tuple))
+_ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
+_ANYWHERE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,
-    **_extended("hier+", create_hier, HIER_FIELDS, *_OTHERS),
-    **_extended(matryoshka.PREFIX, matryoshka.create_matryoshka, matryoshka.FIELDS),
-    **_extended("cones+", create_cones, CONE_FIELDS, *_OTHERS, *_ANGULAR),
+    **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=("poincare",)),
+    **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
+    **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
 }
 BUILT_IN = frozenset(OBJECTIVES)
-_ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
 # What a function may take by name.
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
-
-
-def create_space(fields: ConfigDict) -> Space:
-    """Builds the space that `config.objective` names, with those of its fields that it has.
-
-    Of several curvatures it is the mean of the distances in one such space for each.
-    """
-    space = SPACES[fields.space]
-    names = [field.name for field in dataclasses.fields(space) if field.name in fields]
-    own = {name: fields[name] for name in names}
-    if not has_curvature(space) or not len(fields.curvatures):
-        return space(**own)
-    weight = 1 / len(fields.curvatures)
-    parts = tuple((space(**{**own, "c": c}), weight) for c in fields.curvatures)
-    return Fused(parts, normalized=False)
-
-
-def unused_fields(fields: ConfigDict) -> set[str]:
-    """Names of fields of `config.objective` that have no effect.
-
-    They are those that only other spaces have, on the sphere `c` and `curvatures`, `c` beside
-    several curvatures, and, unless c is learned, those that say how.
-    """
-    named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
-    unused = set().union(*named.values()) - named[fields.space]
-    unused |= {"curvatures"} if "c" in unused else {"c"} if fields.curvatures else set()
-    return unused if fields.learn_c else unused | {"c_bounds", "c_rate"}
 
 
 def create_objective(config: ConfigDict) -> Objective:
@@ -112,40 +77,46 @@ def create_objective(config: ConfigDict) -> Objective:
 
     Its learned numbers are those before training, see `Objective.with_scalars`.
     """
-    name = config.objective.name
-    if OBJECTIVES[name].create is None:
+    fields = config.objective
+    loss = declaration(fields.name)
+    if loss.spaces and fields.space not in loss.spaces:
         raise UserError(
-            f"the objective {name} is not known in this process, which can embed and search with "
-            "the model, but not train it; pass it to hypjax.train, or register it by "
-            "hypjax.register_objective"
+            f"config.objective.space is {fields.space}; it must be {' or '.join(loss.spaces)} for "
+            f"{fields.name}"
         )
-    return OBJECTIVES[name].create(config, create_space(config.objective))
+    return loss.create(config, create_space(fields))
 
 
-# By what a loss divides distances in its softmax; HypMix's space holds its temperatures.
-_DIVISORS = {
-    "pairwise_cross_entropy": lambda fields: fields["temperature"],
-    "hypmix": lambda fields: 1.0,
-    "supcon": lambda fields: 2 * fields["temperature"],
-    "scalable_nca": lambda fields: 2 * fields["temperature"],
-}
+def declaration(name: str | None) -> Declaration:
+    """The declaration of a loss; of a saved run's whose code is unknown, one without fields."""
+    return OBJECTIVES.get(name, _UNKNOWN)
+
+
+def _refuse(config: ConfigDict, space: Space) -> Objective:
+    raise UserError(
+        f"the objective {config.objective.name} is not known in this process, which can embed and "
+        "search with the model, but not train it; pass it to hypjax.train, or register it by "
+        "hypjax.register_objective"
+    )
+
+
+_UNKNOWN = Declaration(_refuse, {})
 
 
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The number that divides distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace those of the configuration.
-
-    Raises:
-        UserError: The objective has no softmax over the negatives of an anchor.
+    Learned scalars, by name, replace those of the configuration. An objective without a softmax
+    over the negatives of an anchor is a `UserError`.
     """
+    divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
     name = config.objective.name
-    if name not in _DIVISORS:
+    if name not in divisors:
         raise UserError(
             f"the objective {name} has no softmax over the negatives of an anchor; "
-            f"{', '.join(_DIVISORS)} have one"
+            f"{', '.join(divisors)} have one"
         )
-    return float(_DIVISORS[name]({**config.objective, **(scalars or {})}))
+    return float(divisors[name]({**config.objective, **(scalars or {})}))
 
 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
@@ -169,84 +140,54 @@ def register_objective(name: str, objective: Objective | Callable[..., Any]) -> 
     require_free("an objective", name, BUILT_IN)
     if isinstance(objective, Objective):
         loss_function(objective)  # Raises if it requires something unknown.
-        entry = Entry(lambda config, space: objective, {}, by_class=False, code=objective)
+        OBJECTIVES[name] = Declaration(lambda config, space: objective, {}, code=objective)
     elif callable(objective):
-        entry = _entry_of(name, objective)
+        OBJECTIVES[name] = _declared(f"the loss {name.removeprefix('own:')}", objective)
     else:
         raise UserError(
             f"{type(objective).__name__} is no objective; give an Objective or a function of "
             "embeddings and labels"
         )
-    OBJECTIVES[name] = entry
 
 
-def _entry_of(name: str, function: Callable[..., Any]) -> Entry:
-    """The entry of a function of embeddings."""
-    title = f"the loss {name.removeprefix('own:')}"
+def _declared(title: str, function: Callable[..., Any]) -> Declaration:
+    """The declaration of a user's function, which messages call by the title."""
     names = requested(title, function, OFFERED)
-    settings = {
-        each.name: Field(each.default, _ANY)
-        for each in inspect.signature(function).parameters.values()
-        if each.name not in OFFERED and type(each.default) in (bool, int, float, str)
-    }
+    arguments = inspect.signature(function).parameters.items()
+    simple = [name for name, each in arguments if type(each.default) in (bool, int, float, str)]
+    rules = {name: ANY for name in simple if name not in OFFERED}
 
-    def create(config: ConfigDict, space: Space) -> FunctionObjective:
-        fields = {field: config.objective[field] for field in settings}
-        adjacent = config.train.sampling in GROUPED
-        return FunctionObjective(
-            *(space, functools.partial(function, **fields), title, names),
-            samples_per_class=config.train.samples_per_class if adjacent else None,
-        )
+    def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
+        return FunctionObjective(space, loss, title, names, adjacent_samples(config))
 
-    return Entry(create, settings, by_class=False, code=function)
+    return declare(function, rules, build=build, shared={}, code=function)
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionObjective(Objective):
-    """A function of the embeddings of a batch, without parameters or state.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings.
-        title: What messages call it.
-        names: Those of `OFFERED` that it takes.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
-    """
+    """A user's function of the embeddings of a batch, without parameters or state."""
 
     space: Space
-    function: Callable[..., Any]
-    title: str
-    names: tuple[str, ...]
-    samples_per_class: int | None
+    function: Callable[..., Any]  # The loss, with its settings.
+    title: str  # What messages call it.
+    names: tuple[str, ...]  # Those of `OFFERED` that it takes.
+    samples_per_class: int | None  # None if batches hold any classes.
 
     def loss(
         self, outputs: Outputs, batch: Batch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, and the curves of all losses beside the function's own."""
-        features, labels = outputs.projected, batch.labels
+        features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
         points = self.space.embed(features)
-        offered = {"embeddings": points, "labels": labels, "space": self.space, "key": key}
-        offered |= {"features": features, "ids": batch.ids}
-        offered |= {"samples_per_class": self.samples_per_class}
-        found = self.function(**{name: offered[name] for name in self.names})
-        loss, own = found if isinstance(found, tuple) else (found, {})
-        if not isinstance(own, Mapping) or any(map(jnp.ndim, (loss, *own.values()))):
+        offered = points, labels, self.space, features, batch.ids, key, samples
+        given = dict(zip(OFFERED, offered, strict=True))
+        result = self.function(**{name: given[name] for name in self.names})
+        loss, curves = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(curves, Mapping) or any(map(jnp.ndim, (loss, *curves.values()))):
             raise UserError(
-                f"{self.title} returns {jax.tree.map(jnp.shape, found)}; it must return a scalar, "
+                f"{self.title} returns {jax.tree.map(jnp.shape, result)}; it must return a scalar, "
                 "or a scalar and scalars by name"
             )
-        own = {name: jnp.asarray(value, jnp.float32) for name, value in own.items()}
-        told = batch_metrics(features, points, labels, self.space, self.samples_per_class)
-        return jnp.asarray(loss, jnp.float32), told | own
-
-
-def stand_in(name: str, fields: Mapping[str, Any]) -> None:
-    """Registers an objective of a saved run whose code is unknown, with fields of any values."""
-    OBJECTIVES[name] = Entry(
-        None, {own: Field(value, _ANY) for own, value in fields.items()}, by_class=False
-    )
-
-
-def is_known(name: object) -> bool:
-    """Whether a name is that of an objective with its code."""
-    return name in list(OBJECTIVES) and OBJECTIVES[name].create is not None
+        curves = {name: jnp.asarray(value, jnp.float32) for name, value in curves.items()}
+        metrics = batch_metrics(features, points, labels, self.space, samples)
+        return jnp.asarray(loss, jnp.float32), metrics | curves

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec, loss_function
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -27,7 +27,7 @@ HIER_FIELDS = {
     # τ, which divides distances before noise is added: the authors' code. The paper has none.
     "hier_temperature": Field(0.1, ABOVE_0),
     "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
-    # 'adam', with gradients scaled by the inverse metric, as in the authors' code; 'riemannian':
+    # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
     # proxies are points of the ball, which Riemannian Adam moves.
     "hier_optimizer": Field("adam", one_of("adam", "riemannian")),
 }
@@ -63,17 +63,14 @@ def hier(
     through a softmax (straight-through Gumbel softmax).
 
     Args:
-        points: Points of the ball.
-        proxies: Points of the ball.
+        points: Points of the ball, as are the proxies.
+        proxies: The hierarchical proxies.
         triplets: Indices of i, j and k among the points.
         noise: Gumbel noise of ρ_ij, and of ρ_ijk.
         space: The ball.
         margin: δ.
         temperature: τ > 0.
-        valid: Which triplets count; by default all.
-
-    Returns:
-        The mean over all triplets that count, also those whose ancestors coincide; 0 without any.
+        valid: Which triplets count; by default all. Their mean, 0 without any, is the loss.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
     distances = space.distance_matrix(points, proxies)
@@ -149,18 +146,10 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
 
 
 def create_hier(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: PoincareBall
 ) -> "Hier":
-    """Builds a run's objective; `create_base` builds the loss of the angles.
-
-    Raises `UserError` in any other space than the ball.
-    """
+    """Builds a run's objective; `create_base` builds the loss of the angles."""
     fields = config.objective
-    if not isinstance(space, PoincareBall):
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be poincare for {fields.name}, "
-            "whose other loss is on the sphere"
-        )
     points = fields.hier_optimizer == "riemannian"
     if points and fields.learn_c:
         raise UserError(
@@ -185,13 +174,7 @@ class Hier(Extension):
     Attributes:
         base: The loss of the angles, on the sphere.
         ball: The ball, in which the head is compared.
-        weight: λ of the loss of triplets.
-        proxies: Number of hierarchical proxies.
-        neighbors: Of `reciprocal_triplets`; K in the paper.
-        triplets: Triplets of each anchor.
-        margin: δ of `hier`.
-        temperature: τ of `hier`.
-        rate: Factor of the hierarchical proxies' learning rate.
+        weight: λ of the loss of triplets; the next ones are those of `HIER_FIELDS`, too.
         points: Whether these proxies are points of the ball, which Riemannian Adam moves.
     """
 
@@ -210,10 +193,7 @@ class Hier(Extension):
         """The ball, in which gradients are scaled by the inverse metric."""
         return dataclasses.replace(self.ball, riemannian=True)
 
-    @property
-    def score_space(self) -> PoincareBall:
-        """The ball."""
-        return self.ball
+    score_space = property(lambda self: self.ball)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
         """Replaces those of the other loss, and those of the ball."""
@@ -242,14 +222,8 @@ class Hier(Extension):
         return {"base": params, "hierarchy": proxies}, state
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
+    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
@@ -257,9 +231,9 @@ class Hier(Extension):
         if not self.points:
             proxies = space.embed(proxies)
         # The angles of points are those of the outputs, but their gradients pass through the ball.
-        loss, (state, metrics) = loss_function(self.base)(
-            params["base"], state, outputs._replace(projected=points), teacher, batch, of_base
-        )
+        angles = outputs._replace(projected=points)
+        of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
+        loss, (state, metrics) = self.base_loss(**of_angles, **others)
         alike = batch.labels[:, None] == batch.labels
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)
@@ -284,21 +258,9 @@ class Hier(Extension):
         space = self.space
         for_triplets, for_noise = jax.random.split(key)
         distances = lax.stop_gradient(space.distance_matrix(points, points))
-        triplets = reciprocal_triplets(
-            jnp.exp(-distances) + alike,
-            for_triplets,
-            neighbors=self.neighbors,
-            per_anchor=self.triplets,
-        )
+        numbers = {"neighbors": self.neighbors, "per_anchor": self.triplets}
+        triplets = reciprocal_triplets(jnp.exp(-distances) + alike, for_triplets, **numbers)
         noise = jax.random.gumbel(for_noise, (2, len(triplets.indices), len(proxies)))
-        loss = hier(
-            points,
-            proxies,
-            triplets.indices,
-            noise,
-            space=space,
-            margin=self.margin,
-            temperature=self.temperature,
-            valid=triplets.valid,
-        )
+        settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
+        loss = hier(points, proxies, triplets.indices, noise, space=space, **settings)
         return loss, jnp.mean(triplets.valid)

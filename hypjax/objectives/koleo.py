@@ -5,7 +5,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.objectives.comparisons import SPHERE
 
 _SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
@@ -25,16 +25,13 @@ def koleo(
     Each point's nearest is found by products. Its distance is then computed by subtraction, which
     keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
     the nearest may be found. Points within 1e-8 of each other count as that far apart, and
-    have no gradient.
+    have no gradient. Fewer than two points are a `ValueError`.
 
     Args:
         points: Points of the space, as from `space.embed`.
         space: The space.
         ids: Image of each point. An image may be in a batch several times, as tuples share
             negatives, and is not pushed away from itself; None if all are different.
-
-    Raises:
-        ValueError: There are fewer than two points.
     """
     points = jnp.asarray(points)
     if len(points) < 2:
@@ -44,6 +41,5 @@ def koleo(
     itself = ids[:, None] == ids
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])
-    # The sphere's distances are squares.
-    power = 2 if isinstance(space, Sphere) else 1
+    power = 2 if space.squared else 1
     return -jnp.mean(jnp.log(jnp.maximum(distances, _SMALLEST**power))) / power

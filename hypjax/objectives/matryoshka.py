@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule, is_ascending
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Metrics, Objective, Spec, loss_function
-from hypjax.types import Batch, Outputs
+from hypjax.objectives.base import Extension, Metrics, Objective, Spec
+from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
 FIELDS = {
@@ -22,7 +23,7 @@ FIELDS = {
 }
 
 
-def create_matryoshka(
+def create(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Matryoshka":
     """Builds a run's objective; `create_base` builds the loss of each prefix."""
@@ -45,21 +46,14 @@ class Matryoshka(Extension):
 
     The loss gets the first coordinates as if the head had no others. Its parameters, which all
     prefixes share, have the dimension of the whole head; `ProxyObjective` takes the first
-    coordinates of its proxies, as the paper does of its classifiers (MRL-E).
-
-    Attributes:
-        base: The loss, without a state: a memory would hold points of one dimension.
-        dims: Dimensions of the prefixes, ascending, below that of the head, which is added.
+    coordinates of its proxies, as the paper does of its classifiers (MRL-E). It has no state: a
+    memory would hold points of one dimension.
     """
 
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # Of the prefixes, ascending, below that of the head, which is added.
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
-        """Returns the parameters of the loss, and no state.
-
-        Raises:
-            UserError: The head has no more dimensions than a prefix.
-        """
+        """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
                 f"a prefix of {self.dims[-1]} dimensions is not shorter than the head's output, "
@@ -68,29 +62,22 @@ class Matryoshka(Extension):
         return {"base": self.base.init(key, spec)[0]}, {}
 
     def loss(
-        self,
-        params: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Loss of a batch, see `Objective.loss`; metrics are those of the whole head's output.
+        self, params: dict, outputs: Outputs, teacher: Outputs | None, **others: Any
+    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+        """Sums the loss over all prefixes.
 
-        They hold the loss of each prefix besides, such as "loss@16".
+        Metrics are those of the whole output, and the loss of each prefix, such as "loss@16".
         """
-        base = loss_function(self.base)
 
-        def at(dim: int | None) -> tuple[Float[Array, ""], Metrics]:
-            seen, taught = (
+        def at(dim: int | None) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+            shown, taught = (
                 each and each._replace(projected=each.projected[:, :dim])
                 for each in (outputs, teacher)
             )
-            loss, (_, metrics) = base(params["base"], {}, seen, taught, batch, key)
-            return loss, metrics
+            return self.base_loss(params=params["base"], outputs=shown, teacher=taught, **others)
 
-        total, metrics = at(None)
+        total, (state, metrics) = at(None)
         of_prefixes = {f"loss@{dim}": at(dim)[0] for dim in self.dims}
         if "chance_loss" in metrics:  # It does not depend on the dimension.
             metrics = metrics | {"chance_loss": metrics["chance_loss"] * (1 + len(self.dims))}
-        return total + sum(of_prefixes.values()), metrics | of_prefixes
+        return total + sum(of_prefixes.values()), (state, metrics | of_prefixes)

@@ -20,11 +20,8 @@ class Memory(NamedTuple):
     place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
 
     def rows(self, n: int) -> Int[Array, " n"]:
-        """The rows of the next n points: those of the oldest. More points are a `ValueError`."""
-        size = len(self.labels)
-        if n > size:
-            raise ValueError(f"a memory of {size} rows cannot hold {n} points")
-        return (self.place + jnp.arange(n, dtype=jnp.int32)) % size
+        """The rows of the next n points, at most all: those of the oldest."""
+        return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
 
     def written(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
         """The memory with these points in place of the oldest.

@@ -3,33 +3,42 @@
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
 Batches may hold any numbers of images of each class. A batch with no two images of one class, or
-with one class, is no special case: sums over no pairs are 0.
+with one class, is no special case: sums over no pairs are 0. Arguments that a loss does not explain
+are those of `contrastive`, and so are its errors.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import GROUPED, Metrics, Objective, Spec
+from hypjax.objectives.base import (
+    Metrics,
+    Objective,
+    Spec,
+    adjacent_samples,
+    declare,
+)
 from hypjax.objectives.comparisons import (
     SPHERE,
+    Compared,
+    Embeddings,
+    Labels,
     Pairs,
     References,
     batch_metrics,
     compare_images,
-    lengths,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
@@ -41,13 +50,7 @@ from hypjax.types import Batch, Outputs
 
 
 def contrastive(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
-    *,
-    space: Space = SPHERE,
-    margin: float = 0.5,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    embeddings: Embeddings, labels: Labels, *, margin: float = 0.5, **compared: Unpack[Compared]
 ) -> Float[Array, ""]:
     """Contrastive loss, as in IRT (El-Nouby et al., 2021).
 
@@ -57,19 +60,16 @@ def contrastive(
     Args:
         embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
-        space: Space that measures the distances.
         margin: β, the similarity above which images of different classes repel each other.
-        samples_per_class: If every so many images are of one class, their distances are computed by
-            subtraction, which keeps the digits of small ones. With None, all distances are computed
-            by products.
-        references: Points to compare the images with, such as those of a memory; None compares
-            them with each other.
+        **compared: The `space` that measures the distances; `samples_per_class`, if every so many
+            images are of one class, whose distances are then computed by subtraction, which keeps
+            the digits of small ones; and `references` to compare the images with, such as a memory.
 
     Raises:
         ValueError: There is not one label for each image, or the images are no multiple of
             `samples_per_class`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
     repulsion = jax.nn.relu(similarity(pairs.distances) - margin)
     losses = jnp.where(pairs.same, attraction, repulsion)  # One array to sum: large with a memory.
@@ -77,24 +77,20 @@ def contrastive(
 
 
 def multi_similarity(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     alpha: float = 2.0,
     beta: float = 50.0,
     base: float = 0.5,
     mining: bool = True,
     epsilon: float = 0.1,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Multi-similarity loss (Wang et al., CVPR 2019, Eq. 15).
 
     (1/n) Σ_i [log(1 + Σ_{same class} exp(−α·(s_ij − λ)))/α + log(1 + Σ_{other class} exp(β·(s_ij −
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
-
-    Other arguments, and errors, are those of `contrastive`.
 
     Settings:
         alpha: α > 0, the scale of positives.
@@ -105,7 +101,7 @@ def multi_similarity(
             similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
         epsilon: ε.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
     s = similarity(pairs.distances)
     if mining:
@@ -120,14 +116,12 @@ def multi_similarity(
 
 
 def circle(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     scale: float = 80.0,
     margin: float = 0.4,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Circle loss of pairs (Sun et al., CVPR 2020, Eq. 6).
 
@@ -137,13 +131,11 @@ def circle(
     farther a pair is from its goal. The loss is the mean over the images that have a pair of each
     kind.
 
-    Other arguments, and errors, are those of `contrastive`.
-
     Settings:
         scale: γ > 0: 80 for fine-grained retrieval in the paper, 128 for persons, 256 for faces.
         margin: m: 0.4 for fine-grained retrieval in the paper, 0.25 for persons and faces.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     s = similarity(pairs.distances)
     fixed = lax.stop_gradient(s)
     pull = -scale * jax.nn.relu(1 + margin - fixed) * (s - 1 + margin)
@@ -153,13 +145,11 @@ def circle(
 
 
 def supcon(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     temperature: float = 0.1,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
@@ -167,13 +157,8 @@ def supcon(
     images and s is the cosine on the sphere, −distance / 2 in any space. The paper sums these over
     the images. Here the loss is their mean over the images with a positive. The released code also
     multiplies it by τ/0.07.
-
-    Other arguments, and errors, are those of `contrastive`.
-
-    Settings:
-        temperature: τ > 0.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
@@ -182,13 +167,11 @@ def supcon(
 
 
 def scalable_nca(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     temperature: float = 0.05,
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
@@ -196,13 +179,8 @@ def scalable_nca(
     the image's class, where s is the cosine on the sphere, −distance / 2 in any space. The loss is
     the mean over the images with a positive. The paper draws neighbours from a memory of all
     training images, which can be the `references`; by default they are those of the batch.
-
-    Other arguments, and errors, are those of `contrastive`.
-
-    Settings:
-        temperature: τ > 0.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
     positives = log_sum_exp(logits, pairs.same)
     # log((P + N)/P) as log(1 + N/P), which keeps its digits when it is small.
@@ -214,14 +192,12 @@ MININGS = ("hard", "semihard")
 
 
 def triplet(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     *,
-    space: Space = SPHERE,
     margin: float = 0.2,
     mining: Literal["hard", "semihard"] = "hard",
-    samples_per_class: int | None = None,
-    references: References | None = None,
+    **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
     """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
 
@@ -232,26 +208,24 @@ def triplet(
     without such a negative count as 0.
 
     On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
-    distances without normalisation. Other arguments are those of `contrastive`.
+    distances without normalisation.
 
     Settings:
         margin: Margin of the distances.
         mining: How triplets are chosen.
-        samples_per_class: See `contrastive`. For semi-hard triplets with traced labels, as by
-            `jit`, no class may have more images.
-        references: See `contrastive`; only for the hardest triplets.
+        **compared: For semi-hard triplets with traced labels, as by `jit`, no class may have more
+            images than `samples_per_class`. `references` are only for the hardest triplets.
 
-    Raises:
-        ValueError: There is no such mining, or none with references; or see `contrastive`.
+    Another mining, or a semi-hard one with references, is a `ValueError`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
-    if mining != "hard" and references is not None:
+    if mining != "hard" and compared.get("references") is not None:
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
-    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    pairs = compare_images(embeddings, labels, **compared)
     if mining == "semihard":
         if isinstance(labels, jax.core.Tracer):  # A bound, since classes cannot be counted.
-            most = samples_per_class or len(labels)
+            most = compared.get("samples_per_class") or len(labels)
         else:
             most = int(np.unique(labels, return_counts=True)[1].max())
         return _semihard(pairs, margin, most)
@@ -295,110 +269,15 @@ def tuple_contrastive(
         space: Space that measures the distances.
         margin: m, the distance above which a negative does not count. IRT does not give it; this is
             that of the code on which it builds.
-
-    Raises:
-        ValueError: The images are no multiple of `size`, or that is below 3.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
         raise ValueError(f"needs tuples of {size} (3 or more) points, got {points.shape}")
     tuples = points.reshape(-1, size, points.shape[1])
-    apart = lengths(space, space.distance(tuples[:, :1], tuples[:, 1:]))
+    apart = space.length(space.distance(tuples[:, :1], tuples[:, 1:]))
     attraction = apart[:, 0] ** 2 / 2
     repulsion = jnp.sum(jax.nn.relu(margin - apart[:, 1:]) ** 2, axis=1) / 2
     return jnp.mean(attraction + repulsion)
-
-
-class PairLoss(NamedTuple):
-    """A loss of pairs as configurations know it, with settings by the names of its arguments."""
-
-    function: Callable[..., Array]
-    settings: Mapping[str, Field]
-    by_class: bool = True  # Whether it needs several images of each class in a batch.
-    by_tuple: bool = False  # Whether it needs tuples; it then has no use for a memory.
-    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
-    code = None  # See `hypjax.objectives.create.Entry`.
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """Its fields of `config.objective`."""
-        return {**self.settings, **({} if self.by_tuple else _MEMORY), **_KOLEO}
-
-    def create(self, config: ConfigDict, space: Space) -> "PairObjective":
-        """Builds the objective that a run's configuration describes.
-
-        Raises `UserError` if the loss cannot use a memory, or only a memory could use a field.
-        """
-        fields = config.objective
-        settings = {own: fields[own] for own in self.settings}
-        if self.by_tuple:
-            size = 2 + config.train.tuples.negatives
-
-            def of_tuples(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
-                del labels  # The order of a batch tells its tuples apart.
-                return self.function(points, size=size, space=space, **settings)
-
-            return PairObjective(space, of_tuples, None, koleo_weight=fields.koleo_weight)
-        if fields.memory and fields.get("mining") == "semihard":
-            raise UserError("config.objective.memory must be 0 for semi-hard triplets")
-        if fields.memory_decay and not fields.memory:
-            raise UserError("config.objective.memory_decay must be 0 unless memory is set")
-        adjacent = config.train.sampling in GROUPED
-        return PairObjective(
-            space=space,
-            function=functools.partial(self.function, **settings),
-            samples_per_class=config.train.samples_per_class if adjacent else None,
-            **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
-        )
-
-
-# Of every loss of pairs.
-_KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
-_MEMORY = {
-    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
-    # training images. 0 for none.
-    "memory": Field(
-        0.0,
-        Rule(
-            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
-            "a number of images, or a share of the training images up to 1",
-        ),
-    ),
-    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
-    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
-}
-# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
-# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
-# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
-# base 1. Those of Circle are the paper's for fine-grained retrieval.
-PAIR_LOSSES = {
-    "tuple_contrastive": PairLoss(
-        tuple_contrastive, {"margin": Field(0.85, ABOVE_0)}, by_class=False, by_tuple=True
-    ),
-    # IRT trains it on batches of any classes, too.
-    "contrastive": PairLoss(contrastive, {"margin": Field(0.5, at_least(-1))}, by_class=False),
-    "multi_similarity": PairLoss(
-        multi_similarity,
-        {
-            "alpha": Field(2.0, ABOVE_0),  # Scale of positives.
-            "beta": Field(50.0, ABOVE_0),  # Scale of negatives.
-            "base": Field(0.5, within(-1, 1)),  # Similarity that separates them.
-            "mining": Field(True, TRUE_OR_FALSE),  # Whether easy pairs are left out.
-            "epsilon": Field(0.1, at_least(0)),  # By how much pairs may be easy.
-        },
-        variant="ms",
-    ),
-    "circle": PairLoss(
-        circle, {"scale": Field(80.0, ABOVE_0), "margin": Field(0.4, within(-1, 1))}
-    ),
-    "scalable_nca": PairLoss(
-        scalable_nca, {"temperature": Field(0.05, ABOVE_0, learnable=True)}, variant="snca"
-    ),
-    "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0, learnable=True)}),
-    "triplet": PairLoss(
-        triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,33 +288,22 @@ class PairObjective(Objective):
     the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
 
     In the memory, an image is not compared with itself, unless a teacher has embedded it.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings, see `hypjax.objectives.pair_losses`.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
-        memory: Number of images in the memory, or, up to 1, their share of the training images.
-        memory_decay: Decay of the teacher that embeds these, or 0 for the trained model.
-        koleo_weight: λ.
     """
 
     space: Space
-    function: Callable[..., Array]
-    samples_per_class: int | None
-    memory: float = 0.0
-    memory_decay: float = 0.0
-    koleo_weight: float = 0.0
+    function: Callable[..., Array]  # The loss, with its settings.
+    samples_per_class: int | None  # None if batches hold any classes.
+    memory: float = 0.0  # Number of images, or, up to 1, their share of the training images.
+    memory_decay: float = 0.0  # Of the teacher that embeds these; 0 for the trained model.
+    koleo_weight: float = 0.0  # λ.
 
-    @property
-    def teacher_decay(self) -> float | None:
-        """That of the memory."""
-        return self.memory_decay or None
+    lasting_state = ("memory",)
+    teacher_decay = property(lambda self: self.memory_decay or None)
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns no parameters, and the empty memory if there is one.
 
-        Raises:
-            UserError: The memory is smaller than a batch, or larger than the training set.
+        One that is smaller than a batch, or larger than the training set, is a `UserError`.
         """
         del key
         if not self.memory:
@@ -472,3 +340,78 @@ class PairObjective(Objective):
             metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
+
+
+# Of every loss of pairs.
+KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
+MEMORY = {
+    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
+    # training images. 0 for none.
+    "memory": Field(
+        0.0,
+        Rule(
+            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
+            "a number of images, or a share of the training images up to 1",
+        ),
+    ),
+    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
+    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
+}
+
+
+def _create_of_tuples(
+    function: Callable[..., Array], config: ConfigDict, space: Space
+) -> PairObjective:
+    size = 2 + config.train.tuples.negatives
+
+    def loss(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
+        del labels  # The order of a batch tells its tuples apart.
+        return function(points, size=size, space=space)
+
+    return PairObjective(space, loss, None, koleo_weight=config.objective.koleo_weight)
+
+
+def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> PairObjective:
+    """Builds a run's objective, whose memory suits the loss."""
+    fields = config.objective
+    if fields.memory and fields.get("mining") == "semihard":
+        raise UserError("config.objective.memory must be 0 for semi-hard triplets")
+    if fields.memory_decay and not fields.memory:
+        raise UserError("config.objective.memory_decay must be 0 unless memory is set")
+    shared = (fields[name] for name in (*MEMORY, *KOLEO))
+    return PairObjective(space, function, adjacent_samples(config), *shared)
+
+
+pair_loss = functools.partial(declare, build=_create, shared={**MEMORY, **KOLEO})
+_TEMPERATURE = {
+    "rules": {"temperature": ABOVE_0},
+    "learnable": ("temperature",),
+    "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
+}
+# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
+# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
+# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
+# base 1. Those of Circle are the paper's for fine-grained retrieval.
+PAIR_LOSSES = {
+    "tuple_contrastive": declare(
+        *(tuple_contrastive, {"margin": ABOVE_0}),
+        build=_create_of_tuples,
+        shared=KOLEO,
+        by_tuple=True,
+    ),
+    # IRT trains it on batches of any classes, too.
+    "contrastive": pair_loss(contrastive, {"margin": at_least(-1)}),
+    "multi_similarity": pair_loss(
+        multi_similarity,
+        {"alpha": ABOVE_0, "beta": ABOVE_0, "base": within(-1, 1)}
+        | {"mining": TRUE_OR_FALSE, "epsilon": at_least(0)},
+        by_class=True,
+        variant="ms",
+    ),
+    "circle": pair_loss(circle, {"scale": ABOVE_0, "margin": within(-1, 1)}, by_class=True),
+    "scalable_nca": pair_loss(scalable_nca, **_TEMPERATURE, by_class=True, variant="snca"),
+    "supcon": pair_loss(supcon, **_TEMPERATURE, by_class=True),
+    "triplet": pair_loss(
+        triplet, {"margin": at_least(0), "mining": one_of(*MININGS)}, by_class=True
+    ),
+}

@@ -12,10 +12,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Metrics, Objective
+from hypjax.objectives.base import Declaration, Metrics, Objective
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Outputs
 
@@ -48,12 +47,8 @@ def pairwise_cross_entropy(
         samples_per_class: That number. It is required where the labels are traced, as by `jit`; the
             loss is then NaN if they do not agree with it.
 
-    Returns:
-        The loss, a scalar in the dtype of the space's distances.
-
     Raises:
-        ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare; or
-            the classes of a flat batch differ in size.
+        ValueError: There is nothing to compare, or the classes of a flat batch differ in size.
     """
     embeddings = jnp.asarray(embeddings)
     if embeddings.ndim != (3 if labels is None else 2):
@@ -136,32 +131,9 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
 
 
-# Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the published runs
-# divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which
-# cancels in the softmax. (The paper's "τ = 0.1" contradicts its Eq. 4.)
-FIELDS = {"temperature": Field(0.2, ABOVE_0, learnable=True)}
-
-
-def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":
-    """Builds the objective that a run's configuration describes."""
-    return PairwiseCrossEntropy(
-        space=space,
-        temperature=config.objective.temperature,
-        samples_per_class=config.train.samples_per_class,
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class PairwiseCrossEntropy(Objective):
-    """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`).
-
-    It has neither parameters nor state.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        temperature: τ of `pairwise_cross_entropy`.
-        samples_per_class: Images of each class in a batch.
-    """
+    """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`)."""
 
     space: Space
     temperature: float
@@ -176,17 +148,19 @@ class PairwiseCrossEntropy(Objective):
         return loss, _metrics(self.space, features, points, logits)
 
 
+def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
+    return PairwiseCrossEntropy(space, config.objective.temperature, config.train.samples_per_class)
+
+
 def _metrics(
     space: Space,
     features: Float[Array, "classes samples dim"],
     points: Float[Array, "images dim"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
-    """Metrics of a batch that show how training progresses, besides the loss.
+    """Metrics like `batch_metrics`, the range of the logits between different images, and chance.
 
-    They are the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1); norms; the range of
-    the logits between different images; and the share of images that are strictly nearer to an
-    image of their class than to all images of other classes.
+    That is the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1).
     """
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
@@ -208,12 +182,11 @@ def _metrics(
     }
 
 
-HYPMIX_FIELDS = {
+_HYPMIX = {
     # Eq. 10 has one temperature, the released code two. These are the code's.
     "sphere_temperature": Field(0.05, ABOVE_0, learnable=True),  # τ_e: divides the cosine.
-    "ball_temperature": Field(
-        0.2, ABOVE_0, learnable=True
-    ),  # τ_h: divides the hyperbolic distance.
+    # τ_h: divides the hyperbolic distance.
+    "ball_temperature": Field(0.2, ABOVE_0, learnable=True),
     "ball_weight": Field(3.0, at_least(0), learnable=True),  # λ: 3 for CUB, 8 for Cars and SOP.
 }
 
@@ -238,15 +211,7 @@ def mixed_space(
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`.
-
-    Attributes:
-        ball: The ball.
-        sphere_temperature: τ_e.
-        ball_temperature: τ_h.
-        ball_weight: λ.
-        samples_per_class: Images of each class in a batch.
-    """
+    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`."""
 
     ball: PoincareBall
     sphere_temperature: float
@@ -257,22 +222,39 @@ class HypMix(Objective):
     @property
     def space(self) -> Fused:
         """Space in which the head's output is embedded, trained and scored."""
-        return mixed_space(self.ball, **{name: getattr(self, name) for name in HYPMIX_FIELDS})
+        return mixed_space(self.ball, **{name: getattr(self, name) for name in _HYPMIX})
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `PairwiseCrossEntropy.loss`."""
         return PairwiseCrossEntropy(self.space, 1.0, self.samples_per_class).loss(outputs)
 
 
-def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> HypMix:
-    """Builds the objective of a run; another space than the ball is a `UserError`."""
-    if not isinstance(space, PoincareBall):
-        raise UserError(
-            f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "
-            "which adds the sphere itself"
-        )
-    numbers = (config.objective[name] for name in HYPMIX_FIELDS)
-    return HypMix(space, *numbers, config.train.samples_per_class)
+def _create_hypmix(config: ConfigDict, ball: PoincareBall) -> HypMix:
+    numbers = (config.objective[name] for name in _HYPMIX)
+    return HypMix(ball, *numbers, config.train.samples_per_class)
+
+
+PAIRWISE_LOSSES = {
+    "pairwise_cross_entropy": Declaration(
+        _create,
+        # Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the
+        # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
+        # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
+        # Eq. 4.)
+        {"temperature": Field(0.2, ABOVE_0, learnable=True)},
+        by_class=True,
+        divisor=lambda fields: fields["temperature"],
+        reference="Hyp-ViT (Ermolov et al., CVPR 2022)",
+    ),
+    "hypmix": Declaration(
+        _create_hypmix,
+        _HYPMIX,
+        by_class=True,
+        spaces=("poincare",),
+        divisor=lambda fields: 1.0,  # The space holds its temperatures.
+        reference="HypMix (Yue et al., WACV 2024); λ is 8 for Cars and SOP",
+    ),
+}
 
 
 def negative_weights(
@@ -293,13 +275,9 @@ def negative_weights(
     subset are in all of them, each other one in one.
 
     Args:
-        distances: Distances from each anchor to each item, in the space of the loss; for HypMix
-            that is `mixed_space`.
+        distances: Distances in the space of the loss; for HypMix that is `mixed_space`.
         negatives: Which items are negatives of each anchor, at least one for each.
         temperature: τ > 0; 1 for HypMix, see `softmax_temperature`.
-
-    Returns:
-        Weights that sum to 1 over the negatives of each anchor, and are 0 elsewhere.
     """
     logits = -jnp.asarray(distances) / temperature
     return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))

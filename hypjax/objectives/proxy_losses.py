@@ -2,30 +2,38 @@
 
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
-The proxies are trained with the model.
+The proxies are trained with the model. Arguments that a loss does not explain are those of
+`proxy_anchor`, and so are its errors.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import GROUPED, Group, Metrics, Objective, Spec
+from hypjax.geometry import Space, Sphere
+from hypjax.objectives.base import (
+    Group,
+    Metrics,
+    Objective,
+    Spec,
+    adjacent_samples,
+    declare,
+)
 from hypjax.objectives.comparisons import (
     SPHERE,
+    Embeddings,
+    Labels,
     batch_metrics,
     compare_proxies,
-    lengths,
     log1p_sum_exp,
     mean_where,
     similarity,
@@ -34,8 +42,8 @@ from hypjax.types import Batch, Outputs
 
 
 def proxy_anchor(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -69,8 +77,8 @@ def proxy_anchor(
 
 
 def proxy_nca(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -83,8 +91,6 @@ def proxy_nca(
     original leaves the proxy of the image's class out of the denominator, which makes the loss
     unbounded below.
 
-    Other arguments, and errors, are those of `proxy_anchor`.
-
     Settings:
         temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
     """
@@ -93,8 +99,8 @@ def proxy_nca(
 
 
 def normalized_softmax(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes dim"],
     *,
     space: Space = SPHERE,
@@ -104,18 +110,13 @@ def normalized_softmax(
 
     The cross-entropy of the logits s/τ, where s is the cosine on the sphere, −distance / 2 in any
     space. It equals `proxy_nca` at twice the temperature.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
-
-    Settings:
-        temperature: τ > 0.
     """
     return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
 
 
 def soft_triple(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -132,8 +133,6 @@ def soft_triple(
     by δ. The regularisation draws the centres of a class together: it is the mean over the classes
     of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
 
     Settings:
         proxies: Points of the space, K centres for each class.
@@ -152,8 +151,8 @@ def soft_triple(
 
 
 def arcface(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -170,20 +169,14 @@ def arcface(
     where θ is nearly 0 or π.
 
     The margin is an angle between two points as seen from the centre, which is their distance on
-    the sphere alone. In the ball, whose angles at the origin are the sphere's, it would not depend
-    on how far out points lie, by which the ball compares them. `Hier` adds this loss of the angles
-    to one of the ball's distances; `cosface` has a margin for any space.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
+    the sphere alone. In the ball it would not depend on how far out points lie. `Hier` adds this
+    loss of the angles to one of the ball's distances; `cosface` has a margin for any space.
 
     Settings:
         proxies: Points of the sphere, K centres for each class.
         scale: s > 0.
         margin: m, in radians, 0 or more; m2 in the paper's combined margin (with m1 = 1).
         cosine_margin: m′, m3 in the combined margin.
-
-    Raises:
-        ValueError: The space is not the sphere; or see `proxy_anchor`.
     """
     if not isinstance(space, Sphere):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
@@ -194,8 +187,8 @@ def arcface(
 
 
 def cosface(
-    embeddings: Float[ArrayLike, "n dim"],
-    labels: Int[ArrayLike, " n"],
+    embeddings: Embeddings,
+    labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
     *,
     space: Space = SPHERE,
@@ -208,8 +201,6 @@ def cosface(
     own class is lowered by m. The similarity is the cosine on the sphere and 1 − distance / 2 in
     other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
     the margin. Of a class with several centres, the nearest counts.
-
-    Other arguments, and errors, are those of `proxy_anchor`.
 
     Settings:
         proxies: Points of the space, K centres for each class.
@@ -228,7 +219,7 @@ def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array,
     cosine = similarity(distances)
     below = cosine > -jnp.cos(margin)
     squares = jnp.where(below, distances, 1)
-    sine = lengths(SPHERE, squares) * jnp.sqrt(1 - squares / 4)
+    sine = SPHERE.length(squares) * jnp.sqrt(1 - squares / 4)
     beyond = cosine * jnp.cos(margin) - sine * jnp.sin(margin)
     return jnp.where(below, beyond, cosine - margin * jnp.sin(margin))
 
@@ -251,104 +242,6 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
     return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))
 
 
-class ProxyLoss(NamedTuple):
-    """A loss of proxies as configurations know it, with settings by the names of its arguments."""
-
-    function: Callable[..., Array]
-    settings: Mapping[str, Field]
-    centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
-    angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
-    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
-    by_class = by_tuple = False  # See `hypjax.objectives.create.Entry`.
-    code = None
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """Its fields of `config.objective`."""
-        centres = {} if self.centres is None else {"centres": self.centres}
-        # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
-        return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0)), **_OPTIMIZER}
-
-    def create(self, config: ConfigDict, space: Space) -> "ProxyObjective":
-        """Builds the objective that a run's configuration describes.
-
-        Raises `UserError` for a margin that is an angle in any other space than the sphere, and for
-        proxies that are points in any other space than a ball of constant curvature.
-        """
-        fields, adjacent = config.objective, config.train.sampling in GROUPED
-        name = self.function.__name__
-        if self.angular and not isinstance(space, Sphere):
-            raise UserError(
-                f"config.objective.space is {fields.space}; it must be sphere for {name}, whose "
-                f"margin is an angle (or name hier+{name}, which compares images in the ball)"
-            )
-        points = fields.proxy_optimizer == "riemannian"
-        if points and (fields.learn_c or not isinstance(space, PoincareBall)):
-            raise UserError(
-                "config.objective.proxy_optimizer is riemannian; it must be adam unless "
-                "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
-            )
-        return ProxyObjective(
-            space=space,
-            function=functools.partial(
-                self.function, **{name: fields[name] for name in self.settings}
-            ),
-            centres=None if self.centres is None else fields.centres,
-            rate=fields.proxy_rate,
-            points=points,
-            samples_per_class=config.train.samples_per_class if adjacent else None,
-        )
-
-
-# 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
-_OPTIMIZER = {"proxy_optimizer": Field("adam", one_of("adam", "riemannian"))}
-_CENTRES = within(1, 10**4)
-# Defaults are those of the papers, see the functions.
-PROXY_LOSSES = {
-    "arcface": ProxyLoss(
-        arcface,
-        {
-            "scale": Field(64.0, ABOVE_0, learnable=True),
-            "margin": Field(0.5, within(0, 1.57)),  # In radians: up to a right angle.
-            "cosine_margin": Field(0.0, at_least(0)),
-        },
-        centres=Field(1, _CENTRES),
-        angular=True,
-    ),
-    "cosface": ProxyLoss(
-        cosface,
-        {"scale": Field(64.0, ABOVE_0, learnable=True), "margin": Field(0.35, at_least(0))},
-        centres=Field(1, _CENTRES),
-    ),
-    "proxy_anchor": ProxyLoss(
-        proxy_anchor,
-        {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)},
-        variant="pa",
-    ),
-    "proxy_nca": ProxyLoss(
-        proxy_nca, {"temperature": Field(1.0, ABOVE_0, learnable=True)}, variant="nca"
-    ),
-    "normalized_softmax": ProxyLoss(
-        normalized_softmax,
-        {"temperature": Field(0.05, ABOVE_0, learnable=True)},
-        variant="softmax",
-    ),
-    "soft_triple": ProxyLoss(
-        soft_triple,
-        {
-            "scale": Field(
-                20.0, ABOVE_0, learnable=True
-            ),  # λ: multiplies the similarities of the classes.
-            "gamma": Field(0.1, ABOVE_0),  # Temperature among the centres of a class.
-            "margin": Field(0.01, at_least(0)),
-            "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.
-        },
-        centres=Field(10, _CENTRES),
-        variant="softtriple",
-    ),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class ProxyObjective(Objective):
     """A loss of the embeddings and labels of a batch, and of proxies for all classes.
@@ -357,22 +250,14 @@ class ProxyObjective(Objective):
     are drawn as for Proxy-Anchor (Kim et al., CVPR 2020), and then embedded if they are points:
     normally distributed with the variance 2 / (number of proxies), which is Kaiming's with the
     fan-out of a classifier.
-
-    Attributes:
-        space: Space in which the head's output is embedded, trained and scored.
-        function: The loss, with its settings, see `hypjax.objectives.proxy_losses`.
-        centres: Number of proxies of each class; None for one, of a loss that takes one.
-        rate: Factor of the proxies' learning rate.
-        points: Whether proxies are points of the space, a ball, which Riemannian Adam moves.
-        samples_per_class: Images of each class in a batch; None if batches hold any classes.
     """
 
     space: Space
-    function: Callable[..., Array]
-    centres: int | None
-    rate: float
-    points: bool
-    samples_per_class: int | None
+    function: Callable[..., Array]  # The loss, with its settings.
+    centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
+    rate: float  # Factor of the proxies' learning rate.
+    points: bool  # Whether proxies are points of the space, a ball, which Riemannian Adam moves.
+    samples_per_class: int | None  # None if batches hold any classes.
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -400,3 +285,66 @@ class ProxyObjective(Objective):
         return loss, batch_metrics(
             outputs.projected, points, batch.labels, self.space, self.samples_per_class
         )
+
+
+_SHARED = {
+    # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
+    "proxy_rate": Field(100.0, at_least(0)),
+    # 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
+    "proxy_optimizer": Field("adam", one_of("adam", "riemannian")),
+}
+
+
+def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
+    """Builds a run's objective, whose proxies are points only of a ball that stays as it is."""
+    fields = config.objective
+    points = fields.proxy_optimizer == "riemannian"
+    if points and (fields.learn_c or space.ball() is not space):
+        raise UserError(
+            "config.objective.proxy_optimizer is riemannian; it must be adam unless "
+            "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
+        )
+    proxies = fields.get("centres"), fields.proxy_rate, points
+    return ProxyObjective(space, function, *proxies, adjacent_samples(config))
+
+
+def _centres(default: int) -> dict[str, Field]:
+    """Fields of a loss with several proxies of a class."""
+    return {"centres": Field(default, within(1, 10**4)), **_SHARED}
+
+
+proxy_loss = functools.partial(declare, build=_create)
+_TEMPERATURE = {
+    "rules": {"temperature": ABOVE_0},
+    "learnable": ("temperature",),
+    "shared": _SHARED,
+}
+# Defaults are those of the papers, see the functions.
+PROXY_LOSSES = {
+    "arcface": proxy_loss(
+        arcface,
+        # In radians: up to a right angle.
+        {"scale": ABOVE_0, "margin": within(0, 1.57), "cosine_margin": at_least(0)},
+        learnable=("scale",),
+        shared=_centres(1),
+        spaces=("sphere",),
+    ),
+    "cosface": proxy_loss(
+        cosface,
+        {"scale": ABOVE_0, "margin": at_least(0)},
+        learnable=("scale",),
+        shared=_centres(1),
+    ),
+    "proxy_anchor": proxy_loss(
+        proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, shared=_SHARED, variant="pa"
+    ),
+    "proxy_nca": proxy_loss(proxy_nca, **_TEMPERATURE, variant="nca"),
+    "normalized_softmax": proxy_loss(normalized_softmax, **_TEMPERATURE, variant="softmax"),
+    "soft_triple": proxy_loss(
+        soft_triple,
+        {"scale": ABOVE_0, "gamma": ABOVE_0, "margin": at_least(0), "regularization": at_least(0)},
+        learnable=("scale",),
+        shared=_centres(10),
+        variant="softtriple",
+    ),
+}

@@ -68,11 +68,9 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Embeddings of any model.
 
-        Args:
-            features: Features, [n, d], which are mapped into the space.
-            labels: Names or numbers of their classes, [n]; None if they are unknown.
-            space: The space; `Sphere()`, which compares by cosine, if it is None.
-            ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
+        They are mapped into the space; by default `Sphere()`, which compares by cosine. Labels are
+        names or numbers of classes, [n], and ids are paths or other names, [n], by default the
+        numbers of the rows.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -143,11 +141,9 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
-        Args:
-            path: A file, for those of features see `hypjax.retrieval.feature_files`.
-            space: The space to map features into, also those of points of another space. None is
-                the space of the file, or else `Sphere()`.
-            labels: A file with the classes, if the first one has none.
+        `hypjax.retrieval.feature_files` says which files hold features. They, and points of another
+        space, are mapped into `space`; None is the space of the file, or else `Sphere()`. `labels`
+        is a file with the classes, if the first one has none.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not

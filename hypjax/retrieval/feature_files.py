@@ -55,16 +55,11 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], place: str) -> Feature
     """Checks the arrays of a table by their names; raises `UserError`s that name the place."""
     if "features" not in arrays:
         names = ", ".join(sorted(arrays)) or "none"
-        raise UserError(
-            f"{place} has no array features, and was not written by hypjax.embed; its arrays are "
-            f"{names}"
-        )
+        raise UserError(f"{place} has no array features; its arrays are {names}")
     features = np.asarray(arrays["features"])
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
-        raise UserError(
-            f"the features of {place} are {features.dtype} of shape {list(features.shape)}; they "
-            "must be numbers of shape [images, dimension]"
-        )
+        kind = f"{features.dtype} of shape {list(features.shape)}"
+        raise UserError(f"features of {place} must be numbers, [images, dimension], not {kind}")
     if features.dtype.kind != "f":
         features = features.astype(np.float32)
     for rows in inputs.blocks(len(features), _CHECKED):
@@ -86,10 +81,8 @@ def as_names(
         return None
     values = np.asarray(given)
     if values.shape != (count,) or values.dtype.kind not in "iubUO":
-        raise UserError(
-            f"the {name} of {place} are {values.dtype} of shape {list(values.shape)}; they must be "
-            f"{count} whole numbers or strings, one for each row of features"
-        )
+        kind = f"{values.dtype} of shape {list(values.shape)}"
+        raise UserError(f"{name} of {place} must be {count} whole numbers or strings, not {kind}")
     # Columns of tables with gaps hold whole numbers as floats: 1.0 is class 1.
     whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
     return np.array(["" if value is None else str(value) for value in whole], dtype=str)

@@ -53,9 +53,7 @@ def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
     return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
-def by_blocks(
-    function: Callable[[np.ndarray], Array], points: Float[np.ndarray, "n d"]
-) -> Float[np.ndarray, "n k"]:
+def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
     """A jitted function of points, in padded blocks of few sizes to compile for."""
     size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
     found = []
@@ -73,10 +71,7 @@ def round_up(number: int, multiple: int) -> int:
 def check_space(space: object) -> None:
     """Raises a `UserError` for what is no space, such as the name or the class of one."""
     if isinstance(space, type) or not isinstance(space, Space):
-        raise UserError(
-            f"space is {space!r}; it must be a space, such as PoincareBall(c=0.1) or Sphere() of "
-            "hypjax.geometry"
-        )
+        raise UserError(f"space is {space!r}; it must be a space, such as hypjax.geometry.Sphere()")
 
 
 def check_in(space: Space, points: Points) -> None:
@@ -93,14 +88,11 @@ def check_points(
     for name, points in (("queries", queries), ("gallery", gallery)):
         numbers = jnp.issubdtype(points.dtype, jnp.floating)
         if not numbers or points.ndim != 2 or 0 in points.shape:
-            raise UserError(
-                f"{name} must be floating-point numbers, [number, dimension] and not empty, got "
-                f"{points.dtype} of shape {points.shape}"
-            )
-    if queries.shape[1] != gallery.shape[1]:
-        raise UserError(
-            f"queries have {queries.shape[1]} coordinates, the gallery {gallery.shape[1]}"
-        )
+            kind = f"{points.dtype} of shape {points.shape}"
+            raise UserError(f"{name} must be floats, [number, dimension] and not empty, not {kind}")
+    dims = queries.shape[1], gallery.shape[1]
+    if dims[0] != dims[1]:
+        raise UserError(f"queries have {dims[0]} coordinates, the gallery {dims[1]}")
     return queries, gallery
 
 
@@ -110,9 +102,7 @@ def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
         own_ids = np.asarray(own_ids)
         whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
         if not whole or (own_ids < -1).any() or (own_ids >= items).any():
-            raise UserError(
-                f"own_ids must be {queries} indices from -1 to {items - 1}, one a query"
-            )
+            raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}")
         items -= 1
     # 1.0 is no number: caches would take it for 1.
     if not isinstance(k, int | np.integer) or not 1 <= k <= items:
@@ -149,8 +139,6 @@ def _checked_labels(
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
         labels = labels.astype(str)
     if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":
-        raise UserError(
-            f"labels of the {name} must be {len(points)} whole numbers or strings, got "
-            f"{labels.dtype} of shape {labels.shape}"
-        )
+        kind = f"{labels.dtype} of shape {labels.shape}"
+        raise UserError(f"{name} need {len(points)} whole numbers or strings as labels, not {kind}")
     return labels if labels.dtype.kind == "U" else labels.astype(np.int64)

@@ -13,10 +13,9 @@ from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.positives import positive_ranks
+from hypjax.retrieval.positives import Lists, Relevance, by_labels, positive_ranks
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.relevance import Lists, Relevance, by_labels
 from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
@@ -65,18 +64,10 @@ def recall_at_k(
 ) -> dict[int, float]:
     """Recall@K: share of queries with an item of their class among their K nearest items.
 
-    Args:
-        queries: Points of the space, [n, d].
-        query_labels: Class numbers or names of the queries, [n].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each query is excluded from its own results.
-        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
-        ks: Numbers of neighbours K.
-        space: Space that measures the distances.
-
-    Returns:
-        {K: recall}. Queries without a match in the gallery are left out of the mean, and a warning
-        says how many.
+    Queries and gallery are points of the space, [n, d] and [m, d], and labels are class numbers or
+    names, [n] and [m]. Without a gallery, the queries are searched, and each is excluded from its
+    own results. Returns {K: recall}; queries without a match in the gallery are left out of the
+    mean, and a warning says how many.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, or no query has

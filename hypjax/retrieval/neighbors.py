@@ -49,16 +49,10 @@ def nearest_neighbors(
     and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
     memory, of host and devices together; the C library may keep some of what was freed.
 
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d].
-        k: Number of neighbours per query.
-        space: Space that measures the distances.
-        exclude_self: Whether the gallery is the queries and no query is its own neighbour.
-        block_size: Number of queries searched at once, or None for the default.
-
-    Returns:
-        Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.
+    Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
+    gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
+    searched at once. Returns distances [n, k], float32, and indices into the gallery [n, k], int32;
+    nearest first.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, or k is not
@@ -66,10 +60,7 @@ def nearest_neighbors(
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and len(queries) != len(gallery):
-        raise UserError(
-            f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
-            f"{len(gallery)} items"
-        )
+        raise UserError("exclude_self requires the queries as the gallery; their numbers differ")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)
 
@@ -117,10 +108,7 @@ def nearest_among(
     whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
     inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
     if not (whole and inside and len(candidates) == len(queries)):
-        raise UserError(
-            f"candidates must be indices into the gallery for each of {len(queries)} queries, got "
-            f"{candidates.dtype} of shape {candidates.shape}"
-        )
+        raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
     inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
     found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)

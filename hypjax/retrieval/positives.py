@@ -1,27 +1,94 @@
-"""Exact ranks of all positives of each query."""
+"""What each query should find, its positives, and their exact ranks."""
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import Points, Rows
-from hypjax.retrieval.relevance import Lists
+from hypjax.retrieval.inputs import Labelled, Points, Rows
 from hypjax.retrieval.scores import Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
+from hypjax.types import Judgements
 
+LEVELS = ("easy", "medium", "hard")
+Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
+Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]  # Of one: positives, ignored.
 _BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
 _BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
 _MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
+
+
+class Relevance(NamedTuple):
+    """The gallery items that each query should find."""
+
+    positives: Items
+    ignored: Items | None = None  # Removed from a ranking before it is scored, such as junk.
+
+    def checked(self, queries: int, items: int) -> list[Lists]:
+        """The lists of each query as int64 arrays; raises UserError if one is wrong."""
+        positives = _checked("positives", self.positives, queries, items)
+        ignored = [()] * queries if self.ignored is None else self.ignored
+        pairs = list(zip(positives, _checked("ignored", ignored, queries, items), strict=True))
+        for i, pair in enumerate(pairs):
+            if len(both := np.intersect1d(*pair)):
+                raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
+        return pairs
+
+
+def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
+    if len(lists) != queries:
+        raise UserError(f"{name} has {len(lists)} lists for {queries} queries")
+    found = []
+    for i, given in enumerate(lists):
+        array = np.asarray(given)
+        whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+        inside = array[(array >= 0) & (array < items)] if whole else array[:0]
+        if len(np.unique(inside)) < array.size or not whole:
+            raise UserError(f"{name} of query {i} must be indices below {items}, none twice")
+        found.append(array.astype(np.int64))
+    return found
+
+
+def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
+    """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
+    # Lists are made when a query is scored: all of them may need more memory than the points.
+    order = np.argsort(searched.labels, kind="stable")
+    of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
+    none = np.zeros(0, np.int64)
+    for row, label in enumerate(asked.labels):
+        items = of_class[label] if label < len(of_class) else none
+        own = none if asked.ids is None else asked.ids[row : row + 1]
+        yield items[~np.isin(items, own)], own
+
+
+def relevance_at(level: str, judgements: Judgements) -> Relevance:
+    """What counts at a level of difficulty (Radenović et al., CVPR 2018, Section 3).
+
+    At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
+    items are ignored. Queries without a positive at a level have no score there. Raises UserError
+    if the level is none of `LEVELS`.
+    """
+    easy, hard, junk = judgements
+    levels = {
+        "easy": ((easy,), (junk, hard)),
+        "medium": ((easy, hard), (junk,)),
+        "hard": ((hard,), (junk, easy)),
+    }
+    if level not in levels:
+        raise UserError(f"there is no level {level!r}; choose among {', '.join(levels)}")
+    joined = (map(itertools.chain, *lists) for lists in levels[level])
+    return Relevance(*([[*items] for items in lists] for lists in joined))
 
 
 def positive_ranks(

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Points
 from hypjax.system.files import read_npz, replacing
 
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
@@ -26,19 +27,15 @@ _LEAST_DEVIATION = 2.0**-20
 class Projection:
     """A projection of points on the principal components of others.
 
-    Attributes:
-        space: Space of the points, before and after.
-        mean: Mean of the features, [d], float64.
-        components: Orthonormal directions of the features by descending variance, [dim, d],
-            float64. The coordinate of largest absolute value is positive in each.
-        variances: Variances along them, [dim], float64.
-        whiten: Whether projected features are scaled to equal variances.
+    Components are orthonormal directions of the features by descending variance. The coordinate of
+    largest absolute value is positive in each. `whiten` scales projected features to equal
+    variances.
     """
 
     space: Space
-    mean: Float[np.ndarray, " d"]
+    mean: Float[np.ndarray, " d"]  # Of the features; all arrays are float64.
     components: Float[np.ndarray, "dim d"]
-    variances: Float[np.ndarray, " dim"]
+    variances: Float[np.ndarray, " dim"]  # Along the components.
     whiten: bool
 
     def apply(self, points: Float[ArrayLike, "n p"]) -> Float[np.ndarray, "n q"]:
@@ -82,7 +79,7 @@ def fit(
     """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
     Mean and covariance are those of the points' features (`Space.features`), in blocks, so that the
-    points may be memory-mapped. `whiten` scales projected features to equal variances.
+    points may be memory-mapped.
 
     Raises:
         UserError: `dim` exceeds the number of features or of points, the points do not vary, or
@@ -102,11 +99,8 @@ def fit(
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
     varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * square / n))
-    if varying < (dim if whiten else 1):
-        raise UserError(
-            f"the points vary along {varying} components; PCA with whitening needs {dim}, without "
-            "it 1"
-        )
+    if varying < (needed := dim if whiten else 1):
+        raise UserError(f"the points vary along {varying} components; this PCA needs {needed}")
     largest = np.argmax(np.abs(components), axis=1)
     components = components * np.sign(components[np.arange(dim), largest])[:, None]
     return Projection(space, mean, components, np.maximum(variances, 0), whiten)
@@ -119,9 +113,7 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
 
 
-def prefix_points(
-    points: Float[ArrayLike, "n d"], dim: int, *, space: Space
-) -> Float[np.ndarray, "n p"]:
+def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) -> Points:
     """Points of the first `dim` features of other points: embed(features(x)[:dim]), float32.
 
     On the sphere, and in a ball that does not clip features, they are the points that a model has
@@ -137,9 +129,7 @@ def prefix_points(
     one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
     features = jax.eval_shape(space.features, one).shape[1]
     if not 1 <= dim < features:
-        raise UserError(
-            f"a prefix of {dim} dimensions must be shorter than the {features} features"
-        )
+        raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
     inputs.check_in(space, points)
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)

@@ -28,27 +28,17 @@ _Matrix = scipy.sparse.csr_array
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """The numbers of the method; the defaults are those of the paper.
+    """The numbers of the method; the defaults are those of the paper."""
 
-    Attributes:
-        k1: Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
-        k2: Size of the neighbourhoods over which encodings are averaged (Eq. 11); 1 disables that.
-        weight: λ, the weight of the original distance (Eq. 12).
-        depth: Number of results that are put in a new order.
-    """
-
-    k1: int = 20
-    k2: int = 6
-    weight: float = 0.3
-    depth: int = 100
+    k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
+    k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
+    weight: float = 0.3  # λ, the weight of the original distance (Eq. 12).
+    depth: int = 100  # Number of results that are put in a new order.
 
     def __post_init__(self) -> None:
         least = min(self.k1, self.k2, self.depth)
         if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
-            raise UserError(
-                f"{self} is out of range: k1, k2 and depth must be at least 1, k2 at most k1 + 1, "
-                "and weight between 0 and 1"
-            )
+            raise UserError(f"{self} needs 1 ≤ k1, k2 and depth, k2 ≤ k1 + 1, and 0 ≤ weight ≤ 1")
 
 
 def rerank(
@@ -73,18 +63,11 @@ def rerank(
     - Eq. 10: the Jaccard distance of these means;
     - Eq. 12: (1 − λ) times that, plus λ times the original distance.
 
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d].
-        space: Space that measures the distances.
-        own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
-            one of its results, but it takes part in the neighbourhoods.
-        numbers: The method's numbers; None stands for the published ones.
-
-    Returns:
-        The distances of Eq. 12, ascending, [n, depth], float32, and indices into the gallery,
-        [n, depth], int32. Results of equal distance keep their order. There are fewer than `depth`
-        if there are fewer items.
+    `own_ids` holds the gallery index of each query, [n], −1 or None for none: its own item is not
+    one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
+    ascending, [n, depth], float32, and indices into the gallery, [n, depth], int32; fewer than
+    `depth` if there are fewer items. Results of equal distance keep their order. Errors are those
+    of `nearest_neighbors`.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)

@@ -13,8 +13,8 @@ times the sum of the absolute products. By Cauchy-Schwarz these are at most q_i�
 the lengths q of the vectors and the offsets o; with f² = max(1, q²/2o), this is at most
 2·f_i·f_j·(o_i + o_j).
 
-A `Fused` space adds the distances of several spaces. Distances increase with separations, so the
-bounds on each separation give bounds on the sum, which is its own separation.
+A `Composite` space combines the distances of several spaces. Distances increase with separations,
+so the bounds on each separation give bounds on what is combined, which is its own separation.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
+from hypjax.geometry import Composite, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
@@ -42,7 +42,6 @@ _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
-
 
 Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
 
@@ -97,23 +96,22 @@ def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
     products = map(inner_products, queries.query, items.gallery)
-    slacks = (
-        of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0]
-        for of_query, of_item in zip(queries.slack, items.slack, strict=True)
-    )
-    bounds = [product - 2 * slack for product, slack in zip(products, slacks, strict=True)]
+    bounds = [
+        product - 2 * (of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0])
+        for product, of_query, of_item in zip(products, queries.slack, items.slack, strict=True)
+    ]
     return _in_space(space, bounds, -1)
 
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
-    # A distance increases with the separation. So the distance at a bound is a bound, sums of
-    # bounds bound the sum of distances, and the sum is the separation in the fused space.
-    if not isinstance(space, Fused):
+    # A distance increases with the separation. So the distance at a bound is a bound, and so is
+    # what is combined of such bounds, which is the separation in the composite space.
+    if not isinstance(space, Composite):
         return bounds[0]
-    distance = sum(
-        weight * part.distance_at(jnp.maximum(-bound, 0))
-        for (part, weight), bound in zip(space.parts, bounds, strict=True)
+    distance = space.combined(
+        part.distance_at(jnp.maximum(-bound, 0))
+        for (part, _), bound in zip(space.parts, bounds, strict=True)
     )
     # Bounds the relative error of distances that are computed from separations.
     error = 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
@@ -148,7 +146,7 @@ def _factors_of(
         x, valid = inputs
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
-        if isinstance(space, Fused):
+        if isinstance(space, Composite):
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
         factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))

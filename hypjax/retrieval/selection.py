@@ -79,10 +79,11 @@ class StreamedGallery:
         """Yields chunks that hold every point once, in order on each device; checks the points."""
         if not self.keeps(score):
             return self._stream(score, rows)
-        key = rows, score.centre.tobytes(), str(score.space)
+        key = rows, str(score.space)
         known, chunks = self._kept  # Read once: threads may share a gallery.
         if known != key:
-            turn = _turned(self.mesh)
+            by_columns = NamedSharding(self.mesh, P(None, AXIS))
+            turn = jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
             streamed = self._stream(score, rows)
             chunks = [chunk._replace(vectors=turn(chunk.vectors)) for chunk in streamed]
             self._kept = key, chunks
@@ -117,13 +118,6 @@ class StreamedGallery:
 
 def _by_rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(AXIS))
-
-
-@functools.cache
-def _turned(mesh: Mesh) -> Callable[[Vectors], Vectors]:
-    """Jitted function that makes columns of the rows that devices share."""
-    by_columns = NamedSharding(mesh, P(None, AXIS))
-    return jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
 
 
 AnyGallery = Points | StreamedGallery
@@ -188,20 +182,13 @@ class Selector:
 @functools.cache
 def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, Callable]:
     """The two jitted steps of a search; each device has its own part of the gallery."""
-    shared = Chunk(P(None, AXIS) if columns else P(AXIS), P(AXIS))
-    multiply = jax.shard_map(
-        functools.partial(_multiply, columns=columns),
-        mesh=mesh,
-        in_specs=(P(AXIS), P(), P(), shared),
-        out_specs=P(AXIS),
-    )
-    select = jax.shard_map(
-        functools.partial(_select, k=k),
-        mesh=mesh,
-        in_specs=(P(AXIS), P(AXIS), shared),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
+    rows = P(AXIS)
+    chunk = Chunk(P(None, AXIS) if columns else rows, rows)
+    sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)
+    multiply = functools.partial(_multiply, columns=columns)
+    multiply = sharded(multiply, in_specs=(rows, P(), P(), chunk))
+    select = functools.partial(_select, k=k)
+    select = sharded(select, in_specs=(rows, rows, chunk), check_vma=False)
     return jax.jit(multiply, donate_argnums=0, keep_unused=True), jax.jit(select)
 
 

@@ -7,14 +7,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import GIVEN
-from hypjax.data import photo_dataset, photos, splits
-from hypjax.data.dataset import Decoding
+from hypjax.data import photos, splits
+from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
-from hypjax.data.shards import Rows
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 
-_given: list[Rows] = []  # The images that this process was given, if any.
+_given: list[Dataset] = []  # The images that this process was given, if any.
 
 
 def give(dataset: Any) -> dict[str, str | None]:
@@ -24,10 +23,10 @@ def give(dataset: Any) -> dict[str, str | None]:
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
-    rows = photos.rows_in_memory(dataset)
-    if isinstance(rows.images[0], str | os.PathLike):
-        return {"name": "folder", "path": str(photos.write_paths(rows))}
-    _given[:] = [rows]
+    images = photos.labelled_images(dataset)
+    if images.path(0):
+        return {"name": "folder", "path": str(photos.write_table(images))}
+    _given[:] = [images]
     return {"name": GIVEN, "path": None}
 
 
@@ -50,10 +49,13 @@ def open_splits(config: ConfigDict) -> Splits:
                 "the images of this run were given from Python, and this process does not have "
                 "them; pass them to hypjax.train as dataset=, or search other images with the model"
             )
-        opened = photo_dataset.open_given(_given[0], decoding, held_out)
+        opened = splits.open_images("the dataset", _given[0], decoding, held_out)
+    elif data.name == "folder":
+        opened = splits.open_photos(data.path, decoding, held_out)
+    elif data.name == "features":
+        opened = splits.open_features(data.path, data.labels, held_out)
     else:
-        where = {"path": data.path, "labels": data.labels, "data_dir": run.data_dir}
-        opened = splits.open_dataset(data.name, decoding, held_out=held_out, **where)
+        opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
     judged = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
     opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **judged)
     notes = [*opened.notes]

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import flatten, override, read_config
 from hypjax.config.reading import PACKAGED
-from hypjax.objectives import unused_fields
+from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.

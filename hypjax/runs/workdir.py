@@ -16,11 +16,10 @@ from hypjax.config import (
     identity,
     validate,
 )
-from hypjax.config.defaults import fields_of
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import Objective, SavedObjective, create_objective
-from hypjax.objectives.create import BUILT_IN, is_known, stand_in
+from hypjax.objectives import OBJECTIVES, Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
@@ -63,13 +62,12 @@ def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
         for name, value in saved["all"].items()
         if not (published and name.startswith("run."))
     }
-    objective = fields["objective.name"]
-    if not is_known(objective):  # The code of a loss of one's own is not needed for searching.
-        stand_in(objective, {})
-        own = {name: fields[name] for name in fields.keys() - fields_of(objective).keys()}
-        stand_in(objective, {name.removeprefix("objective."): x for name, x in own.items()})
-    config = default_config(objective)
+    config = default_config(fields["objective.name"])
     with config.ignore_type():
+        if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
+            own = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("objective.")}
+            with config.unlocked():
+                config.objective.update(own)
         config.update_from_flattened_dict(fields)
     return config
 

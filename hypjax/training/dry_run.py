@@ -14,7 +14,7 @@ from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
-from hypjax.training.input import Input, activations_to_keep, open_input
+from hypjax.training.input import Input, features_to_keep, open_input
 from hypjax.training.setup import Setup, build, describe
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from hypjax.training.step import (
@@ -30,10 +30,9 @@ _GIB = 2**30
 
 
 def dry_run(config: ConfigDict) -> None:
-    """Opens the data and the weights, embeds a batch, runs a few steps and prints an estimate.
+    """Opens data and weights, embeds a batch, runs a few steps and prints an estimate.
 
-    No folder is created, and nothing is saved but the caches. Raises what the run itself would
-    raise until then.
+    Saves nothing but the caches, and raises what the run itself would raise until then.
     """
     validate(config)
     run = build(config)
@@ -69,25 +68,17 @@ def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 
 
-def _open(run: Setup, steps: range, state: TrainState) -> Input:
-    """The input of the steps, with zeros for cached features."""
-    workers, model = run.config.run.workers, state.params["model"]
-    if not run.learner.cached_features:
-        return open_input(run, steps, workers, model)
-    shape, dtype = (len(run.splits.train), run.spec.encoder_dim), np.float32
-    if run.learner.block is not None:
-        kept = activations_to_keep(run, model)
-        shape, dtype = kept.shape, kept.dtype
-    return Input(run, workers, features=np.zeros(shape, dtype))
-
-
 def _seconds_of_steps(run: Setup, state: TrainState) -> list[float]:
     """Runs the first steps, and prints the memory that their program needs."""
     mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
     steps = range(min(_STEPS, run.config.train.total_steps))
-    source = _open(run, steps, state)
+    if run.learner.cached_features:
+        kept = features_to_keep(run, state.params["model"])
+        source = Input(run, features=np.zeros(kept.shape, kept.dtype))
+    else:
+        source = open_input(run, steps, state.params["model"])
     train_step = jit_train_step(make_train_step(run.learner), mesh, state)
     seconds = []
     with contextlib.closing(source.batches(steps, plans)) as batches:

@@ -1,8 +1,7 @@
 """A head that starts from the principal components of the training images' features.
 
-A head with random weights has to learn from few classes what a frozen encoder knows of many. One
-that starts like this finds unseen classes about as well as the encoder, or better, before the first
-step.
+It finds unseen classes about as well as the encoder, or better, before the first step. A head with
+random weights has to learn from few classes what a frozen encoder knows of many.
 """
 
 import numpy as np
@@ -25,24 +24,15 @@ def pca_head(
     deviation itself, directions of little variance, mostly noise, would count as much as others;
     not divided, the few largest would decide.
 
-    The variances are those of the covariance estimate of Ledoit and Wolf ("A well-conditioned
-    estimator for large-dimensional covariance matrices", 2004): the sample's, shrunk towards their
-    mean by a share that grows as there are fewer images, so that directions in which the images do
-    not vary at all are kept, too.
+    The variances are those of Ledoit and Wolf ("A well-conditioned estimator for large-dimensional
+    covariance matrices", 2004): the sample's, shrunk towards their mean by a share that grows as
+    there are fewer images, so that directions in which the images do not vary are kept, too.
 
-    Mean and variances of few classes say little about others. A head that only rotates needs
-    neither: clipped to one norm, or on the sphere, features are ranked as by their cosine.
+    Mean and variances of few classes say little about others. A head that is `rotating`, and scales
+    features, needs neither: clipped to one norm, or on the sphere, it ranks as by their cosine.
 
-    Args:
-        features: The encoder's embeddings of at least two images that are not all equal, float32.
-        dim: Number of coordinates, at most that of the features.
-        rotating: Whether the head only rotates and scales the features.
-
-    Returns:
-        {"kernel": [features' dim, dim], "bias": [dim]}, float32.
-
-    Raises:
-        UserError: All features are equal.
+    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Raises a `UserError` if all
+    features are equal.
     """
     mean = np.zeros(features.shape[1]) if rotating else features.mean(axis=0, dtype=np.float64)
     centred = features - mean

@@ -15,13 +15,11 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_values
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
-from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
@@ -30,15 +28,16 @@ from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Input:
-    """The images of a run, from which batches are made."""
+    """The images of a run, from which batches are made in the order of the steps."""
 
     setup: Setup
-    workers: int
     # Of all images, if they are cached: the encoder's embeddings, or activations of a block.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
+    _open: Generator[Batch, None, None] | None = None
+    _end: int = 0  # First step whose batch is not in the open generator.
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of some steps, counted from 0; close them to end the workers."""
@@ -49,8 +48,31 @@ class Input:
             return _feature_batches(self.features, plans, steps, rows)
         if self.store is not None:
             return crop_batches(setup.layout, plans, steps, rows)
-        train = setup.splits.train
-        return training_batches(train, plans, steps, learner.view, self.workers, rows)
+        images, workers = setup.splits.train, setup.config.run.workers
+        return training_batches(images, plans, steps, learner.view, workers, rows)
+
+    def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
+        """The state with the tuples of the step's epoch, and the batch of a step from 0."""
+        if self._open is None or step == self._end:
+            self.close()
+            plans, self._end = self.setup.plans, self.setup.config.train.total_steps
+            # An epoch's tuples need the model as it is then: no batch can be opened before.
+            if isinstance(plans, TuplePlans):
+                epoch, rest = divmod(step, plans.batches_per_epoch)
+                if not rest:  # Later, the state holds the epoch's tuples.
+                    with monitor.stopwatch.part("mining"):
+                        table, metrics = self.mine(trained_model(self.setup.learner, state), epoch)
+                    monitor.write(step + 1, {"mining": metrics})  # Again, if resumed here.
+                    state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
+                plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
+                self._end = min((epoch + 1) * plans.batches_per_epoch, self._end)
+            self._open = self.batches(range(step, self._end), plans)
+        return state, next(self._open)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._open is not None:
+            self._open.close()
 
     def mine(
         self, params: PyTree, epoch: int
@@ -60,7 +82,7 @@ class Input:
         Returns positions in the training set of anchor, positive and negatives, and mean lengths
         between anchors and positives, mined negatives, and random images.
         """
-        plans, space = self.setup.plans, self._spaces(params)["head"]
+        plans, space = self.setup.plans, self._images.spaces(params)["head"]
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
@@ -83,18 +105,18 @@ class Input:
         }
 
     @functools.cached_property
-    def _images(self) -> DatasetEmbedder:  # Cached with its programs.
-        images = self.setup.evaluator.images
+    def _images(self) -> DatasetEmbedder:
+        """Embeds in the space of the loss; cached with its programs."""
+        run, images = self.setup, self.setup.evaluator.images
+
+        def spaces(params: PyTree) -> dict[str, Space]:
+            return {"head": run.objective.with_scalars(run.scalars(params)).space}
+
         source = images.source._replace(scales=ONE_SCALE)
-        return dataclasses.replace(images, spaces=self._spaces, source=source)
-
-    def _spaces(self, params: PyTree) -> dict[str, Space]:
-        """The space of the loss."""
-        scalars = learned_values(self.setup.config.objective, params)
-        return {"head": self.setup.learner.objective.with_scalars(scalars).space}
+        return dataclasses.replace(images, spaces=spaces, source=source)
 
 
-def open_input(setup: Setup, steps: range, workers: int, params: PyTree) -> Input:
+def open_input(setup: Setup, steps: range, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains."""
     features = store = None
     if steps and setup.learner.cached_features:
@@ -102,14 +124,14 @@ def open_input(setup: Setup, steps: range, workers: int, params: PyTree) -> Inpu
         features = computed(setup, params)
     elif steps and setup.layout is not None:
         store = fill(setup.layout, setup.splits.train, setup.learner.mesh)
-    return Input(setup, workers, features, store)
+    return Input(setup, features, store)
 
 
 def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
     if train.vectors is not None:
-        return train.given_vectors()
+        return train.vectors
     alike = learner.model.encoder == images.model.encoder
     if images.encodings is not None and alike and 1.0 in images.source.scales:
         return images.encodings.of(params, train)[1.0]
@@ -118,26 +140,22 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     return encodings.encode(params, train)[0]
 
 
-def activations_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of the highest frozen block's output for all training images.
-
-    Raises:
-        UserError: They need more memory than is free.
-    """
+def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape of the cached features of all training images; an error if memory is short."""
     learner, count = setup.learner, len(setup.splits.train)
     encoder, block = learner.model.encoder, learner.block
+    if block is None:
+        return jax.ShapeDtypeStruct((count, encoder.dim), np.float32)
     lower = functools.partial(cut.lower, encoder, block)
     example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
+    told = f"the output of {block} for {count} training images"
     if free is not None and needed > free / 2**30:
         raise UserError(
-            f"the output of {block} for {count} training images needs {needed:.1f} GiB of memory, "
-            f"and {free / 2**30:.1f} are free; lower data.image_size, or set "
-            "--config.train.cached_features=False"
+            f"{told} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
+            "data.image_size, or set --config.train.cached_features=False"
         )
-    console.say(
-        f"keeping the output of {block} for {count} training images: {needed:.1f} GiB of memory"
-    )
+    console.say(f"keeping {told}: {needed:.1f} GiB of memory")
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 
 
@@ -149,7 +167,7 @@ def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "ima
         pixels = normalize(images, *learner.pixel_scaling)
         return cut.lower(learner.model.encoder, learner.block, params, pixels)
 
-    activations_to_keep(setup, params)
+    features_to_keep(setup, params)
     params = parallel.place(params["encoder"], parallel.replicated(source.mesh))
     compute = functools.partial(jax.jit(parallel.map_images(activations, source.mesh)), params)
     with machine.memory_explained("run.eval_batch_size"):
@@ -170,43 +188,5 @@ def _feature_batches(
 
 
 @jax.jit
-def _distances(
-    space: Space, x: Float[Array, "*#b d"], y: Float[Array, "*#b d"]
-) -> Float[Array, "*b"]:
-    return lengths(space, space.distance(x, y))
-
-
-class Feed:
-    """Hands out batches in the order of the steps, and mines tuples when an epoch begins."""
-
-    def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
-        self._source, self._stop, self._monitor = source, steps.stop, monitor
-        self._batches: Generator[Batch, None, None] | None = None
-        self._end = steps.start  # First step whose batch is not in the open generator.
-
-    def next(self, state: TrainState, step: int) -> tuple[TrainState, Batch]:
-        """The state with the tuples of the step's epoch, and the step's batch."""
-        if step == self._end:
-            self.close()
-            plans, self._end = self._source.setup.plans, self._stop
-            # An epoch's tuples need the model as it is then: no batch can be opened before.
-            if isinstance(plans, TuplePlans):
-                epoch, rest = divmod(step, plans.batches_per_epoch)
-                if not rest:  # Later, the state holds the epoch's tuples.
-                    state = self._mined(state, epoch, step)
-                plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
-                self._end = min((epoch + 1) * plans.batches_per_epoch, self._stop)
-            self._batches = self._source.batches(range(step, self._end), plans)
-        return state, next(self._batches)
-
-    def _mined(self, state: TrainState, epoch: int, step: int) -> TrainState:
-        with self._monitor.stopwatch.part("mining"):
-            model = trained_model(self._source.setup.learner, state)
-            table, metrics = self._source.mine(model, epoch)
-        self._monitor.write(step + 1, {"mining": metrics})  # A run resumed here writes it again.
-        return state._replace(tuples=parallel.place(table, state.tuples.sharding))
-
-    def close(self) -> None:
-        """Ends the workers."""
-        if self._batches is not None:
-            self._batches.close()
+def _distances(space: Space, x: Array, y: Array) -> Float[Array, "*b"]:
+    return space.length(space.distance(x, y))

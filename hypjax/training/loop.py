@@ -12,7 +12,7 @@ from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.tables import format_recalls, selecting
 from hypjax.system import console, exits, machine
-from hypjax.training.input import Feed
+from hypjax.training.input import Input
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured, save, validation_scores
 from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
@@ -32,6 +32,7 @@ class Loop:
     setup: Setup
     train_step: TrainStep
     probe_step: TrainStep  # The step while the encoder does not change.
+    source: Input
     checkpoints: Checkpoints
     monitor: Monitor
 
@@ -39,12 +40,8 @@ class Loop:
         """Saves a state unless it is saved already, with the score that selects the best one."""
         save(self.checkpoints, self.setup.learner, state, measured, _score(measured))
 
-    def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
-        """Runs the steps that remain; returns the last state, and the scores measured until then.
-
-        Raises a `UserError` if a loss is not finite, or an image can no longer be read. If an
-        interrupt arrives, it saves the state and raises `Interrupted`.
-        """
+    def run(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
+        """Returns the last state, and the scores measured until then; saves when interrupted."""
         config, learner, monitor = self.setup.config, self.setup.learner, self.monitor
         first, total = int(state.step), config.train.total_steps
         agreed = processes.Agreement(learner.mesh)
@@ -57,7 +54,7 @@ class Loop:
             for step in range(first + 1, total + 1):
                 try:
                     with monitor.waiting(step):
-                        state, batch = feed.next(state, step - 1)
+                        state, batch = self.source.next(state, step - 1, monitor)
                 except Exception:  # An image cannot be read, or an interrupt ended the workers.
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step and cannot help to save.
@@ -99,12 +96,12 @@ class Loop:
     def _step(
         self, step: int, state: TrainState, batch: Batch, *, announced: bool
     ) -> tuple[TrainState, Metrics]:
-        learner = self.setup.learner
-        if step == learner.probe_steps + 1 and not announced:
+        probes = self.setup.config.train.probe_steps
+        if step == probes + 1 and not announced:
             console.say("the encoder is trained, too, from now on: compiling that step")
-        train_step = self.probe_step if step <= learner.probe_steps else self.train_step
+        train_step = self.probe_step if step <= probes else self.train_step
         with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-            return train_step(state, shard_batch(learner.mesh, batch))
+            return train_step(state, shard_batch(self.setup.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         with self.monitor.stopwatch.part("evaluation"):

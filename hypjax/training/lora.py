@@ -1,8 +1,7 @@
 """LoRA (Hu et al., ICLR 2022): low-rank adapters of an encoder's kernels, as parameters.
 
 A kernel W with an adapter acts as W + (α/r)·A·B, and of the encoder only A and B are trained. The
-sum is computed in float32 before the modules are applied. They do not know of adapters, so that a
-merged model computes what it computed in training, and every architecture can have adapters.
+sum is computed in float32 before the modules are applied, which do not know of adapters.
 """
 
 import math
@@ -20,17 +19,11 @@ from hypjax.training.optim import ADAPTER, matches
 
 
 class Lora(NamedTuple):
-    """Which kernels have adapters, and of what size.
+    """Which kernels have adapters, and of what size."""
 
-    Attributes:
-        rank: The rank r of A·B.
-        alpha: The numerator α of its factor.
-        targets: Names or paths of parameters, see `optim.frozen`; kernels below them get adapters.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]
+    rank: int  # The r of A·B.
+    alpha: float  # The α of its factor.
+    targets: tuple[str, ...]  # Names or paths of parameters; kernels below them get adapters.
 
 
 def with_adapters(
@@ -38,10 +31,9 @@ def with_adapters(
 ) -> dict[str, PyTree]:
     """Adds an adapter beside each kernel that the targets name and `frozen` does not.
 
-    A module's {"kernel": W} becomes {"kernel": W, "lora": {"a": A, "b": B}}, with A [n, rank] and
-    B [rank, m] for a kernel [n, m]. A kernel [h, w, i, o] of a convolution counts as a matrix
-    [h·w·i, o]. As in PEFT, A is Kaiming-uniform with the negative slope √5, uniform up to 1/√n, and
-    B is zero. Raises a `UserError` if a target names no kernel.
+    {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B [rank, m]}} for a kernel
+    [n, m]; one [h, w, i, o] of a convolution counts as [h·w·i, o]. As in PEFT, A is uniform up to
+    1/√n (Kaiming, slope √5), and B is zero. Raises a `UserError` if a target names no kernel.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     held = list(map(parameter_path, frozen))

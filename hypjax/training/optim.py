@@ -59,11 +59,10 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate at each step.
+    """The learning rate at each step, after a linear warm-up from 0 over `warmup_steps`.
 
-    After a linear warm-up from 0 over `warmup_steps`, it is constant, decays to 0 along a half
-    cosine, or is multiplied by `decay_factor` in every `decay_every` steps, at once ('step') or
-    gradually ('exponential').
+    It is constant, decays to 0 along a half cosine, or is multiplied by `decay_factor` in every
+    `decay_every` steps, at once ('step') or gradually ('exponential').
     """
     rate, warmup = optim.learning_rate, optim.warmup_steps
     rise = optax.linear_schedule(0, rate, warmup)
@@ -87,11 +86,9 @@ def layer_rates(
     is one more above them. Other parameters have the factor 1, as in timm's
     `param_groups_layer_decay`.
     """
-    above = {
-        name: number
-        for number, names in enumerate(reversed(layers), start=int(head))
-        for name in names
-    }
+    above = {}
+    for number, names in enumerate(reversed(layers), start=int(head)):
+        above |= dict.fromkeys(names, number)
     return lambda path: decay ** above.get(path[2], 0) if in_encoder(path) else 1.0
 
 
@@ -112,22 +109,14 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
-    Weight decay acts on all trained parameters, biases and LayerNorms included. A group's factor
-    also multiplies its decay, as in PyTorch's parameter groups.
+    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. The fields `b1`, `b2` and `eps` are
+    Adam's, and `momentum` is the one of SGD and Muon. The gradient's values are clipped to
+    `clip_value`, then its global norm to `clip_norm`; None is no limit.
 
-    Args:
-        learning_rate: The learning rate, or a function from the step to it.
-        name: A key of `hypjax.config.optimizers.OPTIMIZERS`.
-        weight_decay: Decay of parameters whose group has none of its own.
-        b1: Adam's β₁.
-        b2: Adam's β₂.
-        eps: Adam's ε.
-        momentum: Of the gradients that SGD and Muon accumulate.
-        clip_norm: Largest global norm of the gradient; None for no such limit.
-        clip_value: Largest absolute value in the gradient, clipped before the norm.
-        groups: Parameters that are trained in a way of their own, by their paths.
-        layer_rate: A further factor of the learning rate, by path, see `layer_rates`.
-        probe_steps: First steps, in which the encoder, model/encoder, does not change.
+    Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` of
+    parameters, by path, have a factor of the learning rate and a decay of their own; the factor
+    also multiplies the decay, as in PyTorch's parameter groups. `layer_rate` is a further factor by
+    path, see `layer_rates`. In the first `probe_steps`, model/encoder does not change.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
@@ -166,10 +155,7 @@ def configured_optimizer(
     space: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimiser of `config.optim`, with the groups that the objective and the space add.
-
-    Options are further arguments of `create_optimizer`.
-    """
+    """The optimiser of `config.optim`, with the groups that the objective and the space add."""
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
         space = ()  # One group for all of them, instead of one for each.
@@ -184,7 +170,6 @@ def configured_optimizer(
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
-    """For each leaf, the value of its path."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
     held = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
     return unflatten_dict({path: value(path) for path in flat} | held)
@@ -215,8 +200,8 @@ def _with_points(
 ) -> optax.GradientTransformation:
     """Moves the points of balls by Riemannian Adam, and the other parameters as given.
 
-    Gradients of points, which grow without bound towards the boundary, are not clipped, nor are
-    they part of the norm by which others are: Riemannian Adam divides them by their size.
+    Gradients of points grow without bound towards the boundary. They are not clipped, nor part of
+    the norm by which others are: Riemannian Adam divides them by their size.
     """
 
     def mover(group: Group) -> optax.GradientTransformation:

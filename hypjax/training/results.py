@@ -34,10 +34,7 @@ def collect_results(
     run: Setup,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Scores the last model and the best one, and collects what results.json holds.
-
-    The best model is chosen on the validation classes only; without them there is none.
-    """
+    """Scores the last model and the one that is best on validation classes, for results.json."""
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
@@ -74,9 +71,8 @@ def collect_results(
 def _keep_matches(folder: pathlib.Path, run: Setup, params: PyTree) -> None:
     """Measures the distance of a model's matches, and writes it in the first process."""
     projections = run.evaluator.fit(params, run.splits.train)
-    found = run.evaluator.matches(params, run.splits, projections)
+    found, named = run.evaluator.matches(params, run.splits, projections), {}
     whole = parallel.place(params, parallel.replicated(run.mesh))
-    named = {}
     for part, space in scored_spaces(run.config, run.objective, whole).items():
         if part in found:
             own = model_fingerprint(run.config, part, space, whole)
@@ -87,8 +83,7 @@ def _keep_matches(folder: pathlib.Path, run: Setup, params: PyTree) -> None:
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
-    shown = [name for name in ("untrained", "final", "best") if name in results]
-    tested = {name: results[name] for name in shown}
+    tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print(f"{title(tested)}:")
     print(format_results(tested))
     if "validation" in results:

@@ -14,17 +14,11 @@ _Points = Float[Array, "*b dim"]
 
 
 class RiemannianAdamState(NamedTuple):
-    """The state of `riemannian_adam`.
+    """The state of `riemannian_adam`."""
 
-    Attributes:
-        count: Number of updates.
-        mean: First moments: tangent vectors at the parameters.
-        square: Second moments: one number for each point.
-    """
-
-    count: Int[Array, ""]
-    mean: PyTree
-    square: PyTree
+    count: Int[Array, ""]  # Number of updates.
+    mean: PyTree  # First moments: tangent vectors at the parameters.
+    square: PyTree  # Second moments: one number for each point.
 
 
 def riemannian_adam(
@@ -38,20 +32,13 @@ def riemannian_adam(
     """Adam on the ball (Bécigneul and Ganea, ICLR 2019), with the steps of geoopt's.
 
     A gradient becomes a tangent vector by the inverse metric. The second moment of a point is that
-    of the tangent vector's length, a single number. A step follows the geodesic, and the first
-    moment is transported along it. Each array of the parameters holds points, [..., dim]; updates
-    are differences of points, as `optax.apply_updates` takes them. In flat space (c = 0) the metric
-    is 4·⟨u, v⟩, as it is the limit of the ball's.
+    of the tangent vector's length. A step follows the geodesic, and the first moment is transported
+    along it. Each array of the parameters holds points, [..., dim]; updates are differences of
+    points, as `optax.apply_updates` takes them. For c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
-    In a model with other parameters, `optax.multi_transform` says which arrays are points.
-
-    Args:
-        learning_rate: Length of a step while the gradient is constant, or a function from the
-            number of updates to it.
-        c: Negative curvature of the ball.
-        b1: Decay rate of the first moment.
-        b2: Decay rate of the second moment.
-        eps: Added to the root of the second moment.
+    The learning rate is the length of a step while the gradient is constant, or a function from the
+    number of updates to it. `eps` is added to the root of the second moment. In a model with other
+    parameters, `optax.multi_transform` says which arrays are points.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:

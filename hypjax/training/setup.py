@@ -1,12 +1,12 @@
 """From a configuration to everything a run computes with."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
@@ -17,20 +17,15 @@ from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import FEW_CLASSES, Splits
-from hypjax.data.plans import (
-    DrawnClassPlans,
-    EpochClassPlans,
-    Plans,
-    ShuffledPlans,
-    TuplePlans,
-)
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.evaluator import check_depth
 from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
-from hypjax.objectives import OBJECTIVES, Spec
+from hypjax.objectives import Spec
+from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.system import console
@@ -48,11 +43,6 @@ class Setup(Run):
     spec: Spec
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices that share the work."""
-        return self.learner.mesh
 
 
 def build(config: ConfigDict) -> Setup:
@@ -130,9 +120,9 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
     block = cut.highest_frozen(encoder, trained.get("encoder", {}))
     if block is None:
-        lowest = [name for names in encoder.layers[:2] for name in names]
-        paths = (f"model/encoder/{name}" for name in lowest if name in params["model"]["encoder"])
-        words = f"the encoder, or its lowest layers: at least {','.join(paths)}"
+        known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
+        paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)
+        words = f"the encoder, or its lowest layers: at least {paths}"
         refuse("train.cached_features", True, f"False unless optim.frozen names {words}")
     return block
 
@@ -150,12 +140,10 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
-    samples = train.samples_per_class
-    classes = train.batch_size // samples
-    if classes > images.num_classes:
-        most = f"at most {images.num_classes * samples}"
-        words = f"{most}: {samples} images for each of the {images.num_classes} training classes"
-        refuse("train.batch_size", train.batch_size, words)
+    samples, classes = train.samples_per_class, images.num_classes
+    if train.batch_size // samples > classes:
+        words = f"{samples} images for each of the {classes} training classes"
+        refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {words}")
     kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
 
@@ -165,7 +153,7 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     train, fields = config.train, config.train.tuples
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
-    pairs = np.zeros((0, 2), int) if images.pairs is None else indices[images.pairs]
+    pairs = indices[np.zeros((0, 2), int) if images.pairs is None else images.pairs]
     pairs = pairs[(pairs >= 0).all(axis=1)]
     if not len(pairs):
         raise UserError(
@@ -180,9 +168,9 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
         pool_size=min(fields.pool, len(images)),
     )
     if not plans.batches_per_epoch:
-        most = f"at most {plans.tuples * plans.tuple_size}"
-        words = f"{most}, the images of the {plans.tuples} tuples of an epoch"
-        refuse("train.batch_size", train.batch_size, words)
+        words = f"the images of the {plans.tuples} tuples of an epoch"
+        most = plans.tuples * plans.tuple_size
+        refuse("train.batch_size", train.batch_size, f"at most {most}, {words}")
     return plans
 
 
@@ -211,8 +199,8 @@ def given_provenance(config: ConfigDict) -> dict[str, str]:
 
 def _users_code(config: ConfigDict) -> dict[str, str]:
     """Hashes of the loss and of the encoder, if they are the user's."""
-    loss, encoder = OBJECTIVES[config.objective.name].code, ENCODERS.get(config.model.architecture)
-    pieces = {"loss": loss, "encoder": encoder}
+    loss, encoder = declaration(config.objective.name), ENCODERS.get(config.model.architecture)
+    pieces = {"loss": loss.code, "encoder": encoder}
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
@@ -227,9 +215,9 @@ def describe(run: Setup, params: PyTree) -> None:
     console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
+        negatives = f"{plans.negatives} negatives mined among {plans.pool_size} images"
         console.say(
-            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
-            f"{plans.negatives} negatives mined among {plans.pool_size} images"
+            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with {negatives}"
         )
 
 
@@ -241,8 +229,6 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 # costs little, or with trained blocks, which learn faster: after more passes, the classes of
 # Cars-196 that are held out for validation are found less well again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
-
-
 _FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "optim.warmup_steps")
 
 
@@ -284,10 +270,9 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
 
 def rotates_only(config: ConfigDict, splits: Splits) -> bool:
     """Whether a head of principal components has too few classes to estimate for others from."""
-    if config.model.head_init != "pca" or config.data.split != "classes":
-        return False
-    validation = splits.validation.num_classes if splits.validation else 0
-    return splits.train.num_classes + validation < FEW_CLASSES
+    classes = sum(part.num_classes for part in (splits.train, splits.validation) if part)
+    chosen = config.model.head_init == "pca" and config.data.split == "classes"
+    return chosen and classes < FEW_CLASSES
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:

@@ -22,12 +22,7 @@ from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
 from hypjax.training.setup import Setup, describe, rotates_only
-from hypjax.training.step import (
-    TrainState,
-    create_state,
-    evaluated_model,
-    start_averages,
-)
+from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
 

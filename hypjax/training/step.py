@@ -1,15 +1,15 @@
 """The train step: one jitted function from a state and a batch to the next state."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
@@ -18,7 +18,6 @@ from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec, loss_function
-from hypjax.objectives.memory import Memory
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -160,22 +159,17 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
 
 
 def _updated(
-    learner: Learner,
-    state: TrainState,
-    gradient: PyTree,
-    loss: Float[Array, ""],
-    aux: tuple[PyTree, Metrics],
+    learner: Learner, state: TrainState, gradient: PyTree, loss: Array, aux: tuple[PyTree, Metrics]
 ) -> tuple[TrainState, Metrics]:
-    """The state after an update by a gradient, or without one that is dropped, and the metrics.
-
-    `aux` are the objective's state and metrics.
-    """
+    """The next state and the metrics; `aux` are the objective's new state and metrics."""
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        updated = _within(learner.bounds, updated)
+        if "space" in updated.get("model", {}):  # Learned numbers that are not frozen.
+            space = projected(updated["model"]["space"], learner.bounds)
+            updated = {**updated, "model": {**updated["model"], "space": space}}
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
     norms = {
@@ -188,7 +182,8 @@ def _updated(
         # Selected on the devices, so that the host need not wait for every step.
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
-        changed = _chosen(finite, changed, before)
+        lasting = (), (), learner.objective.lasting_state, ()
+        changed = (_chosen(finite, *each) for each in zip(changed, before, lasting, strict=True))
     trained, opt_state, objective_state, (teacher, average) = changed
     skipped = state.skipped + jnp.where(finite, 0, 1)
     params = optim.merge(trained, frozen)
@@ -205,28 +200,18 @@ def _updated(
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
 
-def _within(bounds: Mapping[str, tuple[float, float]], trained: PyTree) -> PyTree:
-    """Moves learned numbers outside their bounds to the nearer one, unless they are frozen."""
-    model = trained.get("model", {})
-    if "space" not in model:
-        return trained
-    return {**trained, "model": {**model, "space": projected(model["space"], bounds)}}
+def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str]) -> PyTree:
+    """The new tree, or the old one if the step is not valid; lasting entries are always new."""
 
+    def choose(path: tuple[Any, ...], new: Array, old: Array) -> Array:
+        names = {getattr(key, "key", None) for key in path}
+        return new if names & {*lasting} else jnp.where(valid, new, old)
 
-def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """The new tree, or the old one if the step is not valid; a memory is always the new one."""
-
-    def choose(new: PyTree, old: PyTree) -> PyTree:
-        return new if isinstance(new, Memory) else jnp.where(valid, new, old)
-
-    return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, Memory))
+    return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key, and with stochastic depth the branch factors of the rows, 0 for padding.
-
-    Factors are drawn for the whole batch, so that they depend on an image's place in it only.
-    """
+    """The loss's key, and with stochastic depth the branch factors of all rows, 0 for padding."""
     if not learner.drop_path:
         return (key,)
     key, own = jax.random.split(key)

@@ -61,14 +61,14 @@ def test_whole_classes_are_chosen_while_they_fit():
 
 
 def test_what_classes_are_grouped_by():
-    groups = {"superlabels": np.array(LABELS) // 2, "group_names": ["x", "y"]}
+    groups = {"groups": np.array(["x", "y"])[np.array(LABELS) // 2]}
     found = groupings("cub200", dataset_without_images(LABELS, class_names=NAMED, **groups))
     assert list(found) == ["class", "super-class", "genus"]
     assert found["class"].names[1] == "001.Red_Gull"
     of_images = {name: [each.names[i] for i in each.labels] for name, each in found.items()}
     assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
     assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
-    paths = {"superlabels": np.array([0, 1, 2, 1]), "group_names": ["A/x", "A/y", "B/x"]}
+    paths = {"groups": np.array(["A/x", "A/y", "B/x", "A/y"])}
     found = groupings("grocery", dataset_without_images([0, 1, 2, 1], **paths))
     assert list(found) == ["class", "coarse class", "department"]
     assert found["coarse class"].labels.tolist() == [0, 1, 2, 1]

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from hypjax.catalogue import PREPARED
 from hypjax.config import (
     choices,
     default_workdir,
@@ -16,13 +17,12 @@ from hypjax.config import (
     read_config,
     show_origins,
 )
-from hypjax.data.preparation.registry import BUILDERS
-from hypjax.data.splits import DISTRACTORS
+from hypjax.data.preparation.prepare import declared
 from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
-from hypjax.objectives.create import Entry
+from hypjax.objectives.base import Declaration
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import machine
 
@@ -222,7 +222,7 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
 def toy(monkeypatch):
     """An objective with two fields of its own, one of which pairwise cross-entropy has, too."""
     fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
-    entry = Entry(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields, by_class=False)
+    entry = Declaration(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields)
     monkeypatch.setitem(OBJECTIVES, "toy", entry)
 
 
@@ -270,7 +270,7 @@ def test_each_field_has_its_value_and_origin():
 
 
 def test_names_and_implementations_match():
-    assert {*choices.DATASETS, DISTRACTORS} == {*choices.USERS, *BUILDERS}
+    assert [getattr(declared(name), "name", name) for name in PREPARED] == [*PREPARED]
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)

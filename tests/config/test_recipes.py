@@ -34,6 +34,8 @@ BALL = {
     "c_bounds": (0.01, 10.0),
     "c_rate": 1.0,
     "curvatures": (),
+    "parts": (),
+    "summed": False,
     "learn": (),
     "clip_radius": 2.3,
     "feature_scale": 1.0,

@@ -9,7 +9,8 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from hypjax.config import default_config
-from hypjax.data import photo_dataset, pixels
+from hypjax.data import pixels
+from hypjax.data import splits as opening
 from hypjax.data.photos import list_folder, read_table
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -129,13 +130,13 @@ def test_a_table_gives_labels_splits_and_groups(tmp_path, split_rows, suffix):
         assert {part.name(i) for i in range(len(part))} == expected
     assert set(splits.train.labels) == {0, 1, 2, 3}
     assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}
-    np.testing.assert_array_equal(splits.gallery.superlabels, [1] * len(splits.gallery))
+    assert {*splits.gallery.groups} == {"g1"}
 
 
 def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):
     first = open_at(photos_folder, test_classes=3)
     with monkeypatch.context() as patch:
-        patch.setattr(photo_dataset, "_measure_file", None)
+        patch.setattr(opening, "_measure_file", None)
         again = open_at(photos_folder, test_classes=3)
     assert again.fingerprint == first.fingerprint
     np.testing.assert_array_equal(again.train.sizes, first.train.sizes)

@@ -65,7 +65,7 @@ def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
     _, dataset = pictures()
     plans = plans_of(dataset)
     layout = lay_out(plans.sizes, 3)
-    assert (layout.sizes == 24).all() and layout.max_rows == layout.max_columns == 24
+    assert (layout.sizes == 24).all() and layout.largest == (24, 24)
     store = fill(layout, dataset, parallel.create_mesh((1, 1)))
     cut = jax.jit(device_crops.cut, static_argnums=2)
     device = crop_batches(layout, plans, range(4), range(8))

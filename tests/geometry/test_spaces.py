@@ -12,6 +12,7 @@ from hypjax.geometry import (
     Fused,
     Lorentz,
     PoincareBall,
+    Product,
     Sphere,
     poincare,
     spaces,
@@ -20,7 +21,9 @@ from hypjax.geometry import (
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
 RANKING += [Lorentz(0.1, 2.3), Lorentz(1.0, 1.5), Lorentz(0.0, None)]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
-SPACES = [*RANKING, FUSED]
+PARTS = ((Sphere(), 2.0), (PoincareBall(0.5, 2.3), 0.5), (Lorentz(1.0, 1.5), 1.0), (Sphere(), 1.0))
+PRODUCTS = [Product(PARTS), Product(PARTS, summed=True)]
+SPACES = [*RANKING, FUSED, *PRODUCTS]
 CURVED = [PoincareBall, Lorentz]
 WIDE = PoincareBall(1e-4, None)
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
@@ -92,6 +95,37 @@ def test_fused_distances_are_weighted_sums_over_one_direction():
     np.testing.assert_allclose(longer[:, 8:], PoincareBall(0.1, 2.3).embed(features), atol=1e-6)
 
 
+@pytest.mark.parametrize("space", PRODUCTS, ids=["root", "sum"])
+def test_a_product_combines_the_distances_of_its_parts(space, float64):
+    v = features.astype(np.float64)
+    x, shares = space.embed(v), np.split(v, 4, axis=1)
+    apart = 0
+    for (part, weight), share in zip(PARTS, shares, strict=True):
+        points = np.asarray(part.embed(share))
+        between = weight * np.asarray(part.distance(points[:, None], points))
+        if not space.summed:  # Weights are those of lengths.
+            between = weight * between if part == Sphere() else between**2
+        apart += between
+    expected = apart if space.summed else np.sqrt(apart)
+    np.testing.assert_allclose(space.distance(x[:, None], x), expected, rtol=1e-9, atol=1e-9)
+    with jax.enable_x64(False):  # Equal points are at the distance 0, without a gradient.
+        slope = jax.grad(lambda x: space.distance(x, x[::-1]).sum())(
+            np.float32(np.array(x)[[0, 0]])
+        )
+    assert np.isfinite(slope).all() and not space.distance(x, x).any()
+    with pytest.raises(UserError, match="7 dimensions cannot be shared by the 4 parts"):
+        space.embed(features[:, :7])
+
+
+def test_a_product_of_balls_is_geoopts_product_manifold():
+    geoopt, torch = pytest.importorskip("geoopt"), pytest.importorskip("torch")
+    space = Product(((PoincareBall(0.3), 1.0), (PoincareBall(1.2), 1.0)))
+    theirs = geoopt.ProductManifold(*((geoopt.PoincareBall(c), 4) for c in (0.3, 1.2)))
+    x = torch.tensor(np.array(space.embed(0.5 * features)), dtype=torch.float64)
+    expected = theirs.dist(x[:, None], x[None]).numpy()
+    np.testing.assert_allclose(space.distance(x.numpy()[:, None], x.numpy()), expected, atol=1e-5)
+
+
 def test_distance_on_the_sphere_is_two_minus_two_cosines():
     x = Sphere().embed(features)
     cosine = features @ features.T / np.outer(*[np.linalg.norm(features, axis=1)] * 2)
@@ -127,7 +161,7 @@ def test_what_is_not_finite_is_no_point(space):
         x[[7, 9], 3] = value
         with pytest.raises(UserError, match=r"embedding 7 is not finite \(2 of 30 rows\)"):
             space.check(x)
-        embedded = space.embed(np.array([value, 1], np.float32))
+        embedded = space.embed(np.array([value, 1, 1, 1], np.float32))
         with pytest.raises(UserError, match="embedding 0 is not finite"):
             space.check(embedded[None])
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Composite, Fused, Lorentz, PoincareBall, Product, Sphere
 from hypjax.retrieval import NO_MATCH
 
 FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
+PRODUCTS = [Product(FUSED.parts), Product(FUSED.parts, summed=True)]
 
 
 def crowds(space, spread, n=1000, dim=32):
@@ -19,11 +20,13 @@ def crowds(space, spread, n=1000, dim=32):
 
 def keys(space, query, gallery):
     """Increasing functions of a query's distances to the items, by subtraction in float64."""
-    if isinstance(space, Fused):
+    if isinstance(space, Composite):
         halves = zip(*(np.split(points, 2, axis=-1) for points in (query, gallery)), strict=True)
         (x, y), other = halves
         gap = 1 - np.sum(other[0].astype(np.float64) ** 2)
         distance = 2 * np.arcsinh(np.sqrt(keys(PoincareBall(1.0), *other) / gap))
+        if space == PRODUCTS[0]:
+            return 100 * keys(Sphere(), x, y) + 225 * distance**2
         return 10 * keys(Sphere(), x, y) + 15 * distance
     if isinstance(space, Lorentz):
         return _keys_on_hyperboloid(query, gallery, space.c)

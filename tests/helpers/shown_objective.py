@@ -4,7 +4,8 @@ import sys
 import types
 
 import hypjax.objectives
-from hypjax.objectives.create import OBJECTIVES, Entry
+from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.base import Declaration
 from tests.helpers import manual
 
 NAME = "proxy_softmax"
@@ -23,6 +24,6 @@ def install(patch):
     patch.setitem(sys.modules, _MODULE, module)
     patch.setattr(hypjax.objectives, NAME, module, raising=False)
     exec(compile(objective, f"docs/extending.md:{NAME}", "exec"), vars(module))
-    shown = eval("{" + entry + "}", {"Entry": Entry, NAME: module})
+    shown = eval("{" + entry + "}", {"Declaration": Declaration, NAME: module})
     patch.setitem(OBJECTIVES, NAME, shown[NAME])
     return module

@@ -193,8 +193,7 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
 def test_stacked_tables_keep_groups_and_boxes(photos_folder):
     photos = find_images(str(photos_folder))
     letters = [name[-1] for name in photos.class_names]
-    groups, numbers = np.unique(letters, return_inverse=True)
-    grouped = dataclasses.replace(photos, superlabels=numbers, group_names=groups)
+    grouped = dataclasses.replace(photos, groups=np.array(letters, object))
     first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
     both = stacked([first, second])
     assert both.groups.tolist() == letters

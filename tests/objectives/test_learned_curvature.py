@@ -1,5 +1,7 @@
 """Losses as functions of the curvature that is learned."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ import pytest
 from hypjax.config import choose_objective, default_config
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
-from hypjax.geometry import Lorentz
-from hypjax.geometry.learned import learned_numbers, learned_values, values
+from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
+from hypjax.geometry.learned import first_parameters, learned_numbers, learned_values, values
+from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function
 from hypjax.types import Batch, Outputs
 
@@ -77,6 +80,35 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
     config.objective.space = "poincare"
     with pytest.raises(UserError, match="must be any of temperature, each once"):
         validate(config)
+
+
+def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
+    config, features = configured("supcon"), np.random.default_rng(0).normal(size=(6, 12))
+    config.objective.update(space="product", parts=("poincare", "sphere", "lorentz"))
+    config.objective.curvatures, config.model.head_dim = (0.2, 0.5), 12
+    validate(config)
+    objective = create_objective(config)
+    parts = PoincareBall(0.2, 2.3), Sphere(), Lorentz(0.5, 2.3)
+    assert objective.space == Product(tuple((part, 1.0) for part in parts))
+    assert space_of(json.loads(json.dumps(describe_space(objective.space)))) == objective.space
+    assert objective.with_scalars({"curvatures": (0.3, 0.4)}).space.parts[2][0].c == 0.4
+    batch = Batch(None, np.repeat(np.arange(3), 2), np.arange(6), None)
+
+    @jax.grad
+    def slopes(learned):
+        moved = objective.with_scalars(values(learned))
+        return loss_function(moved)({}, {}, Outputs(None, features), None, batch, None)[0]
+
+    assert all(slopes(first_parameters(learned_numbers(config.objective)))["log_curvatures"] != 0)
+    for field, value, words in (
+        ("objective.parts", ("poincare",), "two or more of poincare, lorentz, sphere"),
+        ("objective.curvatures", (0.2,), "2 numbers, one for each part with a curvature"),
+        ("model.head_dim", 13, "a multiple of 3"),
+    ):
+        wrong = config.copy_and_resolve_references()
+        wrong.update_from_flattened_dict({field: value})
+        with pytest.raises(UserError, match=words):
+            validate(wrong)
 
 
 def test_the_space_before_training_is_that_of_the_configuration():

@@ -157,12 +157,14 @@ PROXIES = {
     "soft_triple": (objectives.soft_triple, loop_soft_triple, {"scale": 5.0, "gamma": 0.2}),
 }
 ALL = {**PAIRS, **PROXIES}
-SEVERAL = [name for name, loss in PROXY_LOSSES.items() if loss.centres]  # Proxies for each class.
+SEVERAL = [
+    name for name, loss in PROXY_LOSSES.items() if "centres" in loss.fields
+]  # Proxies for each class.
 
 
 def of(space):
     """Names of the losses that a space has."""
-    angular = {name for name, loss in PROXY_LOSSES.items() if loss.angular}
+    angular = {name for name, loss in PROXY_LOSSES.items() if loss.spaces}
     return [name for name in ALL if space == SPHERE or name not in angular]
 
 
@@ -404,7 +406,7 @@ def test_one_image_and_one_class_are_no_error():
     def losses(x):
         of_labels = {name: loss for name, loss in PAIR_LOSSES.items() if not loss.by_tuple}
         pairs = {name: loss.function(x, labels) for name, loss in of_labels.items()}
-        single = {name: x[None] if loss.centres else x for name, loss in PROXY_LOSSES.items()}
+        single = {n: x[None] if "centres" in own.fields else x for n, own in PROXY_LOSSES.items()}
         of_proxies = {n: loss.function(x, labels, single[n]) for n, loss in PROXY_LOSSES.items()}
         return pairs, of_proxies
 
@@ -435,7 +437,7 @@ def configured(name, **fields):
     config = default_config()
     choose_objective(config, name)
     config.objective.clip_radius = 1.5
-    if name in PROXY_LOSSES and PROXY_LOSSES[name].angular:
+    if PROXY_LOSSES.get(name, PROXY_LOSSES["cosface"]).spaces:
         config.objective.space = "sphere"
     config.objective.update(fields)
     return config
@@ -474,7 +476,7 @@ def test_metrics_are_those_of_the_batch(name, features):
 
 
 def test_an_angular_margin_needs_the_sphere_or_hier(features):
-    with pytest.raises(UserError, match="space is poincare; it must be sphere for arcface, whose"):
+    with pytest.raises(UserError, match="space is poincare; it must be sphere for arcface"):
         create_objective(configured("arcface", space="poincare"))
     config = configured("hier+arcface", centres=2, hier_proxies=16, hier_neighbors=4)
     assert create_objective(config).base.space == SPHERE

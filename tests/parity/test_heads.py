@@ -65,8 +65,8 @@ def trained_by_hypjax(config, folder):
 def trained_by_torch(config, space, rate=RATE, learned=False):
     setup = build(config)
     splits, steps = setup.splits, setup.config.train.total_steps
-    start = pca_head(splits.train.given_vectors(), setup.learner.model.head_dim)
-    features = torch.tensor(splits.train.given_vectors())
+    start = pca_head(splits.train.vectors, setup.learner.model.head_dim)
+    features = torch.tensor(splits.train.vectors)
     head = torch.nn.Linear(*start["kernel"].shape)
     head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
     log_c, log_t = (torch.tensor(x).log().requires_grad_(learned) for x in (C, TEMPERATURE))
@@ -89,7 +89,7 @@ def trained_by_torch(config, space, rate=RATE, learned=False):
         log_c.data.clamp_(*map(math.log, C_BOUNDS))
         rows.append([float(x.detach()) for x in (loss, norm, c, t)])
     with torch.no_grad():
-        found = head(torch.tensor(splits.test.given_vectors()))
+        found = head(torch.tensor(splits.test.vectors))
         recall = recall_at_1(distances(found, space, log_c.exp()), torch.tensor(splits.test.labels))
     kernel, bias = head.weight.detach().numpy().T, head.bias.detach().numpy()
     return Head(*np.array(rows).T, kernel, bias, recall)

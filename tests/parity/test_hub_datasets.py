@@ -68,7 +68,7 @@ def written(dataset, photos_folder, tmp_path_factory):
     with wds.ShardWriter(str(root / "photos-%03d.tar"), maxcount=25, verbose=0) as writer:
         photos = list_folder(photos_folder)
         for i in range(len(photos)):
-            content = {"png": photos.records[i], "json": {"label": photos.class_name(i)}}
+            content = {"png": photos.content(i), "json": {"label": photos.class_name(i)}}
             writer.write({"__key__": f"{i:04}", **content})
     (root / "hub/me/photos/data").mkdir(parents=True)
     (root / "hub/me/photos/README.md").write_text(CARD)

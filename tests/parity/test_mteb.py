@@ -5,14 +5,15 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.integrations import mteb as mteb_encoder
-from hypjax.integrations.mteb import MtebEncoder
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
 from tests.helpers.manual import programs
 
 mteb = pytest.importorskip("mteb", reason="needs mteb")
 datasets = pytest.importorskip("datasets", reason="needs datasets")
+from hypjax.integrations import mteb as mteb_encoder  # noqa: E402
+from hypjax.integrations.mteb import MtebEncoder  # noqa: E402
+
 CURVED = ("objective.c=0.5", "objective.clip_radius=None", "model.head=none")
 
 

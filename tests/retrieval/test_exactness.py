@@ -25,7 +25,7 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
-from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
+from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, true_order, true_ranks
 from tests.helpers.process_pair import python
 from tests.helpers.steps import float32_products
 
@@ -33,8 +33,8 @@ SPACES = [Sphere(), PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)]
 SPACES += [PoincareBall(0.0, None), PoincareBall(10.0, None), Lorentz(0.0, None), Lorentz(1.0, 2.0)]
 SPREADS = [0.003, 0, 1, 0.1, 0.01, 1e-6]
 CROWDS = [*itertools.product(SPACES[:3], SPREADS)]
-CROWDS += itertools.product([*SPACES[3:], FUSED], SPREADS[:3])
-QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]]
+CROWDS += itertools.product([*SPACES[3:], FUSED, *PRODUCTS], SPREADS[:3])
+QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]] + [(PRODUCTS[0], SPREADS[0])]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
-@pytest.mark.parametrize("space", [*SPACES, FUSED], ids=str)
+@pytest.mark.parametrize("space", [*SPACES, FUSED, *PRODUCTS], ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
 @settings(max_examples=8, deadline=None)
 def test_scores_bound_separations(space, dtype, seed, scale):

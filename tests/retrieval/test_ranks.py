@@ -41,8 +41,8 @@ def test_what_cannot_be_ranked_is_an_error():
     for arguments, message in [
         ((np.eye(3) / 2, [0, 1, 2]), "no query has a match"),
         ((np.eye(3) * (1 - 1e-9), [0, 0, 0]), "outside the ball"),
-        ((np.eye(3) / 2, [0, 0]), "must be 3 whole numbers"),
-        ((np.eye(3), [0, 0, 0], np.eye(3)), "labels of the gallery must be 3"),
+        ((np.eye(3) / 2, [0, 0]), "queries need 3 whole numbers"),
+        ((np.eye(3), [0, 0, 0], np.eye(3)), "gallery need 3 whole numbers"),
     ]:
         with pytest.raises(UserError, match=message):
             recall_at_k(*arguments, ks=(1,), space=PoincareBall(1.0))

@@ -71,7 +71,7 @@ def first_step(config):
     """Gradient norm and encoder after one step."""
     built = build(config)
     learner, state = built.learner, random_state(built.learner, built.spec)
-    source = open_input(built, range(1), config.run.workers, state.params["model"])
+    source = open_input(built, range(1), state.params["model"])
     with contextlib.closing(source.batches(range(1), built.plans)) as batches:
         batch = shard_batch(learner.mesh, next(batches))
     state, metrics = jax.jit(make_train_step(learner))(state, batch)

@@ -30,7 +30,7 @@ def test_a_run_has_the_groups_of_its_training_classes_or_is_refused(tmp_path):
     groups = np.repeat(["b", "a", "c"], 16)
     built = build(load(tmp_path, superlabels=groups))
     images = built.splits.train
-    named = np.array(images.group_names)[images.superlabels]
+    named = images.groups
     coarse = np.array(built.spec.coarse_classes)
     assert len(coarse) == built.spec.classes == images.num_classes
     np.testing.assert_array_equal(np.unique(named)[coarse[images.labels]], named)

@@ -4,47 +4,37 @@ The usual split is by class over all photos. Where only `cars_train` and the dev
 photos in it are split by class in the same way.
 """
 
-import functools
 import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 _CLASSES = 196  # The first half is for training.
-_ANNOTATIONS = "cars_annos.mat"
-_TRAIN = "cars_train", "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"
+_ALL = "cars_annos.mat"
+_NOTE = "the training half of Cars-196 (8144 of 16185 photos)"
+_HALF = "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"
+_NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 
 
-def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class number; the official test flag plays no part."""
-    photos = _read(tree, _ANNOTATIONS, "annotations")
-    return _by_class(tree, photos, _read(tree, _ANNOTATIONS, "class_names"), "relative_im_path")
-
-
-def _list_half(tree: FileTree, *, boxes: bool) -> Iterator[Entry]:
-    """Lists the photos of `cars_train` by class number; with boxes, they are cut to them."""
-    folder, annotations, classes = _TRAIN
-    photos, titles = _read(tree, annotations, "annotations"), _read(tree, classes, "class_names")
-    for entry in _by_class(tree, photos, titles, "fname", boxes=boxes):
-        yield entry._replace(name=f"{folder}/{entry.name}")
-
-
-def _by_class(
-    tree: FileTree, photos: Any, titles: Any, field: str, *, boxes: bool = False
+def _list_images(
+    tree: FileTree, annotations: str, titles: str, path: str, folder: str = "", boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists annotated photos by class number; the field of an annotation holds its name."""
+    """Lists the photos of a folder by class number; the official test flag plays no part.
+
+    `annotations` and `titles` are MATLAB files; the field `path` of an annotation holds a photo's.
+    """
+    photos, names = _read(tree, annotations, "annotations"), _read(tree, titles, "class_names")
     try:
         for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
-            name, number = str(photos[field][i]), int(photos["class"][i])
+            number = int(photos["class"][i])
             split = "train" if number <= _CLASSES // 2 else "test"
             box = _box(photos[i]) if boxes else None
-            yield Entry(split, name, str(titles[number - 1]), box=box)
+            yield Entry(split, f"{folder}{photos[path][i]}", str(names[number - 1]), box=box)
     except (ValueError, TypeError, IndexError) as error:
-        raise damaged_list(tree, "", f"annotations cannot be read ({error})") from error
+        raise tree.damaged("", f"annotations cannot be read ({error})") from error
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
@@ -63,43 +53,37 @@ def _read(tree: FileTree, file: str, variable: str) -> Any:
         return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
     except Exception as error:  # scipy raises almost anything on damaged files.
         problem = f"{variable} cannot be read ({type(error).__name__})"
-        raise damaged_list(tree, file, problem) from error
+        raise tree.damaged(file, problem) from error
 
 
-_NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
-
-
-def _half(note: str, *, boxes: bool) -> OfficialDataset:
-    return OfficialDataset(
-        name="cars196",
-        description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
-        counts={"train": Count(4052, 98), "test": Count(4092, 98)},
-        folders=("cars196", "stanford_cars"),
-        entries=_TRAIN,
-        archives=(
-            Archive("cars_train.tgz", unpacked="cars_train/*"),
-            Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
-        ),
-        required="cars_train.tgz and car_devkit.tgz",
-        origin=_NO_HOME,
-        list_images=functools.partial(_list_half, boxes=boxes),
-        note=f"the training half of Cars-196 (8144 of 16185 photos){note}: not comparable with "
-        "published Recall@K",
-    )
-
-
+_TRAINING_HALF = OfficialDataset(
+    name="cars196",
+    description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
+    counts={"train": Count(4052, 98), "test": Count(4092, 98)},
+    folders=("cars196", "stanford_cars"),
+    entries=("cars_train", *_HALF),
+    archives=(
+        Archive("cars_train.tgz", unpacked="cars_train/*"),
+        Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
+    ),
+    required="cars_train.tgz and car_devkit.tgz",
+    origin=_NO_HOME,
+    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/"),
+    note=f"{_NOTE}: not comparable with published Recall@K",
+)
+_CUT_TO_BOXES = _TRAINING_HALF._replace(
+    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/", boxes=True),
+    note=f"{_NOTE}, cut to their boxes: not comparable with published Recall@K",
+)
 DATASET = OfficialDataset(
     name="cars196",
     description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
     folders=("cars196",),
-    entries=(_ANNOTATIONS, "car_ims"),
+    entries=(_ALL, "car_ims"),
     archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
     required="car_ims.tgz and cars_annos.mat",
     origin=_NO_HOME,
-    list_images=_list_images,
-    parts={
-        "train": _half("", boxes=False),
-        "train_boxes": _half(", cut to their boxes", boxes=True),
-    },
+    list_images=lambda tree: _list_images(tree, _ALL, _ALL, "relative_im_path"),
+    parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
 )

@@ -8,8 +8,8 @@ import tempfile
 import tqdm
 from PIL import Image
 
-from hypjax.data.preparation.prepare import notes, open_builder
-from hypjax.data.records import open_records
+from hypjax.data.preparation.prepare import notes, open_prepared
+from hypjax.data.records import open_records, reading
 from hypjax.errors import UserError, writing
 from hypjax.system import console
 
@@ -17,23 +17,23 @@ from hypjax.system import console
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names without a suffix get that of the image's format. The dataset is opened as by
-    `open_builder`. Raises UserError if the folder exists or cannot be written, or there is no such
-    dataset.
+    Names without a suffix get that of the image's format. Raises UserError if the folder exists or
+    cannot be written, or there is no such dataset.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
-    builder = open_builder(dataset, data_dir)
-    for note in notes(builder):
+    folder = open_prepared(dataset, data_dir)
+    for note in notes(folder):
         console.warn(f"this is {note}; results of the exported images will not say so")
     count = 0
-    with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
-        unfinished = pathlib.Path(folder, output.name)
-        for split in builder.info.splits:
-            records = open_records(builder, split)
+    with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as parent:
+        unfinished = pathlib.Path(parent, output.name)
+        for split in folder.splits:
+            records = open_records(folder, split)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i in tqdm.trange(len(records.names), **bar):
-                image, name = records.records[i], _valid(records.names[i])
+                with reading(dataset, folder.path):
+                    image, name = records.content(i), _valid(records.names[i])
                 if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / _valid(records.class_names[i]) / name

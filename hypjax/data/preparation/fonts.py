@@ -6,10 +6,10 @@ most faces draw them alike (Latin A, Greek Alpha, Cyrillic A).
 """
 
 import collections
-import dataclasses
 import functools
 import pathlib
 import unicodedata
+from typing import NamedTuple
 
 import fontTools.ttLib
 import fontTools.unicodedata
@@ -52,16 +52,14 @@ SAME_TOLERANCE = 0.01
 SAME_SHARE = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Glyph:
+class Glyph(NamedTuple):
     """One character in one face."""
 
     face: str
     codepoint: int
 
 
-@dataclasses.dataclass(frozen=True)
-class GlyphClass:
+class GlyphClass(NamedTuple):
     """Characters that are drawn alike, with one glyph for each face that contains any of them."""
 
     codepoints: tuple[int, ...]  # Of the members, ascending.
@@ -116,13 +114,15 @@ def _load_font(face: str) -> ImageFont.FreeTypeFont:
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph on the baseline, centred horizontally, light on dark.
-
-    Returns a greyscale ('L') image of side SIZE * SUPERSAMPLE.
-    """
+    """Draws a glyph on the baseline, centred, light on dark: 'L', of side SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
-    shrink = _shrink_to_fit(right - left, -top, bottom)
+    room_and_need = (
+        (SIZE - 2 * MARGIN, right - left),
+        (BASELINE - MARGIN, -top),
+        (SIZE - BASELINE - MARGIN, bottom),
+    )
+    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in room_and_need if need > 0])
     if shrink < 1:
         font = font.font_variant(size=font.size * shrink)
         left, top, right, bottom = font.getbbox(character, anchor="ls")
@@ -131,16 +131,6 @@ def draw(glyph: Glyph) -> Image.Image:
     corner = ((side - left - right) // 2, BASELINE * SUPERSAMPLE)
     ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, anchor="ls")
     return canvas
-
-
-def _shrink_to_fit(width: int, ascent: int, descent: int) -> float:
-    """Returns the scale, at most 1, at which a glyph of this extent keeps the margin."""
-    room_and_need = (
-        (SIZE - 2 * MARGIN, width),
-        (BASELINE - MARGIN, ascent),
-        (SIZE - BASELINE - MARGIN, descent),
-    )
-    return min([1.0] + [SUPERSAMPLE * room / need for room, need in room_and_need if need > 0])
 
 
 def draw_small(glyph: Glyph) -> np.ndarray:
@@ -158,25 +148,21 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
     drawn_by, alike = _compare_candidates(candidates, letters)
     _, component = scipy.sparse.csgraph.connected_components(alike, directed=False)
-    groups = [candidates[component == label] for label in dict.fromkeys(component)]
     classes = []
-    for group in groups:
-        faces = {
-            face: [c for c in group.tolist() if c in drawn] for face, drawn in drawn_by.items()
+    for label in dict.fromkeys(component):
+        members = candidates[component == label].tolist()
+        lowest = {
+            face: next((c for c in members if c in drawn), None) for face, drawn in drawn_by.items()
         }
-        glyphs = (Glyph(face, members[0]) for face, members in sorted(faces.items()) if members)
-        classes.append(GlyphClass(tuple(group.tolist()), tuple(glyphs)))
+        glyphs = (Glyph(face, c) for face, c in sorted(lowest.items()) if c is not None)
+        classes.append(GlyphClass(tuple(members), tuple(glyphs)))
     return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
 
 
 def _compare_candidates(
     candidates: np.ndarray, letters: dict[str, list[int]]
 ) -> tuple[dict[str, set[int]], np.ndarray]:
-    """Compares all pairs of candidates in every face.
-
-    Returns the candidates that each face actually draws, and an (N, N) bool matrix of the pairs
-    that are the same letter.
-    """
+    """Returns the candidates that each face draws, and which pairs, (N, N), are one letter."""
     n = len(candidates)
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
     drawn_by = {}

@@ -1,26 +1,19 @@
 """Glyphs: a built-in retrieval dataset of letters, drawn from matplotlib's fonts.
 
 A class is a letter, its images are the faces that contain it, and no test class occurs in training.
-Nothing is downloaded. Every preparation gives the same records in the same order, though not the
-same file bytes, since protobuf may write the fields of a record in any order:
-
-    builder = Glyphs(data_dir=...)
-    builder.download_and_prepare()
-    source = builder.as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
+Nothing is downloaded, and every preparation gives the same records in the same order.
 """
 
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax.data.preparation import fonts
-from hypjax.data.records import Example, RecordBuilder
+from hypjax.data.records import Contents, Example
 
 SIZE = fonts.SIZE
 SEED = 20240229
@@ -60,60 +53,33 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
     return (*linear[0].tolist(), float(offset[0]), *linear[1].tolist(), float(offset[1]))
 
 
-def drawn(pixels: np.ndarray) -> dict[str, Any]:
-    """Returns the parts of an example that follow from its picture."""
+def example(pixels: np.ndarray, name: str, class_name: str, superlabel: str) -> Example:
+    """Returns the example of a picture."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
-    image, (height, width) = file.getvalue(), pixels.shape
-    return {"image": image, "checksum": zlib.crc32(image), "height": height, "width": width}
+    return Example(file.getvalue(), *pixels.shape, name, class_name, superlabel)
 
 
 def split_classes(
-    classes: Iterable[fonts.GlyphClass],
+    classes: Sequence[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
-    """Splits the classes at random, with a fixed seed, into training and test classes.
-
-    Both keep the given order. A class's label is its index in the two lists joined.
-    """
-    classes = list(classes)
+    """Splits the classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
-    chosen = set(order[: round(TEST_SHARE * len(classes))].tolist())
-    train = [c for i, c in enumerate(classes) if i not in chosen]
-    test = [c for i, c in enumerate(classes) if i in chosen]
-    return train, test
+    tested = set(order[: round(TEST_SHARE * len(classes))].tolist())
+    train = [c for i, c in enumerate(classes) if i not in tested]
+    return train, [c for i, c in enumerate(classes) if i in tested]
 
 
 def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:
-    """Yields the examples of the given classes, ordered by class, then by face."""
+    """Yields the examples of classes, ordered by class, then by face."""
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
-            yield {
-                **drawn(render(glyph)),
-                "label": glyph_class.name,
-                "name": f"U+{glyph.codepoint:04X}/{glyph.face}",
-                "class_name": glyph_class.name,
-                "superlabel": glyph_class.script,
-                "script": glyph_class.script,
-                "base": glyph_class.base,
-                "face": glyph.face,
-            }
+            name = f"U+{glyph.codepoint:04X}/{glyph.face}"
+            yield example(render(glyph), name, glyph_class.name, glyph_class.script)
 
 
-class Glyphs(RecordBuilder):
-    """Letters in many faces; the classes of the two splits are disjoint."""
-
-    VERSION = tfds.core.Version("1.1.0")
-    DESCRIPTION = "Letters rendered from the fonts of matplotlib under small random changes."
-    IMAGE_SHAPE = (SIZE, SIZE, 1)
-    FURTHER_FEATURES = {
-        "script": tfds.features.Text(doc="The superlabel, too."),
-        "base": tfds.features.Text(doc="The letter without its accents."),
-        "face": tfds.features.Text(doc="Name of the font file."),
-    }
-
-    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
-        # Finding the classes compares all drawings: too slow for opening a prepared dataset.
-        train, test = split_classes(fonts.glyph_classes())
-        self.info.features["label"].names = [c.name for c in train + test]
-        self._total = sum(len(c.glyphs) for c in train + test)
-        return {"train": examples(train), "test": examples(test)}
+def contents() -> Contents:
+    """Returns the dataset; the classes of the two splits are disjoint."""
+    train, test = split_classes(fonts.glyph_classes())
+    total = sum(len(c.glyphs) for c in train + test)
+    return Contents({"train": examples(train), "test": examples(test)}, total, {})

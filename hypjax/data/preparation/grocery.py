@@ -7,17 +7,10 @@ shows other kinds of goods than training did: of each department's coarse classe
 
 import csv
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypjax.data.preparation.official import (
-    Count,
-    Entry,
-    OfficialDataset,
-    damaged_list,
-    read_rows,
-)
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 _PARTS = ("train", "val", "test")  # As published.
 
@@ -34,30 +27,28 @@ class _Product(NamedTuple):
         return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
 
 
-def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists photos by product, then in the order of the published lists."""
-    return _photos(tree, _products(tree), tested="test")
+def _list_photos(tree: FileTree, tested: str) -> Iterator[Entry]:
+    """Lists photos by product, then in the order of the published lists.
 
-
-def _list_icons(tree: FileTree) -> Iterator[Entry]:
-    """Lists the same photos, then the iconic picture of each product, which they search."""
+    Those of the products that are not trained on are in the split `tested`.
+    """
     products = _products(tree)
-    yield from _photos(tree, products, tested="query")
-    yield from (product.entry("gallery", product.icon) for product in products)
-
-
-def _photos(tree: FileTree, products: list[_Product], tested: str) -> Iterator[Entry]:
-    """Lists photos; those of the products that are not trained on are in the split `tested`."""
     trained, numbered = _trained(products), []
     for part in _PARTS:
-        for match in read_rows(tree, f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
+        for match in tree.rows(f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
             number = int(match[2])
             if number >= len(products):
-                raise damaged_list(tree, f"{part}.txt", f"there is no product {number}")
+                raise tree.damaged(f"{part}.txt", f"there is no product {number}")
             split = "train" if products[number].coarse in trained else tested
             numbered.append((number, products[number].entry(split, match[1])))
     numbered.sort(key=lambda pair: pair[0])  # Stable.
     return (entry for _, entry in numbered)
+
+
+def _list_icons(tree: FileTree) -> Iterator[Entry]:
+    """Lists the same photos, then the iconic picture of each product, which they search."""
+    yield from _list_photos(tree, tested="query")
+    yield from (product.entry("gallery", product.icon) for product in _products(tree))
 
 
 def _trained(products: list[_Product]) -> set[str]:
@@ -71,54 +62,40 @@ def _trained(products: list[_Product]) -> set[str]:
 def _products(tree: FileTree) -> list[_Product]:
     """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
     products = []
-    for match in read_rows(tree, "classes.csv", ".+", skip=1):
+    for match in tree.rows("classes.csv", ".+", skip=1):
         fields = next(csv.reader([match[0]]))
         icon = pathlib.PurePosixPath(*fields[4:5]).parts[1:]  # It begins with a slash.
         if len(fields) != 6 or fields[1] != str(len(products)) or len(icon) < 2:
-            raise damaged_list(tree, "classes.csv", f"{match[0][:100]!r} is unexpected")
+            raise tree.damaged("classes.csv", f"{match[0][:100]!r} is unexpected")
         products.append(_Product(fields[0], fields[2], icon[1], "/".join(icon)))
     return products
 
 
-def _dataset(
-    name: str,
-    description: str,
-    counts: dict[str, Count],
-    list_images: Callable[[FileTree], Iterator[Entry]],
-) -> OfficialDataset:
-    home = "https://github.com/marcusklasson/GroceryStoreDataset"
-    return OfficialDataset(
-        name,
-        description,
-        counts={"train": Count(3098, 45)} | counts,
-        folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
-        entries=(
-            *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
-            "iconic-images-and-descriptions",
+_HOME = "https://github.com/marcusklasson/GroceryStoreDataset"
+PHOTOS = OfficialDataset(
+    name="grocery",
+    description="Grocery Store Dataset, split by coarse class: photos search each other.",
+    counts={"train": Count(3098, 45), "test": Count(2323, 36)},
+    folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
+    entries=(
+        *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
+        "iconic-images-and-descriptions",
+    ),
+    archives=(
+        Archive(
+            "GroceryStoreDataset-master.zip",
+            unpacked="train/*",
+            url=f"{_HOME}/archive/refs/heads/master.zip",
         ),
-        archives=(
-            Archive(
-                "GroceryStoreDataset-master.zip",
-                unpacked="train/*",
-                url=f"{home}/archive/refs/heads/master.zip",
-            ),
-        ),
-        required="GroceryStoreDataset-master.zip",
-        origin=home,
-        list_images=list_images,
-        downloads="grocery",
-    )
-
-
-PHOTOS = _dataset(
-    "grocery",
-    "Grocery Store Dataset, split by coarse class: photos search each other.",
-    {"test": Count(2323, 36)},
-    _list_images,
+    ),
+    required="GroceryStoreDataset-master.zip",
+    origin=_HOME,
+    list_images=lambda tree: _list_photos(tree, tested="test"),
+    downloads="grocery",
 )
-ICONS = _dataset(
-    "grocery_icons",
-    "Grocery Store Dataset, split by coarse class: photos search the iconic pictures.",
-    {"query": Count(2323, 36), "gallery": Count(81, 81)},
-    _list_icons,
+ICONS = PHOTOS._replace(
+    name="grocery_icons",
+    description="Grocery Store Dataset, split by coarse class: photos search iconic pictures.",
+    counts={"train": Count(3098, 45), "query": Count(2323, 36), "gallery": Count(81, 81)},
+    list_images=_list_icons,
 )

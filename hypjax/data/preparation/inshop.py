@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -11,7 +10,7 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
-    for match in read_rows(tree, file, pattern, skip=2):  # Their count, and the columns' names.
+    for match in tree.rows(file, pattern, skip=2):  # Their count, and the columns' names.
         name, group, item, status = match.groups()
         path = f"Img/{name}" if f"Img/{name}" in tree.files else name
         yield Entry(status, name, item, group, path)

@@ -6,42 +6,36 @@ reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the pape
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import glob
 import io
+import logging
 import os
 import pathlib
 import re
 import shutil
+import sys
+import tarfile
 import warnings
-import zlib
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow
-import tensorflow_datasets as tfds
+import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.preparation.sources import Archive, FileTree
-from hypjax.data.records import Example, RecordBuilder
-from hypjax.errors import UserError
+from hypjax.data.records import Contents, Count, Example, write_records
+from hypjax.errors import UserError, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
 SKIPPED = "skipped.tsv"
-PART = "part.txt"  # Names the part of the dataset that was prepared, if it is not the whole.
 _CROP_QUALITY = 95  # Of JPEGs, for images that are cut to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
 _AHEAD = 16 * _THREADS  # Images read before any of them is written; they are held in memory.
-
-
-class Count(NamedTuple):
-    """Size of a split; a number of classes that is not known (None) is not compared."""
-
-    images: int
-    classes: int | None
 
 
 class Entry(NamedTuple):
@@ -56,10 +50,95 @@ class Entry(NamedTuple):
     box: tuple[int, int, int, int] | None = None
 
 
+class FileTree(NamedTuple):
+    """A dataset's files by their paths below its folder, with '/'."""
+
+    root: pathlib.Path  # For messages.
+    files: Mapping[str, pathlib.Path]
+
+    def read_list(self, name: str) -> bytes:
+        """Returns the bytes of a list that the dataset requires."""
+        try:
+            return pixels.read_bytes(self.files[name])
+        except (KeyError, OSError) as error:
+            raise UserError(
+                f"{self.root} lacks {name}, which lists the images, or it cannot be read; fetch it "
+                "again"
+            ) from error
+
+    def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
+        """Parses the non-empty lines of a list, without some at its beginning, by a pattern."""
+        # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
+        lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
+        for n, line in enumerate(lines[skip:], skip + 1):
+            if match := re.fullmatch(pattern, line.strip()):
+                yield match
+            elif line.strip():
+                raise self.damaged(f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
+
+    def damaged(self, place: str, problem: object) -> UserError:
+        """Returns the error for a damaged list; the place is its file, and line if known."""
+        return UserError(f"{self.root / place}: {problem}; the list is damaged, fetch it again")
+
+
+class Archive(NamedTuple):
+    """A .zip or .tar file with all or part of a dataset.
+
+    It is opened only if nothing in the dataset's folder matches the pattern of what it unpacks to.
+    """
+
+    file: str  # Its name, or its path below the dataset's folder.
+    unpacked: str
+    url: str = ""
+    sha256: str | None = None  # Of the file at that address; None if downloads may differ.
+
+    def is_unpacked(self, root: pathlib.Path) -> bool:
+        """Whether its contents are in a dataset's folder."""
+        return any(glob.iglob(self.unpacked, root_dir=root))
+
+    def is_needed(self, root: pathlib.Path) -> bool:
+        """Whether it is in a dataset's folder, and its contents are not."""
+        return (root / self.file).is_file() and not self.is_unpacked(root)
+
+    def unpack(self, root: pathlib.Path, folder: pathlib.Path) -> None:
+        """Unpacks it from a dataset's folder to one that stands for that folder."""
+        path = root / self.file
+        console.say(f"unpacking {path} temporarily")
+        target = (folder / self.file).parent
+        bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+                if path.suffix == ".zip":
+                    zipfile.ZipFile(stream).extractall(target)
+                else:  # The filter refuses members that lead out of the folder.
+                    with tarfile.open(fileobj=stream) as packed:
+                        packed.extractall(target, filter="data")
+        except Exception as error:  # Damaged and encrypted archives raise almost anything.
+            raise UserError(
+                f"cannot unpack {path} to {folder.parent} ({reason(error)}); fetch it again, or "
+                "unpack it yourself and pass that folder with --manual_dir=FOLDER"
+            ) from error
+
+    def download(self, root: pathlib.Path, advice: str) -> None:
+        """Downloads it to a folder, where it appears when verified, unless it is there."""
+        import pooch
+
+        if not (root / self.file).exists():
+            console.say(f"downloading {self.url} to {root}")
+        pooch.get_logger().setLevel(logging.WARNING)
+        known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
+        try:
+            pooch.retrieve(self.url, known, self.file, root, progressbar=bar)
+        except (OSError, ValueError) as error:  # Requests' errors are OSErrors.
+            why = getattr(error, "strerror", None) or str(error).partition(". ")[0]
+            raise UserError(f"cannot download {self.url} ({why}); {advice}") from error
+
+
 Listing = dict[str, list[Entry]]  # Images by split.
 
 
-class Found(NamedTuple):
+class Files(NamedTuple):
     """A dataset's files, readable while they are open, with those images that have a file."""
 
     tree: FileTree
@@ -67,8 +146,7 @@ class Found(NamedTuple):
     tables: Mapping[str, pyarrow.Table]
 
 
-@dataclasses.dataclass(frozen=True)
-class OfficialDataset:
+class OfficialDataset(NamedTuple):
     """A dataset prepared from the files that its authors published."""
 
     name: str
@@ -83,42 +161,25 @@ class OfficialDataset:
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
     # Readers of its tables of relations (`hypjax.data.records`), by name.
-    tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = dataclasses.field(
-        default_factory=dict
-    )
+    tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = MappingProxyType({})
     # Parts that may be prepared in its place, by name, with the same name and tables.
-    parts: "Mapping[str, OfficialDataset]" = dataclasses.field(default_factory=dict)
+    parts: "Mapping[str, OfficialDataset]" = MappingProxyType({})
     note: str = ""  # Of a part: what it is, for all results.
     downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
 
     @property
-    def builder(self) -> "type[OfficialBuilder]":
-        """Returns the class of the TFDS builder of its records."""
-        facts = {
-            "__module__": __name__,
-            "name": self.name,
-            "DESCRIPTION": self.description,
-            "TABLES": tuple(self.tables),
-        }
-        return type(self.name, (OfficialBuilder,), facts, skip_registration=True)
-
-    @property
     def advice(self) -> str:
         """Tells users without the files what to do."""
-        return (
-            f"get {self.required} from {self.origin}, put everything in one folder, "
-            "and pass that folder with --manual_dir=FOLDER"
-        )
+        return f"get {self.required} from {self.origin}; pass their folder with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
-    def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Found]:
+    def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:
         """Finds or downloads the files; they are readable in the body.
 
         `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
-        None, `downloads` is searched, and missing archives are downloaded where possible.
-        Archives are unpacked there for the time being. Listed images whose files are missing are
-        left out, so a split may be empty. Raises UserError if no images are found, or a list or an
-        archive is damaged.
+        None, `downloads` is searched, and missing archives are downloaded where possible. Archives
+        are unpacked there for the time being. Listed images without a file are left out. Raises
+        UserError if no images are found, or a list or an archive is damaged.
         """
         base = (manual_dir or downloads).absolute()
         root = self._find_root(base) or base
@@ -141,7 +202,7 @@ class OfficialDataset:
             listing = self._existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{root} has no images of {self.name}; {self.advice}")
-            yield Found(tree, listing, {name: read(tree) for name, read in self.tables.items()})
+            yield Files(tree, listing, {name: read(tree) for name, read in self.tables.items()})
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
 
@@ -166,7 +227,7 @@ class OfficialDataset:
         names, missing = set(), []
         for entry in self.list_images(tree):
             if entry.name in names:
-                raise damaged_list(tree, "", f"{entry.name!r} is listed twice")
+                raise tree.damaged("", f"{entry.name!r} is listed twice")
             names.add(entry.name)
             file = entry.file or entry.name
             if file in tree.files:
@@ -178,44 +239,17 @@ class OfficialDataset:
         return splits
 
 
-def read_rows(tree: FileTree, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
-    """Parses the non-empty lines of a list, without some at its beginning, by a pattern.
-
-    Raises UserError if the list is missing or damaged.
-    """
-    # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
-    lines = tree.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
-    for n, line in enumerate(lines[skip:], skip + 1):
-        if match := re.fullmatch(pattern, line.strip()):
-            yield match
-        elif line.strip():
-            raise damaged_list(tree, f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
-
-
-def damaged_list(tree: FileTree, place: str, problem: object) -> UserError:
-    """Returns the error for a damaged list; the place is its file, and line if known."""
-    return UserError(f"{tree.root / place}: {problem}; the list is damaged, fetch it again")
-
-
 def _check(tree: FileTree, image: Entry) -> Example | str:
     """Reads and decodes an image; returns its example, or the reason why that fails."""
     try:
-        content = tree.read(image.file)
+        content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)
         if image.box is not None:
             decoded, content = _cut(decoded, content, image.box)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
-    return {
-        "image": content,
-        "checksum": zlib.crc32(content),
-        "height": decoded.height,
-        "width": decoded.width,
-        "label": image.label,
-        "name": image.name,
-        "class_name": image.label,
-        "superlabel": image.superlabel,
-    }
+    size = decoded.height, decoded.width
+    return Example(content, *size, image.name, image.label, image.superlabel)
 
 
 def _cut(
@@ -231,63 +265,38 @@ def _cut(
     return cut, encoded.getvalue()
 
 
-class OfficialBuilder(RecordBuilder, skip_registration=True):
-    """Builder of a dataset that is read from the files its authors published."""
+def write_files(
+    folder: pathlib.Path, name: str, files: Files, part: str | None, *, skip_corrupt: bool
+) -> None:
+    """Writes the listed images that can be read, which threads decode once, into a new folder.
 
-    VERSION = tfds.core.Version("1.0.0")
+    Raises UserError if some cannot be read and are not to be left out.
+    """
+    broken: dict[str, str] = {}  # Why images cannot be read, by name.
+    total = sum(map(len, files.images.values()))
+    check = functools.partial(_check, files.tree)
 
-    found: Found | None = None  # What `download_and_prepare` will write,
-    part: str | None = None  # and the part of the dataset that it is.
-    skip_corrupt = False  # Whether to leave out images that cannot be read.
-
-    def _generate_splits(
-        self,
-        dl_manager: tfds.download.DownloadManager,
-        download_config: tfds.download.DownloadConfig,
-    ) -> list[tfds.core.SplitInfo]:
-        labels = [image.label for part in self.found.images.values() for image in part]
-        self.info.features["label"].names = list(dict.fromkeys(labels))
-        self._broken: dict[str, str] = {}  # Why images cannot be read, by name.
-        self._total = len(labels)
-        with (
-            concurrent.futures.ThreadPoolExecutor(_THREADS) as self._pool,
-            warnings.catch_warnings(),
-        ):
-            # Large images are welcome. Pillow still rejects huge ones.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            written = super()._generate_splits(dl_manager, download_config)
-        if self._broken:
-            self._report_broken()  # If it raises, the folder is discarded.
-        if self.part is not None:
-            pathlib.Path(self.data_dir, PART).write_text(f"{self.part}\n")
-        return written
-
-    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
-        parts = self.found.images.items()
-        return {name: self._examples(part) for name, part in parts if part}
-
-    def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
-        """Yields the images that can be read; threads decode each once, to check it."""
-        check = functools.partial(_check, self.found.tree)
+    def readable(images: Sequence[Entry]) -> Iterator[Example]:
         for first in range(0, len(images), _AHEAD):
-            part = images[first : first + _AHEAD]
-            for image, outcome in zip(part, self._pool.map(check, part), strict=True):
+            ahead = images[first : first + _AHEAD]
+            for image, outcome in zip(ahead, pool.map(check, ahead), strict=True):
                 if isinstance(outcome, str):
                     console.say(f"cannot read {image.name} ({outcome})")
-                    self._broken[image.name] = outcome
-                elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
+                    broken[image.name] = outcome
+                elif skip_corrupt or not broken:  # Otherwise nothing will be kept.
                     yield outcome
 
-    def _report_broken(self) -> None:
-        """Lists the images that could not be read in a file; raises UserError if none may lack."""
-        summary = f"{len(self._broken)} of {self._total} images cannot be read (listed above)"
-        if not self.skip_corrupt or len(self._broken) == self._total:
-            raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
-        console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
-        rows = [("name", "reason"), *self._broken.items()]
-        text = "".join(f"{name}\t{reason}\n" for name, reason in rows)
-        pathlib.Path(self.data_dir, SKIPPED).write_text(text, encoding="utf-8")
-
-    def tables(self) -> Mapping[str, pyarrow.Table]:
-        """Returns those of the published files."""
-        return self.found.tables
+    splits = {split: readable(images) for split, images in files.images.items()}
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
+        # Large images are welcome. Pillow still rejects huge ones.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        write_records(folder, name, Contents(splits, total, files.tables), part)
+    if not broken:
+        return
+    summary = f"{len(broken)} of {total} images cannot be read (listed above)"
+    if not skip_corrupt or len(broken) == total:
+        raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
+    console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
+    rows = [("name", "reason"), *broken.items()]
+    text = "".join(f"{name}\t{reason}\n" for name, reason in rows)
+    (folder / SKIPPED).write_text(text, encoding="utf-8")

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:

@@ -1,28 +1,36 @@
 """Prepares datasets: lists the published files, checks every image once, and writes records."""
 
 import contextlib
-import io
+import importlib
 import os
 import pathlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-import tensorflow_datasets as tfds
-
-from hypjax.data import cloud
-from hypjax.data.preparation.official import (
-    PART,
+from hypjax.catalogue import PREPARED
+from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
+from hypjax.data.records import (
+    MANIFEST,
+    VERSION,
+    Contents,
     Count,
-    Listing,
-    OfficialBuilder,
-    OfficialDataset,
+    RecordFolder,
+    open_folder,
+    write_records,
 )
-from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
-from hypjax.data.records import RecordBuilder, is_prepared, read_index, reading
 from hypjax.errors import UserError, nearest, reason
 from hypjax.system import console
-from hypjax.system.cloud import is_url
+from hypjax.system.caches import cache_folder
+from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
+from hypjax.system.files import remove, replacing
 from hypjax.system.locks import claimed
+
+
+def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
+    """Returns a dataset's declaration, which `hypjax.catalogue` names."""
+    if name not in PREPARED:
+        raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
+    module, _, attribute = PREPARED[name].declaration.partition(".")
+    return getattr(importlib.import_module(f"hypjax.data.preparation.{module}"), attribute)
 
 
 def prepare(
@@ -33,132 +41,131 @@ def prepare(
     part: str | None = None,
     allow_partial: bool = False,
     skip_corrupt: bool = False,
-) -> RecordBuilder:
+) -> RecordFolder:
     """Prepares a dataset unless it is already prepared, and reports progress.
 
     The arguments are the flags of `python -m hypjax.prepare`. Raises UserError if there is no such
     dataset or part of it, its files are missing, damaged or of the wrong number, images cannot be
     read, or the folder cannot be written.
     """
-    root = _root(name, data_dir)
+    root, parts = _root(data_dir), getattr(declared(name), "parts", {})
     if is_url(root):
         raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")
-    parts = OFFICIAL_DATASETS[name].parts if name in OFFICIAL_DATASETS else {}
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
-    builder = _open(name, root)
-    if is_prepared(builder):
-        console.say(f"{name} is already prepared")
-    else:
-        files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-        builder = _prepare(builder, root, files, part, allow_partial, skip_corrupt)
-    if (prepared := prepared_part(builder)) != part:
+    folder = pathlib.Path(root, name, VERSION)
+    official = _official(name, part)
+    with contextlib.ExitStack() as stack:
+        with _explaining_write_errors(folder):
+            absent = stack.enter_context(_locked(folder, f"preparing {name}"))
+        if absent:
+            console.say(f"preparing {name} in {folder} (once)")
+            if official:
+                downloads = pathlib.Path(root, "downloads", official.downloads or name)
+                manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+                files = stack.enter_context(official.open(manual, downloads))
+                _check_listing(official, files.images, allow_partial)
+            with _explaining_write_errors(folder), replacing(folder) as unfinished:
+                if official:
+                    write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
+                else:
+                    write_records(unfinished, name, declared(name)(), None)
+        else:
+            console.say(f"{name} is already prepared")
+    prepared = open_folder(name, folder)
+    if prepared.part != part:
         raise UserError(
-            f"{builder.data_dir} holds the part {prepared}, not {part} (None is the whole); remove "
-            "that folder, or name another with --data_dir"
+            f"{folder} holds the part {prepared.part}, not {part} (None is the whole); remove that "
+            "folder, or name another with --data_dir"
         )
-    return builder
+    return prepared
 
 
-def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
-    """Opens a prepared dataset; glyphs, which needs no files, is prepared first if necessary.
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
+    """Locks a dataset's folder unless it exists; yields whether it is to be written."""
+    if folder.exists():
+        yield False
+        return
+    with claimed(folder.parent, purpose):
+        for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
+            remove(unfinished)  # Of a process that was killed.
+        yield not folder.exists()  # Another process may have written it meanwhile.
 
-    `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None. Raises
-    UserError if there is no such dataset, or it is not prepared or is damaged.
+
+def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
+    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
+
+    `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.
     """
-    root = _root(name, data_dir)
+    declaration, root = declared(name), _root(data_dir)
     if is_url(root):
-        root = str(cloud.local_copy(root, name, str(BUILDERS[name].VERSION)))
-    builder = _open(name, root)
-    if is_prepared(builder):
-        return builder
-    if isinstance(builder, OfficialBuilder):
+        root = str(_local_copy(root, name))
+    folder = pathlib.Path(root, name, VERSION)
+    if folder.exists():
+        return open_folder(name, folder)
+    if isinstance(declaration, OfficialDataset):
         option = f" --data_dir={root}" if data_dir else ""
         raise UserError(
             f"{name} is not prepared in {root}; run python -m hypjax.prepare --dataset={name}"
             f"{option} (with --manual_dir=FOLDER where the files cannot be downloaded)"
         )
-    return _prepare(builder, root)
+    return prepare(name, data_dir=root)
 
 
-def count(builder: RecordBuilder) -> dict[str, Count]:
-    """Counts images and classes in each split of a prepared dataset, from its index."""
-    labels = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
-    return {name: Count(len(found), len(found.unique())) for name, found in labels.items()}
+def _local_copy(url: str, name: str) -> pathlib.Path:
+    """Copies a dataset from the folder at a URL to the cache; returns the folder of copies.
 
-
-def summary(builder: RecordBuilder) -> str:
-    """Describes a prepared dataset: its folder, then one line per split."""
-    lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
-    for split, (images, classes) in count(builder).items():
-        lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
-    return "\n".join([*lines, *(f"  {note}" for note in notes(builder))])
-
-
-def notes(builder: RecordBuilder) -> tuple[str, ...]:
-    """What a prepared dataset lacks, for all results computed from it: a part, or a partial copy.
-
-    There is none if it is the complete dataset, or one that is not official.
+    Records are read in random order, a few kilobytes at a time, which is slow in object storage. A
+    copy is never compared with its source again, since a prepared version does not change.
     """
-    official = _official(builder.name, prepared_part(builder))
+    root = cache_folder() / "datasets" / url_hash(url)
+    folder, source = root / name / VERSION, f"{url.rstrip('/')}/{name}/{VERSION}"
+    with explained(f"cannot copy {url} to {root}"), _locked(folder, f"copying {name}") as absent:
+        if absent:
+            prepared = CloudFolder(source)
+            files = prepared.sizes()
+            if MANIFEST not in files:
+                raise UserError(
+                    f"{source} holds no dataset; prepare it on local disk (python -m "
+                    f"hypjax.prepare --dataset={name}), and copy its whole folder there"
+                )
+            console.say(f"copying {source} to {folder} (once)")
+            with replacing(folder) as unfinished:
+                prepared.get(files, unfinished)
+    return root
+
+
+def summary(folder: RecordFolder) -> str:
+    """Describes a prepared dataset: its folder, then one line per split."""
+    lines = [f"{folder.name} is in {folder.path}"]
+    for split, (images, classes) in folder.splits.items():
+        lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
+    return "\n".join([*lines, *(f"  {note}" for note in notes(folder))])
+
+
+def notes(folder: RecordFolder) -> tuple[str, ...]:
+    """What results computed from a dataset must say: it is a part, or a partial copy."""
+    official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, _partial(official, count(builder)))))
-
-
-def prepared_part(builder: RecordBuilder) -> str | None:
-    """Name of the part that a prepared dataset is; None if it is the whole."""
-    file = pathlib.Path(builder.data_dir, PART)
-    return file.read_text().strip() if file.exists() else None
+    return tuple(filter(None, (official.note, _partial(official, folder.splits))))
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
     """Returns an official dataset, or a part of it; None if it is none."""
-    whole = OFFICIAL_DATASETS.get(name)
-    return whole.parts[part] if whole and part else whole
+    whole = declared(name)
+    if not isinstance(whole, OfficialDataset):
+        return None
+    return whole.parts[part] if part else whole
 
 
-def _root(name: str, data_dir: str | None) -> str:
-    """Returns the folder or URL of prepared datasets, after checking the dataset's name."""
-    if name not in BUILDERS:
-        raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
-    root = os.fspath(data_dir or tfds.core.constants.DATA_DIR)
+def _root(data_dir: str | None) -> str:
+    """Returns the folder or URL of prepared datasets."""
+    default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+    root = os.fspath(data_dir or default)
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
-
-
-def _open(name: str, root: str) -> RecordBuilder:
-    """Returns a dataset's builder, prepared or not."""
-    with reading(name, pathlib.Path(root, name, str(BUILDERS[name].VERSION))):
-        return BUILDERS[name](data_dir=root)
-
-
-def _prepare(
-    builder: RecordBuilder,
-    root: str,
-    manual_dir: pathlib.Path | None = None,
-    part: str | None = None,
-    allow_partial: bool = False,
-    skip_corrupt: bool = False,
-) -> RecordBuilder:
-    """Writes a dataset under a lock."""
-    name, folder = builder.name, pathlib.Path(builder.data_dir)
-    with contextlib.ExitStack() as stack:
-        with _explaining_write_errors(folder):
-            stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        if is_prepared(builder):  # By another process, while this one waited.
-            return _open(name, root)
-        for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
-            shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
-        console.say(f"preparing {name} in {folder} (once)")
-        if official := _official(name, part):
-            downloads = pathlib.Path(root, "downloads", official.downloads or name)
-            found = stack.enter_context(official.open(manual_dir, downloads))
-            _check_listing(official, found.images, allow_partial)
-            builder.found, builder.part, builder.skip_corrupt = found, part, skip_corrupt
-        with _explaining_write_errors(folder), contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-    return _open(name, root)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow
 
 from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 

@@ -2,26 +2,24 @@
 
 An object is a letter in one face, seen in many pictures: on clutter, tilted, blurred and covered in
 part. Each letter is there in two faces, so the letter alone does not tell an object. Queries have
-a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. Every
-preparation gives the same records on one kind of machine; on others, roundings of the perspective
-might change single pixels.
+a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. On other
+kinds of machines, roundings of the perspective might change single pixels.
 """
 
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow
-import tensorflow_datasets as tfds
 from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data import records
 from hypjax.data.preparation import fonts
-from hypjax.data.preparation.glyphs import drawn
-from hypjax.data.records import Example, RecordBuilder
+from hypjax.data.preparation.glyphs import example
+from hypjax.data.records import Contents, Example
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
@@ -83,10 +81,7 @@ class Rendered(NamedTuple):
 
 
 def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
-    """Renders a view of an object, which depends on the arguments only.
-
-    `view_name` tells views of the object apart; `difficulty` is a key of `DIFFICULTIES`.
-    """
+    """Renders a view of an object, which depends on its name and difficulty only."""
     names = (zlib.crc32(name.encode()) for name in (glyph.face, view_name))
     rng = np.random.default_rng([SEED, glyph.codepoint, *names])
     certain = rng.choice(HARD_EFFECTS)
@@ -158,10 +153,7 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter somewhere into the picture, turned and in perspective.
-
-    Returns its ink, and the part of the picture that its canvas covers.
-    """
+    """Puts a letter into the picture, turned, in perspective; returns its ink and canvas's box."""
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
@@ -184,10 +176,8 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
 
 
 def _extent(ink: Grey) -> Box:
-    """Returns the smallest box around the ink; all zeros if there is none."""
+    """Returns the smallest box around the ink."""
     rows, columns = np.nonzero(ink > EDGE)
-    if not len(rows):
-        return (0, 0, 0, 0)
     return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
@@ -207,13 +197,13 @@ def _hide(rng: np.random.Generator, ink: Grey) -> tuple[Grey, Mask]:
     turns = int(rng.integers(4))
     ink = np.rot90(ink, turns)
     shares = np.cumsum(ink.sum(axis=0)) / ink.sum()
-    kept = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
+    shown = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
     cover = np.zeros(ink.shape, bool)
     if rng.random() < 0.5:
-        ink = np.pad(ink[:, :kept], ((0, 0), (SIDE - kept, 0)))
+        ink = np.pad(ink[:, :shown], ((0, 0), (SIDE - shown, 0)))
     else:
         _, top, right, bottom = _extent(ink)
-        cover[max(top - 3, 0) : bottom + 3, kept : right + 3] = True
+        cover[max(top - 3, 0) : bottom + 3, shown : right + 3] = True
     return np.rot90(ink, -turns), np.rot90(cover, -turns)
 
 
@@ -251,21 +241,16 @@ class View(NamedTuple):
         return render(self.thing.glyph, f"{self.difficulty}{self.number}", self.difficulty)
 
     def example(self) -> Example:
-        """Renders the picture with the features of its record."""
-        return {
-            **drawn(self.render().pixels),
-            "label": self.thing.name,
-            "name": self.name,
-            "class_name": self.thing.name,
-            "superlabel": self.thing.letter.script,
-        }
+        """Renders the picture of a record."""
+        letter = self.thing.letter
+        return example(self.render().pixels, self.name, self.thing.name, letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses two faces of each letter without accents, at random with a fixed seed.
+    """Chooses two faces of each letter without accents, at random, by what they are for.
 
-    Letters that resemble an earlier one when drawn at the same size are left out. Returns the
-    objects for each key of `LETTERS`; no letter is in two of the lists.
+    Letters that resemble an earlier one when drawn at the same size are left out. No letter is in
+    two of the lists.
     """
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
@@ -316,41 +301,29 @@ def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View
     }
 
 
-class Scenes(RecordBuilder):
-    """Letters as particular objects in cluttered pictures, with pairs and judgements."""
+def contents() -> Contents:
+    """Returns the dataset, with pairs of training images and judgements of queries."""
+    objects = choose_objects(fonts.glyph_classes())
+    splits = split_views(objects)
+    examples = {name: (view.example() for view in views) for name, views in splits.items()}
+    return Contents(examples, sum(map(len, splits.values())), _tables(objects))
 
-    VERSION = tfds.core.Version("1.0.0")
-    DESCRIPTION = "Letters as particular objects, in cluttered pictures under changes of view."
-    IMAGE_SHAPE = (SIDE, SIDE, 1)
-    TABLES = (records.PAIRS, records.JUDGEMENTS)
 
-    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
-        # Drawing all letters is too slow for opening a prepared dataset.
-        self._objects = choose_objects(fonts.glyph_classes())
-        things = itertools.chain.from_iterable(self._objects.values())
-        self.info.features["label"].names = [thing.name for thing in things]
-        splits = split_views(self._objects)
-        self._total = sum(map(len, splits.values()))
-        return {name: (view.example() for view in views) for name, views in splits.items()}
-
-    def tables(self) -> Mapping[str, pyarrow.Table]:
-        """Returns the pairs of training images and the judgements of queries.
-
-        Pairs are all ordered pairs of an easy view and another view of a training object.
-        """
-        pairs = [
-            {"anchor": anchor.name, "positive": positive.name}
-            for thing in self._objects["train"]
-            for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
-            if anchor.difficulty == "easy"
-        ]
-        judgements = []
-        for thing in self._objects["query"]:
-            query = View(thing, "query", 0)
-            judgements.append({"query": query.name, "box": query.render().box})
-            for level, number in GALLERY_VIEWS.items():
-                judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
-        return {
-            records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
-            records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
-        }
+def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
+    """Pairs are all ordered pairs of an easy view and another view of a training object."""
+    pairs = [
+        {"anchor": anchor.name, "positive": positive.name}
+        for thing in objects["train"]
+        for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
+        if anchor.difficulty == "easy"
+    ]
+    judgements = []
+    for thing in objects["query"]:
+        query = View(thing, "query", 0)
+        judgements.append({"query": query.name, "box": query.render().box})
+        for level, number in GALLERY_VIEWS.items():
+            judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
+    return {
+        records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
+        records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
+    }

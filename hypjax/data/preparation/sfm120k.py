@@ -5,55 +5,51 @@ sides of a building; the dataset lists pairs that show the same.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"
 _PARTS = {"train": "train", "val": "test"}  # Names in the list, and ours.
 
 
-class _Part(NamedTuple):
-    """A part of the list: its images, with their files and clusters, and pairs of their names."""
-
-    images: list[tuple[str, str, int]]
-    pairs: list[tuple[str, str]]
+_Part = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their names.
 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
     """Reads the list; raises UserError if it is missing, damaged or could run code."""
     loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
-        return {ours: _part(loaded[name]) for name, ours in _PARTS.items()}
+        return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
     except (*safe_pickle.UNEXPECTED, IndexError) as error:
         problem = "it needs train and val, each with cids, cluster, qidxs and pidxs that fit"
-        raise damaged_list(tree, _LIST, problem) from error
+        raise tree.damaged(_LIST, problem) from error
 
 
-def _part(loaded: dict[str, Any]) -> _Part:
+def _part(split: str, loaded: dict[str, Any]) -> _Part:
     names = list(loaded["cids"])
     clusters, anchors, positives = (
         safe_pickle.as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs")
     )
     # Folders are named by the last characters.
     files = [f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in names]
-    pairs = [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
-    return _Part(list(zip(names, files, clusters, strict=True)), pairs)
+    entries = [
+        Entry(split, name, f"{split} cluster {cluster}", file=file)
+        for name, file, cluster in zip(names, files, clusters, strict=True)
+    ]
+    return entries, [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    for split, part in _read(tree).items():
-        for name, file, cluster in part.images:
-            yield Entry(split, name, f"{split} cluster {cluster}", file=file)
+    return (entry for entries, _ in _read(tree).values() for entry in entries)
 
 
 def _pairs(tree: FileTree) -> pyarrow.Table:
-    columns = zip(*_read(tree)["train"].pairs, strict=True)
+    columns = zip(*_read(tree)["train"][1], strict=True)
     return pyarrow.table([list(column) for column in columns], schema=PAIRS_SCHEMA)
 
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialDataset, read_rows
-from hypjax.data.preparation.sources import Archive, FileTree
+from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the order of the lists; the super-class is the folder."""
     pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
     for split in DATASET.counts:
-        for match in read_rows(tree, f"Ebay_{split}.txt", pattern, skip=1):
+        for match in tree.rows(f"Ebay_{split}.txt", pattern, skip=1):
             number, name, group = match.groups()
             yield Entry(split, name, f"{group}/{number}", group)
 

@@ -7,12 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax.data.preparation import fonts, glyphs
-
-RAW = {"image": tfds.decode.SkipDecoding()}
+from hypjax.data.records import open_folder, open_records, write_records
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +21,6 @@ def classes():
 @pytest.fixture(scope="module")
 def class_of(classes):
     return {chr(codepoint): c for c in classes for codepoint in c.codepoints}
-
-
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory):
-    builder = glyphs.Glyphs(data_dir=tmp_path_factory.mktemp("glyphs"))
-    few = tfds.download.DownloadConfig(max_examples_per_split=60)
-    builder.download_and_prepare(download_config=few)
-    return builder
 
 
 def test_classes_are_distinct_letters_in_ten_or_more_faces(classes, class_of):
@@ -78,7 +68,7 @@ def test_train_and_test_classes_are_disjoint_and_complete(classes):
     assert set(train).isdisjoint(test)
     assert set(train) | set(test) == set(classes)
     assert (train, test) == glyphs.split_classes(classes)
-    written = collections.Counter(example["class_name"] for example in glyphs.examples(test[:10]))
+    written = collections.Counter(example.class_name for example in glyphs.examples(test[:10]))
     assert written == {c.name: len(c.glyphs) for c in test[:10]}  # In all their faces.
 
 
@@ -89,13 +79,13 @@ def test_no_drawing_is_blank_or_cut_off(classes):
         assert np.count_nonzero(image) == np.count_nonzero(image[1:-1, 1:-1])
 
 
-def test_records_decode_and_agree_with_the_classes(builder):
-    source = builder.as_data_source("train", decoders=RAW)
-    assert pickle.loads(pickle.dumps(source))[3] == source[3]  # As for worker processes.
-    names, labels = builder.info.features["label"].names, [record["label"] for record in source]
-    assert labels == sorted(labels) and len(names) == builder.info.features["label"].num_classes
-    assert len({record["name"] for record in source}) == len(source) == 60
-    for record in source:
-        image = Image.open(io.BytesIO(record["image"]))
-        assert image.size == (record["width"], record["height"]) == (48, 48)
-        assert names[record["label"]] == record["class_name"].decode()
+def test_records_decode_and_agree_with_the_classes(classes, tmp_path, monkeypatch):
+    monkeypatch.setattr(fonts, "glyph_classes", lambda: classes[:8])
+    write_records(tmp_path / "glyphs", "glyphs", glyphs.contents(), None)
+    dataset = open_records(open_folder("glyphs", tmp_path / "glyphs"), "train")
+    assert pickle.loads(pickle.dumps(dataset)).content(3) == dataset.content(3)
+    assert dataset.labels.tolist() == sorted(dataset.labels)
+    assert len({*dataset.names}) == len(dataset) > 60
+    assert len({*zip(dataset.labels, dataset.class_names, strict=True)}) == dataset.num_classes == 6
+    for i, size in enumerate(dataset.sizes.tolist()):
+        assert [*Image.open(io.BytesIO(dataset.content(i))).size] == size == [48, 48]

@@ -1,7 +1,6 @@
 """Official datasets: folders, archives, downloads, and damaged lists."""
 
 import contextlib
-import dataclasses
 import functools
 import gzip
 import hashlib
@@ -12,7 +11,7 @@ import threading
 
 import pytest
 
-from hypjax.data.preparation.registry import OFFICIAL_DATASETS
+from hypjax.data.preparation.prepare import declared
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
@@ -48,13 +47,16 @@ def downloads(tmp_path):
 def contents(found):
     """Returns what was found, in the form that the writers return."""
     return {
-        split: [disk.Written(i.name, i.label, i.superlabel, found.tree.read(i.file)) for i in part]
+        split: [
+            disk.Written(i.name, i.label, i.superlabel, found.tree.files[i.file].read_bytes())
+            for i in part
+        ]
         for split, part in found.images.items()
     }
 
 
 def open_at(name, manual_dir, downloads):
-    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as found:
+    with declared(name).open(manual_dir, downloads) as found:
         return contents(found)
 
 
@@ -87,7 +89,7 @@ def test_cars_are_split_by_class_whatever_their_order(tmp_path, downloads):
 
 
 def test_the_training_half_of_cars_is_split_by_class(tmp_path, downloads):
-    written, half = disk.write_half_cars(tmp_path), OFFICIAL_DATASETS["cars196"].parts["train"]
+    written, half = disk.write_half_cars(tmp_path), declared("cars196").parts["train"]
     disk.pack(tmp_path / "cars_train", tmp_path / "cars_train.tgz")
     disk.pack(tmp_path / "devkit", tmp_path / "car_devkit.tgz")
     with half.open(tmp_path, downloads) as found:
@@ -208,7 +210,7 @@ def served(folder):
 
 def at_address(address, folder, checksum=None):
     """Returns Omniglot with other addresses, and the checksums of the files in a folder."""
-    layout = OFFICIAL_DATASETS["omniglot"]
+    layout = declared("omniglot")
     moved = [
         archive._replace(
             url=f"{address}/{archive.file}",
@@ -217,7 +219,7 @@ def at_address(address, folder, checksum=None):
         for archive in layout.archives
         if archive.url
     ]
-    return dataclasses.replace(layout, archives=tuple(moved))
+    return layout._replace(archives=tuple(moved))
 
 
 @pytest.fixture

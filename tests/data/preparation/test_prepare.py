@@ -1,15 +1,13 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
-import dataclasses
 import io
-import pathlib
 import re
 import zlib
 
 import fsspec
 import numpy as np
+import pyarrow.parquet
 import pytest
-import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax import prepare as the_command
@@ -17,8 +15,7 @@ from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
-from hypjax.data.preparation.official import Count
-from hypjax.data.preparation.prepare import open_builder, prepare
+from hypjax.data.preparation.prepare import open_prepared, prepare
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from tests.helpers import official_files
@@ -34,11 +31,14 @@ def complete(monkeypatch):
 
     def complete(name, written):
         counts = {
-            split: Count(len(part), len({image.label for image in part}))
+            split: records.Count(len(part), len({image.label for image in part}))
             for split, part in written.items()
         }
-        dataset = dataclasses.replace(preparation.OFFICIAL_DATASETS[name], counts=counts)
-        monkeypatch.setitem(preparation.OFFICIAL_DATASETS, name, dataset)
+        dataset, declared = preparation.declared(name), preparation.declared
+        dataset = dataset._replace(counts=counts)
+        monkeypatch.setattr(
+            preparation, "declared", lambda other: dataset if other == name else declared(other)
+        )
         return written
 
     return complete
@@ -61,32 +61,31 @@ def prepared(tmp_path, name="cub200", **kwargs):
     )
 
 
+def contents(dataset):
+    return [dataset.content(i) for i in range(len(dataset))]
+
+
 def left(data_dir):
     """Returns what is left of the dataset, besides locks."""
     return sorted(path.relative_to(data_dir).as_posix() for path in data_dir.glob("cub200/[!.]*"))
 
 
-def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete, monkeypatch):
-    monkeypatch.setattr(records, "_SHARD_BYTES", 2000)
+def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete):
     written = complete("inshop", official_files.write_inshop(tmp_path / "files"))
-    builder = prepared(tmp_path, "inshop")
-    assert len(builder.info.splits["train"].filepaths) > 1
-    assert list(builder.info.splits) == list(written)
-    assert preparation.notes(builder) == ()
-    label_names = builder.info.features["label"].names
+    folder = prepared(tmp_path, "inshop")
+    assert list(folder.splits) == list(written)
+    assert preparation.notes(folder) == ()
+    numbers = {}
     for split, files in written.items():
-        found = records.open_records(builder, split)
-        assert [*found.records] == [file.content for file in files]
+        found = records.open_records(folder, split)
+        assert contents(found) == [file.content for file in files]
         assert found.names.tolist() == [file.name for file in files]
         assert found.class_names.tolist() == [file.label for file in files]
         assert found.groups.tolist() == [file.superlabel for file in files]
-        assert [label_names[label] for label in found.labels] == found.class_names.tolist()
-        checksums = records.read_index(builder, split, ["checksum"])["checksum"].to_pylist()
-        assert checksums == [zlib.crc32(file.content) for file in files]
-        raw = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-        assert [(x["image"], x["label"], x["name"].decode()) for x in raw] == [
-            (file.content, label_names.index(file.label), file.name) for file in files
-        ]
+        for label, name in zip(found.labels, found.class_names, strict=True):
+            assert numbers.setdefault(name, label) == label  # In all splits.
+        index = pyarrow.parquet.read_table(folder.path / f"index-{split}.parquet")
+        assert index["checksum"].to_pylist() == [zlib.crc32(file.content) for file in files]
         sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
         assert list(map(tuple, found.sizes)) == sizes
 
@@ -112,10 +111,10 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
     names = [f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(7)]
     images = dict(zip(names, unusual_images().items(), strict=True))
     cub({name: content for name, (_, content) in images.items()}, classes=(1,), images=7)
-    builder = prepared(tmp_path)
-    assert list(builder.info.splits) == ["train"]  # A split without images is left out.
-    found = records.open_records(builder, "train")
-    for name, image, size in zip(found.names, found.records, found.sizes, strict=True):
+    folder = prepared(tmp_path)
+    assert list(folder.splits) == ["train"]  # A split without images is left out.
+    found = records.open_records(folder, "train")
+    for name, image, size in zip(found.names, contents(found), found.sizes, strict=True):
         kind, content = images[name]
         assert image == content
         assert tuple(size) == ((1, 1) if kind == "1x1" else (10, 12))
@@ -124,8 +123,8 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
 def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, complete):
     folder = tmp_path / "files"
     written = complete("grocery_icons", official_files.write_grocery(folder, icons=True))
-    builder = prepared(tmp_path, "grocery_icons")
-    labels = {n: set(records.open_records(builder, n).class_names) for n in written}
+    stored = prepared(tmp_path, "grocery_icons")
+    labels = {n: set(records.open_records(stored, n).class_names) for n in written}
     assert labels["train"] | labels["query"] == labels["gallery"] and len(labels["gallery"]) == 9
     assert not labels["train"] & labels["query"]
     # Both tasks have the same photos for training and as queries, so they share their caches.
@@ -145,9 +144,9 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, c
 def bucket(tmp_path, cub):
     """A bucket with a prepared dataset."""
     cub()
-    builder = prepared(tmp_path)
+    folder = prepared(tmp_path)
     storage = fsspec.filesystem("memory")
-    storage.put(f"{builder.data_dir}/", "/bucket/data/cub200/1.0.0/", recursive=True)
+    storage.put(f"{folder.path}/", "/bucket/data/cub200/2.0.0/", recursive=True)
     yield storage
     storage.rm("/", recursive=True)
 
@@ -159,15 +158,15 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
-    with pytest.raises(UserError, match="memory://nowhere/sop/1.0.0 holds no"):
-        open_builder("sop", "memory://nowhere")
-    here = open_builder("cub200", str(tmp_path / "data"))
-    there = open_builder("cub200", "memory://bucket/data")
-    assert pathlib.Path(there.data_dir).is_relative_to(cache)
-    one, two = (records.open_records(builder, "test") for builder in (here, there))
-    assert [*one.records] == [*two.records]
+    with pytest.raises(UserError, match="memory://nowhere/sop/2.0.0 holds no"):
+        open_prepared("sop", "memory://nowhere")
+    here = open_prepared("cub200", str(tmp_path / "data"))
+    there = open_prepared("cub200", "memory://bucket/data")
+    assert there.path.is_relative_to(cache)
+    one, two = (records.open_records(folder, "test") for folder in (here, there))
+    assert contents(one) == contents(two)
     bucket.rm("/bucket", recursive=True)
-    assert open_builder("cub200", "memory://bucket/data/").data_dir == there.data_dir
+    assert open_prepared("cub200", "memory://bucket/data/").path == there.path
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, cub, capsys):
@@ -182,11 +181,11 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, 
     for line, name, reason in zip(lines, broken, reasons, strict=True):
         assert line.startswith(f"cannot read {name} (") and reason in line
     assert left(tmp_path / "data") == []
-    builder = prepared(tmp_path, skip_corrupt=True)
-    skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
+    folder = prepared(tmp_path, skip_corrupt=True)
+    skipped = (folder.path / "skipped.tsv").read_text().splitlines()
     assert skipped[0] == "name\treason" and skipped[2] == f"{SECOND}\tnot an image"
-    assert len(skipped) == 3 and SECOND not in records.open_records(builder, "train").names
-    assert preparation.notes(builder) == ("a partial copy of cub200: train 4 of 6 images",)
+    assert len(skipped) == 3 and SECOND not in records.open_records(folder, "train").names
+    assert preparation.notes(folder) == ("a partial copy of cub200: train 4 of 6 images",)
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
@@ -194,15 +193,15 @@ def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
     with pytest.raises(UserError, match="no part 'half'; --part is one of train, train_boxes"):
         prepared(tmp_path, "cars196", part="half")
     options = {"part": "train_boxes", "allow_partial": True}
-    builder = prepared(tmp_path, "cars196", **options)
-    note, partial = preparation.notes(open_builder("cars196", str(tmp_path / "data")))
+    folder = prepared(tmp_path, "cars196", **options)
+    note, partial = preparation.notes(open_prepared("cars196", str(tmp_path / "data")))
     assert note.startswith("the training half of Cars-196 (8144 of 16185 photos), cut to their box")
     assert "train 4 of 4052 images in 2 of 98 classes, test 4 of 4092 images in 2 of 98" in partial
-    found = records.open_records(builder, "test")
+    found = records.open_records(folder, "test")
     assert found.sizes.tolist() == [[11, 16]] * 4
     for i, image in enumerate(written["test"]):  # Pixels 3 to 18 and 2 to 12, counted from 1.
         whole = np.asarray(pixels.decode(image.content, 3), np.int32)[1:12, 2:18]
-        cut = np.asarray(pixels.decode(found.records[i], 3), np.int32)
+        cut = np.asarray(pixels.decode(found.content(i), 3), np.int32)
         assert np.abs(whole - cut).mean() < 3
     with pytest.raises(UserError, match="holds the part train_boxes"):
         prepared(tmp_path, "cars196", allow_partial=True)
@@ -246,31 +245,32 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, cub):
 
 def test_a_dataset_that_is_unknown_or_not_prepared_is_named(tmp_path):
     with pytest.raises(UserError, match="no dataset is named 'cub'; did you mean cub200?"):
-        open_builder("cub", str(tmp_path))
+        open_prepared("cub", str(tmp_path))
     command = f"run python -m hypjax.prepare --dataset=cub200 --data_dir={tmp_path} "
     with pytest.raises(UserError, match=command):
-        open_builder("cub200", str(tmp_path))
+        open_prepared("cub200", str(tmp_path))
 
 
 def test_damaged_datasets_are_reported(tmp_path, cub):
     image = cub()["train"][0].content
-    folder = pathlib.Path(prepared(tmp_path).data_dir)
+    folder = prepared(tmp_path).path
 
     def spoil(path):
         content = path.read_bytes()
         found = content.find(image) + 30 if image in content else len(content) // 3
         path.write_bytes(content[:found] + bytes([content[found] ^ 255]) + content[found + 1 :])
 
-    for file, damage in (
-        ("index-train.parquet", spoil),
-        ("cub200-train.array_record-00000-of-00001", spoil),
-        ("dataset_info.json", lambda path: path.write_text("{")),
+    folder_is_damaged = "damaged .*remove that folder.*--dataset=cub200"
+    for file, damage, message in (
+        ("index-train.parquet", spoil, folder_is_damaged),
+        ("train.array_record", spoil, "cannot read images/001"),
+        ("dataset.json", lambda path: path.write_text("{"), folder_is_damaged),
     ):
         intact = (folder / file).read_bytes()
         damage(folder / file)
-        with pytest.raises(UserError, match="damaged .*remove that folder.*--dataset=cub200"):
-            found = records.open_records(open_builder("cub200", str(tmp_path / "data")), "train")
-            assert all(found.records)
+        with pytest.raises(UserError, match=message):
+            found = records.open_records(open_prepared("cub200", str(tmp_path / "data")), "train")
+            assert all(found.image(i, 3) for i in range(len(found)))
         (folder / file).write_bytes(intact)
 
 

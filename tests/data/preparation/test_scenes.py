@@ -8,7 +8,13 @@ import pytest
 from PIL import Image
 
 from hypjax.data.preparation import fonts, glyphs, scenes
-from hypjax.data.records import open_records, read_judgements, read_pairs
+from hypjax.data.records import (
+    open_folder,
+    open_records,
+    read_judgements,
+    read_pairs,
+    write_records,
+)
 from tests.helpers.process_pair import python
 
 
@@ -104,19 +110,19 @@ def test_effects_of_hard_views(objects, plain, monkeypatch, effect):
 
 def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp_path, monkeypatch):
     monkeypatch.setattr(scenes, "choose_objects", lambda classes: few)
-    scenes.Scenes(data_dir=tmp_path).download_and_prepare()
+    write_records(tmp_path / "scenes", "scenes", scenes.contents(), None)
     view = scenes.split_views(few)["query"][1]
     rendered = view.render()
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
-    builder = scenes.Scenes(data_dir=tmp_path)
-    assert len(builder.info.features["label"].names) == 3 * 4
-    train, query, gallery = (open_records(builder, s) for s in ("train", "query", "gallery"))
-    pairs = read_pairs(builder, train.names)
+    folder = open_folder("scenes", tmp_path / "scenes")
+    train, query, gallery = (open_records(folder, s) for s in ("train", "query", "gallery"))
+    assert len({*train.labels, *query.labels, *gallery.labels}) == 3 * 4
+    pairs = read_pairs(folder, train.names)
     assert len({tuple(pair) for pair in pairs}) == len(pairs) == 4 * 5 * 9
     assert np.array_equal(*train.labels[pairs.T]) and (pairs[:, 0] != pairs[:, 1]).all()
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
-    boxes, judgements = read_judgements(builder, query.names, gallery.names)
-    assert np.array_equal(Image.open(io.BytesIO(query.records[1])), rendered.pixels)
+    boxes, judgements = read_judgements(folder, query.names, gallery.names)
+    assert np.array_equal(Image.open(io.BytesIO(query.content(1))), rendered.pixels)
     assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.thing.name
     for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
