@@ -1,10 +1,11 @@
-"""Prepared datasets on disk: an ArrayRecord file of images for each split, and an index in Parquet.
+"""Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and an index in Parquet.
 
 The index of a split, `index-SPLIT.parquet`, holds what plans, messages and scores need to know of
-every image, so that opening a dataset reads none:
+every record, so that opening a dataset reads none:
 
     label, height, width (int32), checksum (uint32: zlib.crc32 of the encoded image),
-    name, class_name, superlabel (strings; superlabel is '' if classes have no groups)
+    name, class_name, superlabel (strings; superlabel is '' if classes have no groups),
+    offset, length (int64: position of the encoded image in its record, in bytes)
 
 Relations between images are further tables. `pairs.parquet` lists pairs of training images that
 show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its box
@@ -17,8 +18,8 @@ import dataclasses
 import json
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -42,6 +43,8 @@ _SCHEMA = pyarrow.schema(
         ("name", pyarrow.string()),
         ("class_name", pyarrow.string()),
         ("superlabel", pyarrow.string()),
+        ("offset", pyarrow.int64()),
+        ("length", pyarrow.int64()),
     ]
 )
 
@@ -103,39 +106,67 @@ class RecordFolder:
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
     """Writes a dataset into a new folder, without splits that have no images.
 
-    Classes are numbered in the order in which they first appear.
+    Classes are numbered in the order in which they first appear. TFDS's own builders keep up to
+    1 GB of a split in memory, and need TensorFlow beyond that.
     """
+    import tensorflow_datasets as tfds
+
     folder.mkdir()
+    text = tfds.features.Text()
+    features = {"image": tfds.features.Image(), "height": np.int32, "width": np.int32}
+    features |= {"label": np.int64, "name": text, "class_name": text, "superlabel": text}
+    serialize = tfds.features.FeaturesDict(features).serialize_example
     splits, labels = {}, {}
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
     with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
-            if (count := _write_split(folder, split, examples, labels, progress)).images:
+            path = _records_of(folder, name, split)
+            if (count := _write_split(path, split, examples, labels, serialize, progress)).images:
                 splits[split] = count
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
+    features["label"] = tfds.features.ClassLabel(names=list(labels))
+    sizes = {split: _records_of(folder, name, split).stat().st_size for split in splits}
+    infos = [
+        tfds.core.SplitInfo(name=split, shard_lengths=[count.images], num_bytes=sizes[split])
+        for split, count in splits.items()
+    ]
+    if infos:  # TFDS cannot describe a dataset without images, which callers refuse.
+        tfds.folder_dataset.write_metadata(
+            **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
+            check_data=False,  # The check needs TensorFlow.
+        )
     facts = {"splits": splits, "tables": [*contents.tables], "part": part}
     write_json(folder / MANIFEST, facts)
 
 
+def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
+    """TFDS's name for the records of a split in one file."""
+    return folder / f"{name}-{split}.array_record-00000-of-00001"
+
+
 def _write_split(
-    folder: pathlib.Path,
+    path: pathlib.Path,
     split: str,
     examples: Iterable[Example],
     labels: dict[str, int],
+    serialize: Callable[[Mapping[str, Any]], bytes],
     progress: tqdm.tqdm,
 ) -> Count:
     """Writes the records of a split and its index, unless it has no images."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    path, rows = folder / f"{split}.array_record", []
+    rows = []
     # Images are compressed already.
     writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
-        for image, height, width, *names in examples:
-            writer.write(image)
-            label = labels.setdefault(names[1], len(labels))
-            rows.append((label, height, width, zlib.crc32(image), *names))
+        for example in examples:
+            label = labels.setdefault(example.class_name, len(labels))
+            record = serialize({**example._asdict(), "label": label})
+            writer.write(record)
+            image, *facts = example
+            span = record.index(image), len(image)
+            rows.append((label, *facts[:2], zlib.crc32(image), *facts[2:], *span))
             progress.update()
     finally:
         writer.close()
@@ -143,8 +174,27 @@ def _write_split(
         path.unlink()
         return Count(0, 0)
     columns = dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True))
-    _write_table(folder / f"index-{split}.parquet", pyarrow.table(columns, _SCHEMA))
+    _write_table(path.with_name(f"index-{split}.parquet"), pyarrow.table(columns, _SCHEMA))
     return Count(len(rows), len({*columns["label"]}))
+
+
+class _Images(Sequence):
+    """The image files in a split's records.
+
+    Parsing records with TFDS takes longer than reading them, and blocks other threads: input by
+    threads was a tenth slower.
+    """
+
+    def __init__(self, records: Sequence[bytes], index: pyarrow.Table) -> None:
+        self._records = records
+        self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, i: int) -> bytes:
+        start = int(self._offsets[i])
+        return self._records[int(i)][start : start + int(self._lengths[i])]
 
 
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
@@ -160,12 +210,12 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     with reading(folder.name, folder.path):
-        records = ArrayRecordDataSource(str(folder.path / f"{split}.array_record"))
+        records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
     index = _read_table(folder, f"index-{split}")
     groups = index["superlabel"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
-        records=records,
+        records=_Images(records, index),
         positions=np.arange(len(index)),
         labels=index["label"].to_numpy(),
         sizes=sizes,

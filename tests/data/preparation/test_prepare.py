@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet
 import pytest
+import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax import prepare as the_command
@@ -88,6 +89,12 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete)
         assert index["checksum"].to_pylist() == [zlib.crc32(file.content) for file in files]
         sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
         assert list(map(tuple, found.sizes)) == sizes
+        builder = tfds.builder_from_directory(folder.path)
+        raw = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+        label_names = builder.info.features["label"].names
+        assert [(x["image"], label_names[x["label"]], x["name"].decode()) for x in raw] == [
+            (file.content, file.label, file.name) for file in files
+        ]
 
 
 def unusual_images():
@@ -263,7 +270,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
     folder_is_damaged = "damaged .*remove that folder.*--dataset=cub200"
     for file, damage, message in (
         ("index-train.parquet", spoil, folder_is_damaged),
-        ("train.array_record", spoil, "cannot read images/001"),
+        ("cub200-train.array_record-00000-of-00001", spoil, "cannot read images/001"),
         ("dataset.json", lambda path: path.write_text("{"), folder_is_damaged),
     ):
         intact = (folder / file).read_bytes()
