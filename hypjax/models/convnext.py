@@ -1,7 +1,6 @@
 """ConvNeXt (Liu et al., CVPR 2022) with timm's numerics; DINOv3's (Siméoni et al., 2025) are these.
 
-A depthwise 7×7 convolution mixes positions, and a perceptron mixes channels. GELU is exact, and
-LayerNorm has ε = 1e-6.
+A depthwise 7×7 convolution mixes positions, and a perceptron mixes channels.
 """
 
 import flax.linen as nn

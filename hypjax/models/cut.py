@@ -1,8 +1,7 @@
 """An encoder cut in two: its lowest layers, and the layers above them.
 
-What frozen layers compute of an image never changes, so the layers above them can be trained on
-activations that are computed once. Each part is the whole encoder in which the other part's results
-are not used, so that XLA does not compute them.
+Layers above frozen ones can be trained on activations that are computed once. Each part is the full
+encoder in which the other part's results are not used, so that XLA does not compute them.
 """
 
 import itertools

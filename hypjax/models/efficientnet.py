@@ -1,8 +1,8 @@
 """EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020) with timm's numerics.
 
-The models for mobile devices: EfficientNet without squeeze-and-excitation, and with ReLU6. Padding
-and the ε of BatchNorm are TensorFlow's. BatchNorm keeps the statistics of the weights. Its scale
-passes into the weights of the convolution before it, so that images are read less often.
+EfficientNet without squeeze-and-excitation, and with ReLU6. Padding and the ε of BatchNorm are
+TensorFlow's. The scale of BatchNorm, whose statistics are frozen, passes into the weights of the
+convolution before it, so that images are read less often.
 """
 
 import functools
@@ -119,8 +119,7 @@ def _divisible(width: float) -> int:
 class InvertedBottleneck(nn.Module):
     """Expansion of channels, depthwise convolution, projection (Sandler et al., CVPR 2018).
 
-    What comes in is added if the shape stays the same. Without expansion, the first part is left
-    out.
+    The input is added if the shape stays the same.
     """
 
     kernel: int

@@ -79,8 +79,7 @@ def create_embedder(
 ) -> Embedder:
     """Builds the model of a run's validated configuration, for a device.
 
-    To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`; the parameters are the
-    same.
+    To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
     numbers = tuple(learned.learned_numbers(config.objective).items())
@@ -124,8 +123,7 @@ def scaled_side(encoder: Encoder, scale: float) -> int:
 def resize_images(images: Images, side: int) -> Float[Array, "batch side side channels"]:
     """Resizes to squares by bilinear interpolation without antialiasing.
 
-    Centres of pixels are at halves, as in PyTorch's `interpolate` with `align_corners=False`, which
-    the released multi-scale evaluations of image retrieval use.
+    Centres of pixels are at halves, as in PyTorch and the released multi-scale evaluations.
     """
     shape = (len(images), side, side, images.shape[-1])
     return jax.image.resize(images, shape, "linear", antialias=False)

@@ -153,9 +153,8 @@ def activate(x: Float[Array, "..."], name: str = "gelu") -> Float[Array, "..."]:
 class LayerNorm(nn.Module):
     """LayerNorm over the last axis (Ba et al., 2016), in float32.
 
-    Returns its normalised input in `dtype`, and the scale and shift that belong to it. These pass
-    into the weights of the next `Dense`: that is the same, but their gradients are then sums over
-    weights, and not over all tokens.
+    Returns its normalised input in `dtype`, and the scale and shift, for the weights of the next
+    `Dense`: their gradients are then sums over weights, and not over all tokens.
     """
 
     dtype: DTypeLike
@@ -263,9 +262,8 @@ def poolings(class_tokens: int) -> list[str]:
     """Names of the poolings that an encoder with so many class and distillation tokens supports.
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
-    (DeiT). The others act on the patch tokens alone: `avg`, `max`, their sum `avg_max`, `gem`, the
-    generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
-    compare these).
+    (DeiT). The others pool patch tokens: `avg`, `max`, their sum `avg_max`, `gem`, the generalised
+    mean with exponent 3, and `rmac`, regional maxima (compared by El-Nouby et al., IRT, 2021).
     """
     return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 

@@ -33,10 +33,7 @@ def register_encoder(name: str, module: nn.Module) -> None:
 
 
 class OwnEncoder(Encoder):
-    """A user's module as an encoder, whose parameters are the module's.
-
-    Its weights have their paths in Flax as names: "encoder/Dense_0/kernel".
-    """
+    """A user's module as an encoder; weights are named by their paths: "encoder/Dense_0/kernel"."""
 
     module: nn.Module
     dim: int

@@ -48,11 +48,7 @@ _SIGLIP = (
 
 
 def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames the tensors of an image encoder, and joins queries, keys and values.
-
-    Tensors under other names are returned as they are. Of a model of images and texts, only the
-    image encoder is.
-    """
+    """Renames the tensors of an image encoder, which may be one of two towers; others stay."""
     names = {name.removeprefix("vision_model."): name for name in state}
     if "embeddings.position_embedding.weight" in names:
         towers = [name for name in state if name.startswith("vision_model.")] or list(state)

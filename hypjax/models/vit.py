@@ -53,8 +53,7 @@ class Rotary(NamedTuple):
         reference: Side to which grids of other sizes are scaled where patches are counted.
         offset: Number of the first row and column.
         columns_first: Whether columns turn the first pairs, and not rows.
-        halves: Whether a pair is a coordinate of the first half and one of the second, and not two
-            adjacent ones.
+        halves: Whether a pair is one coordinate of each half, and not two adjacent ones.
     """
 
     temperature: float = 1e4
@@ -117,8 +116,7 @@ class VisionTransformer(Encoder):
     """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
 
     Attributes:
-        image_size: Side of the images in pixels, or height and width, for which pretrained position
-            embeddings are resized.
+        image_size: Side of the images in pixels, or height and width.
         patch_size: Side of a patch in pixels; it divides the sides of the images.
         width: Dimension of tokens and of the embedding.
         depth: Number of blocks.

@@ -59,10 +59,10 @@ class HealthWatch:
         """Returns what is wrong, if anything, and how that shows."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
+            clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
             return "the embeddings have collapsed, or the temperature is too high", (
                 f"the logits span {span:.2g}, and to tell the classes of a batch apart they must "
-                f"span {self._range:.2g}; {values.get('clipped_share', 0.0):.0%} of the features "
-                "are clipped"
+                f"span {self._range:.2g}; {clipped}"
             )
         recall = values.get("batch_recall@1", math.inf)
         if recall < self._least_recall:
@@ -91,10 +91,7 @@ def check_finite(
     train: ConfigDict,
     checkpoints: Checkpoints,
 ) -> None:
-    """Warns of a step that is not finite, or raises an error where it may not be skipped.
-
-    Images are the names of the step's, of which the message has a few.
-    """
+    """Warns of a step that is not finite, or raises an error where it may not be skipped."""
     if metrics["finite"]:
         return
     values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}

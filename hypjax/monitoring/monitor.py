@@ -21,11 +21,7 @@ from hypjax.system import console, machine
 
 
 def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Summarises the metrics of steps, without those that were not finite.
-
-    Names in _min and _max have the extreme, those among `latest` the last value, and others the
-    mean.
-    """
+    """Means over finite steps; of names in _min and _max extremes, of `latest` the last values."""
     steps = jax.device_get(steps)
     finite = [metrics for metrics in steps if metrics["finite"]]
     values = {"skipped": int(steps[-1]["skipped"])}
@@ -42,10 +38,8 @@ class Trace:
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
         """Prepares a trace from a first to a last step of a total; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
-            raise UserError(
-                f"--profile is {steps[0]}:{steps[1]}; "
-                f"it must be two ascending steps from 1 to {total}"
-            )
+            rule = f"it must be two ascending steps from 1 to {total}"
+            raise UserError(f"--profile is {steps[0]}:{steps[1]}; {rule}")
         self._folder, self._open = folder, contextlib.ExitStack()
         first, self._last = steps or (0, -1)
         self._steps = range(first, self._last + 1)
@@ -58,8 +52,7 @@ class Trace:
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
             written = f"trace written to {self._folder}; open it with XProf or Perfetto"
             self._open.callback(console.say, written)
-            trace = jax.profiler.trace(self._folder, profiler_options=options)
-            self._open.enter_context(trace)
+            self._open.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def after(self, step: int, outputs: Any) -> None:
         """Call it with what a step returned."""
@@ -85,10 +78,7 @@ class Monitor(contextlib.AbstractContextManager):
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0, and to write into a run's folder.
-
-        `name` tells the name of a training image.
-        """
+        """Starts to observe steps, counted from 0, of images with names, and writes to a folder."""
         self._first = self._reported = steps.start
         self._train, self._checkpoints, self._name = config.train, checkpoints, name
         self._trace, self.stopwatch = trace, stopwatch
