@@ -22,7 +22,6 @@ from hypjax.errors import UserError, redacted
 
 if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second without it.
     from jax.sharding import Mesh
-    from jax.stages import Compiled
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # What XLA says when memory is exhausted; the second, its library on CPUs.
@@ -80,16 +79,6 @@ def memory_explained(remedy: str) -> Iterator[None]:
             raise
         device = jax.local_devices()[0].device_kind
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
-
-
-def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
-    """Refuses a program that exceeds its devices' free memory, if known; says what to lower."""
-    needed, available = program.memory_analysis(), free_memory(mesh)
-    if None not in (needed, available) and needed.temp_size_in_bytes > available:
-        raise UserError(
-            f"the model needs {needed.temp_size_in_bytes / 2**30:,.0f} GiB on each device, and "
-            f"{available / 2**30:,.1f} are free; lower {remedy}"
-        )
 
 
 def free_memory(mesh: "Mesh") -> int | None:
