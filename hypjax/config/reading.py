@@ -12,6 +12,7 @@ from hypjax.config.defaults import choose_objective, default_config, fields_of
 from hypjax.config.identity import flatten
 from hypjax.config.rules import refuse, refuse_objective, validate
 from hypjax.errors import UserError, nearest
+from hypjax.fields import Field
 from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
@@ -94,7 +95,9 @@ def _set(config: ConfigDict, override: str) -> None:
     value = _parse(text, known[field])
     if field == "optim.groups" and value and not isinstance(value[0], tuple):
         value = (value,)  # One group, without the outer brackets.
-    if words := fields_of(config.objective.name)[field].requirement(value):
+    # Fields of a loss whose code this process lacks are declared nowhere.
+    declared = fields_of(config.objective.name).get(field, Field(known[field]))
+    if words := declared.requirement(value):
         refuse(field, text, words)
     if isinstance(known[field], float) and value is not None:
         value = float(value)

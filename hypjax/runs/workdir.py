@@ -189,11 +189,12 @@ class Workdir:
 
     def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
         folder = pathlib.Path(workdir).absolute()
+        location = str(folder)
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)
-            folder = self._cloud.folder
+            folder, location = self._cloud.folder, self._cloud.location
         require_identity(folder, self._config)
-        return str(folder), self._cloud.location if self._cloud else str(folder)
+        return str(folder), location
 
     @property
     def results(self) -> dict[str, Any] | None:
