@@ -30,8 +30,8 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.inference.model_folder import describe
 from hypjax.inference.run import Run
+from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare

@@ -20,8 +20,7 @@ from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
-from hypjax.inference.evaluator import check_depth
-from hypjax.inference.run import Run
+from hypjax.inference.run import Run, check_depth
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import Spec
