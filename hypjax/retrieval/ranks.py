@@ -106,12 +106,14 @@ def _bound_ranks(
     matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
     with score.enabled():
-        for row, _, points, lists in tiles.pairs(queries, among, symmetric, matching_only=True):
-            found = match(score.space, *points, *lists)
+        for row, column, lists in tiles.pairs(queries, among, symmetric, matching_only=True):
+            pair = queries, among, row, column, symmetric
+            found = match(score.space, *tiles.points_of(*pair), *lists)
             matches[:, row] = np.maximum(matches[:, row], found)
-        for row, column, points, lists in tiles.pairs(queries, items, symmetric):
+        for row, column, lists in tiles.pairs(queries, items, symmetric):
+            pair = queries, items, row, column, symmetric
             bounds = matches[:, row], matches[:, column] if symmetric else None
-            found = count(score.space, *points, *bounds, *lists)
+            found = count(score.space, *tiles.points_of(*pair), *bounds, *lists)
             counts[row] += np.asarray(found[0])
             if symmetric:
                 counts[column] += np.asarray(found[1])

@@ -88,10 +88,18 @@ class Tiles(NamedTuple):
     counts: Int[Array, " devices"]  # Tiles of each device, without the padding.
 
 
+def points_of(
+    queries: Sorted, items: Sorted, row: int, column: int, symmetric: bool
+) -> tuple[Points, Points]:
+    """Points of a pair of chunks. The caller keeps none, so that others find memory."""
+    points = queries.chunk(row)
+    return points, points if symmetric and row == column else items.chunk(column)
+
+
 def pairs(
     queries: Sorted, items: Sorted, symmetric: bool, matching_only: bool = False
-) -> Iterator[tuple[int, int, tuple[Points, Points], list[Tiles]]]:
-    """Yields pairs of chunks: indices, points, and the tiles that may contain matches, and others.
+) -> Iterator[tuple[int, int, list[Tiles]]]:
+    """Yields pairs of chunks: indices, and the tiles that may contain matches, and others.
 
     If the queries are the items and `symmetric` is set, another tile also stands for its transpose.
     """
@@ -103,10 +111,7 @@ def pairs(
             others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
         lists = [matching] if matching_only else [matching, others]
         if any(map(len, lists)):
-            points = queries.chunk(row)
-            same = symmetric and row == column
-            both = points, points if same else items.chunk(column)
-            yield row, column, both, [distribute(queries.mesh, each, capacity) for each in lists]
+            yield row, column, [distribute(queries.mesh, each, capacity) for each in lists]
 
 
 def _split(
