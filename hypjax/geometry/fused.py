@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
@@ -36,10 +37,7 @@ class Composite(Space):
             require_positive("a weight", weight)
 
     def __str__(self) -> str:
-        pairs = (
-            (round(weight, 4) if isinstance(weight, float) else weight, space)
-            for space, weight in self.parts
-        )
+        pairs = ((w if isinstance(w, jax.Array) else round(w, 4), space) for space, w in self.parts)
         return " + ".join(f"{weight} × {space}" for weight, space in pairs)
 
     def shares(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:

@@ -204,16 +204,9 @@ def as_tree(space: type) -> type:
     return space
 
 
-@jax.jit
-def distance_matrix(space: Space, x: Rows, y: Cols) -> Matrix:
-    """`space.distance_matrix` as one program: outside a program, each operation would be one."""
-    return space.distance_matrix(x, y)
-
-
-@jax.jit
-def features(space: Space, x: Vectors) -> Points:
-    """`space.features` as one program."""
-    return space.features(x)
+# Methods of a space as one program: outside a program, each operation would be one.
+distance_matrix = jax.jit(lambda space, x, y: space.distance_matrix(x, y))
+features = jax.jit(lambda space, x: space.features(x))
 
 
 @jax.jit

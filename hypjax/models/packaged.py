@@ -60,10 +60,10 @@ _NAMES = (
 )
 
 
-# Each tensor becomes its storage and its shape; in this file, all of them are contiguous.
+# Each tensor becomes its storage, its offset in it (0 in this file), its shape and its strides.
 _KNOWN = {
     "collections.OrderedDict": collections.OrderedDict,
-    "torch._utils._rebuild_tensor_v2": lambda storage, _, shape, *__: (storage, shape),
+    "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
     "torch.FloatStorage": np.dtype("<f4"),
     "torch.LongStorage": np.dtype("<i8"),
 }
@@ -88,8 +88,12 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     """
     file = io.BytesIO(data)
     _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
-    types, storages = {key: dtype for (dtype, key), _ in tensors.values()}, {}
+    types = {key: dtype for (dtype, key), *_ in tensors.values()}
+    storages = {}
     for key in keys:
         number = int.from_bytes(file.read(8), "little")
-        storages[key] = np.frombuffer(file.read(number * types[key].itemsize), types[key])
-    return {name: storages[key].reshape(shape) for name, ((_, key), shape) in tensors.items()}
+        storages[key] = file.read(number * types[key].itemsize)
+    return {
+        name: np.ndarray(shape, dtype, storages[key], 0, [dtype.itemsize * x for x in strides])
+        for name, ((dtype, key), _, shape, strides) in tensors.items()
+    }
