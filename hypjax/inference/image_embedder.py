@@ -74,10 +74,7 @@ class ImageEmbedder(abc.ABC):
                 bar.update(len(rows))
 
     def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
-        """Embeds images into a file, or resumes where that was interrupted.
-
-        What is done is saved after each batch in a folder beside the file.
-        """
+        """Embeds images into a file; a folder beside it keeps what is done, to resume from."""
         if path.exists():
             done = Embeddings.load(path)
             if (done.fingerprint, done.images) != (self.fingerprint, images.fingerprint):

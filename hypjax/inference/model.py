@@ -138,10 +138,7 @@ class Model(ImageEmbedder):
         return write(self, pathlib.Path(path).expanduser(), precision)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields the points of a dataset's images in order, see `ImageEmbedder.batches`.
-
-        The last batch is padded to a whole one or, if `few`, to a power of two.
-        """
+        """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
         encoder, given = self.model.encoder, dataset.vectors
         if encoder.takes_pixels and given is not None:
             raise UserError("this run embeds images, but was given features; pixels are uint8")

@@ -117,11 +117,7 @@ class Run:
         return self._fitted[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
-        """Mean scores of each part of the model, the same in all processes.
-
-        They are {"head": {"recall@1": ...}, "encoder": {...}}; those of a judged task have names
-        such as "easy/map".
-        """
+        """Mean scores by part and metric ("easy/map" if judged), the same in all processes."""
         means = {
             part: {name: mean_score(values) for name, values in of_part.items()}
             for part, of_part in self.query_scores(params, task).items()

@@ -141,9 +141,9 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
-    """Writes a model: weights, timm's config.json if timm has such a model, and hypjax.json, last.
+    """Writes the weights, timm's config.json if it has such a model, and hypjax.json, last.
 
-    That holds the configuration, the head's space, and the hashes of the other files in the folder.
+    This holds the configuration, the head's space, and the hashes of the other files.
     """
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)

@@ -180,10 +180,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the parameters with which training starts: the "encoder" and perhaps the "head".
-
-    With the head come the numbers that are learned, the "space".
-    """
+    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "space"."""
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}
@@ -220,10 +217,7 @@ def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dic
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
-    """Warns if `model.weights` is a run that may know test classes of images of this fingerprint.
-
-    It knows none of another dataset, and none if its images were the same and split alike.
-    """
+    """Warns if the run in `model.weights` had other images of this dataset, or another split."""
     weights = config.model.weights
     if not weights or not _is_run(weights):
         return
