@@ -17,7 +17,7 @@ from benchmarks.measure import COLUMNS as COLUMNS
 from benchmarks.measure import Task
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.photos import find_images
-from hypjax.data.pipeline import evaluation_batches, training_batches
+from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.system.array_cache import ArrayCache
@@ -53,7 +53,7 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
     test, name = _peer(files, len(files), training=False)
     yield Task(
         f"{len(files)} test views, exact pixels",
-        lambda: _consume(evaluation_batches(files, _VIEW, _BATCH)),
+        lambda: _consume(readable_batches(files, _VIEW, _BATCH)),
         test,
         name,
         items=len(files),

@@ -5,7 +5,6 @@ v5e:2x4, if the package libtpu is installed, and for the cards in `benchmarks.gp
 jax[cuda12]. Nothing is run.
 """
 
-import functools
 import os
 import pathlib
 import types
@@ -192,7 +191,7 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch of evaluation."""
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = functools.partial(scored_spaces, config, create_objective(config))
+    spaces = scored_spaces(config, create_objective(config), {})
     embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     view = View.of(config.data)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows

@@ -75,7 +75,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Any]:
     """Embeds the images, or a part of them, or joins parts; returns the file and `Embeddings`."""
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
-    from hypjax.inference.partial_gallery import Shard, merge
+    from hypjax.inference.image_embedder import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None

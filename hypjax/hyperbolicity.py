@@ -42,7 +42,7 @@ def main(overrides: list[str]) -> None:
             )
     else:
         from hypjax.config import load_config
-        from hypjax.inference.features import pretrained_features
+        from hypjax.evaluate import pretrained_features
         from hypjax.runs.published import published_delta
 
         config = load_config(FLAGS.config, overrides)

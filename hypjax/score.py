@@ -67,7 +67,7 @@ def main() -> None:
     ks = [k for k in FLAGS.ks if k < task.items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(FLAGS.metrics or usual, ks)
-    scores = scoring.summary(scoring.score(task, metrics))
+    scores = scoring.score(task, metrics)
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
     space = task.queries.space

@@ -67,7 +67,7 @@ def main() -> None:
     if images.vectors is None or FLAGS.workdir or FLAGS.encoder:
         FLAGS.require_one("workdir", "encoder")
         embedder = FLAGS.open_embedder(gallery.space)
-        queries, match = embedder.embed_few(images), embedder.match
+        queries, match = embedder.embed_images(images, few=True), embedder.match
     else:  # Features: nothing tells which model made them.
         queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
         queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)

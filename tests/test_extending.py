@@ -69,7 +69,9 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, path, module)
     exec(compile(code, "docs/extending.md:spread", "exec"), vars(module))
     monkeypatch.setitem(cli.COMMANDS, name, path)
-    assert "\n  spread        Compares distances within classes" in cli._usage()
+    monkeypatch.setattr("sys.argv", ["hypjax"])
+    cli.main()
+    assert "\n  spread        Compares distances within classes" in capsys.readouterr().out
     assert module.EXAMPLE.startswith(f"python -m {path} ")
     heavy = f"exec({code!r}, {{'__name__': ''}}); import sys; assert 'numpy' not in sys.modules"
     assert python("-c", heavy).stderr == ""

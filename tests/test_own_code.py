@@ -19,7 +19,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import scored_spaces
-from hypjax.inference.postprocess import model_fingerprint
+from hypjax.inference.weights import TrainedModel
 from hypjax.models import create_embedder, model_shapes
 from hypjax.models.own import ENCODERS
 from hypjax.models.pretrained import convert_timm, timm_state_dict
@@ -322,7 +322,8 @@ def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
         hypjax.register_encoder("net", nn.Sequential([nn.Dense(2), act]))
         config = small_runs.load("unused")
         config.model.architecture = "net"
-        found.add(model_fingerprint(config, "head", BALL, {}))
+        objective = objectives.SavedObjective(BALL)
+        found.add(TrainedModel(config, None, {}, objective).fingerprint("head"))
     assert len(found) == 2
 
 

@@ -243,7 +243,7 @@ def drawing_of_gallery(
 ) -> tuple[Drawing, Space]:
     """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
-    title, chosen = _choose(path.name, len(gallery), most, seed)
+    title, chosen = choose(path.name, len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
     grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
     paths = gallery.ids[chosen].tolist()
@@ -264,7 +264,7 @@ def drawing_of_run(
         dataset = getattr(run.splits, part)
         if dataset is None:
             raise UserError(f"{name} has no {part} images; leave out --parts={part}")
-        title, chosen = _choose(part, len(dataset), most, seed)
+        title, chosen = choose(part, len(dataset), most, seed)
         images = dataset.take(chosen)
         shown[title] = embed(images), images
     drawing = drawing_of_images(name, shown, colour)
@@ -344,7 +344,7 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def _choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
+def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
     """A title, and indices of all images or, of more than `most`, of random ones, in order."""
     if not count:
         raise UserError("there are no images to draw")

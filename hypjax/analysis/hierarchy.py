@@ -298,7 +298,8 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
     first = _first_of_classes(images)
     groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
-    order = np.lexsort((_row_order(affinity), *reversed(groups.values())))
+    alike = trees.average_linkage(affinity.max() - affinity)[0].starts()[: len(affinity)]
+    order = np.lexsort((alike, *reversed(groups.values())))
     panels = {"affinity": affinity}
     if groups:
         many = f"number of equal groups: {', '.join(groups)}"
@@ -318,12 +319,3 @@ def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Pat
         if panel is affinity or len(groups) > 1:
             figure.colorbar(picture, ax=axes, shrink=0.85, **bar)
     save(figure, output)
-
-
-def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
-    """Places of classes in a row in which similar ones are neighbours."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    apart = squareform(affinity.max() - affinity, checks=False)
-    return np.argsort(leaves_list(linkage(apart, method="average")))

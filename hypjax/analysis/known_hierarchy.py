@@ -67,9 +67,7 @@ def wrong_first_hits(
     of_class = np.bincount(classes)[classes]
     wrong = np.flatnonzero((of_class > 1) & (classes[hits] != classes))
     found: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
-    for name, (groups, _) in groupings.items():
-        if name == CLASS:
-            continue
+    for name, groups in ((n, each.labels) for n, each in groupings.items() if n != CLASS):
         pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
         of_both = np.bincount(pairs)[pairs]
         same = groups[hits[wrong]] == groups[wrong]

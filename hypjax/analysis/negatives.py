@@ -75,10 +75,10 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 
 def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds the test images in the space of the loss, without `eval.pca`, and weighs negatives."""
-    model, params = restore_trained(run)
+    params = restore_trained(run)
     scalars = run.scalars(params)
     space = create_objective(run.config).with_scalars(scalars).space
-    embed = head_points(run, model, params, space)
+    embed = head_points(run, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))

@@ -20,7 +20,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hypjax import __version__
-from hypjax.analysis.disk import COLOURS, draw_disks, drawing_of_images, place_in_disk, read_rgb
+from hypjax.analysis import disk
+from hypjax.analysis.disk import COLOURS, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
@@ -29,8 +30,8 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.inference.model_folder import describe
 from hypjax.inference.run import Run
+from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
 from hypjax.runs.published import compare
@@ -207,9 +208,7 @@ def _value(found: Any) -> float:
     return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)
 
 
-def _searches(
-    runs: Sequence[RunSearches], queries: int
-) -> list[tuple[dict[str, Any], list[list[dict[str, Any]]]]]:
+def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
     """Queries with what they find in each run."""
     splits = runs[0].run.splits
     answers = [{search.query: search for search in run.searches} for run in runs]
@@ -250,12 +249,11 @@ def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
 def _disk(found: RunSearches) -> dict[str, str]:
     """The disk of a run with what it says of it, relative δ and the c that suits it included."""
     run, images = found.run, found.run.splits.test
-    chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
-    shown = {
-        f"{run.name}: {len(chosen):,} test images": (found.points[chosen], images.take(chosen))
-    }
-    drawing, ranks = place_in_disk(drawing_of_images(run.config.data.name, shown), found.space)
-    draw_disks(drawing, file := io.BytesIO())
+    title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
+    shown = {title: (found.points[chosen], images.take(chosen))}
+    drawing = disk.drawing_of_images(run.config.data.name, shown)
+    drawing, ranks = disk.place_in_disk(drawing, found.space)
+    disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     delta = curvature = ""
     with contextlib.suppress(UserError):  # Too few points, or all are equal.

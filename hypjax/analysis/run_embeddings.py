@@ -1,7 +1,6 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
@@ -18,7 +17,6 @@ from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
@@ -103,11 +101,11 @@ def _choose(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarr
     return np.flatnonzero(np.isin(labels, taken))
 
 
-def restore_trained(run: Run) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as by `restore_best`, if the images are still the run's."""
+def restore_trained(run: Run) -> PyTree:
+    """Restores a run's parameters as by `restore_best`, if the images are still the run's."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
-        return restore_best(folder)[1:3]
+        return restore_best(folder).params
 
 
 class ScoredHead(NamedTuple):
@@ -120,15 +118,14 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: Run) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
-    model, params = restore_trained(run)
-    proxies = None
+    params, proxies = restore_trained(run), None
     if run.config.objective.name.startswith("hier+"):
         params, proxies = _restore_proxies(run)
     space = run.score_space(params)
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
-    return ScoredHead(head_points(run, model, params, space), space, proxies)
+    return ScoredHead(head_points(run, params, space), space, proxies)
 
 
 def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
@@ -159,16 +156,12 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     return evaluated_model(built.learner, state)
 
 
-def head_points(
-    run: Run, model: Embedder, params: PyTree, space: Space
-) -> Callable[[Dataset], Points]:
+def head_points(run: Run, params: PyTree, space: Space) -> Callable[[Dataset], Points]:
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
-    images = run.evaluator.images
-    images = dataclasses.replace(images, model=model, spaces=lambda params: {"head": space})
 
     def points(dataset: Dataset) -> Points:
         console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
-        found = images.points(params, dataset)["head"]
+        found = run.images.points(params, dataset, {"head": space})["head"]
         space.check(found)
         return found
 

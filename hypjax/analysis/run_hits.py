@@ -55,9 +55,9 @@ def search_test_images(run: Run, k: int) -> RunSearches:
 
     Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
-    model, params = restore_trained(run)
+    params = restore_trained(run)
     space = run.score_space(params)
-    embed = head_points(run, model, params, space)
+    embed = head_points(run, params, space)
     test, items = run.splits.test, searched(run.splits)
     alone = run.splits.gallery is None
     points = embed(test)

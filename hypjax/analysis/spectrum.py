@@ -36,11 +36,11 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
 
     Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
-    model, trained = restore_trained(run)
     found: dict[str, Any] = {"run": run.name}
-    for state, params in zip(_STATES, (untrained_parameters(run.config), trained), strict=True):
+    models = untrained_parameters(run.config), restore_trained(run)
+    for state, params in zip(_STATES, models, strict=True):
         space = run.score_space(params)
-        points = head_points(run, model, params, space)(images)
+        points = head_points(run, params, space)(images)
         found[state] = find_spread(points, images.labels, space)
     return found
 

@@ -1,9 +1,6 @@
-"""Names that configuration fields accept; the packages above implement them.
+"""Names that configuration fields accept, beside those of registries.
 
-A new view adds its name here and its code there. A test checks that they agree.
-Objectives, spaces, metrics and datasets have registries of their own:
-`hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`, `AT_K` and `WITHOUT_K` in
-`hypjax.retrieval.metrics`, and `hypjax.catalogue.PREPARED`.
+A new view adds its name here and its code in `hypjax/data/views.py`. A test checks that they agree.
 """
 
 import fnmatch

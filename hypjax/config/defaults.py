@@ -6,7 +6,6 @@ differs between datasets.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference
 
 from hypjax.config import choices
-from hypjax.config.identity import flatten
 from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.errors import UserError
 from hypjax.fields import (
@@ -48,16 +46,182 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
-_SCORE_SPACES = Rule(
-    lambda value: value and some_of(("objective", *simple_spaces())).holds(value),
-    "one or more of objective, " + ", ".join(simple_spaces()) + ", each once",
-)
+_ANY_SPACE = "one or more of objective, " + ", ".join(simple_spaces()) + ", each once"
+_SCORE_SPACES = Rule(lambda x: x and some_of(("objective", *simple_spaces())).holds(x), _ANY_SPACE)
 _PARTS = Rule(
     lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
     "two or more of " + ", ".join(simple_spaces()),
 )
 _CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
 _PATH = Field(None, kind=str, optional=True)
+_NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
+_WHICH = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
+_PARAMETERS = each(choices.names_parameters, _WHICH)
+_TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
+_KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
+_SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
+_ANY_METRIC = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
+_METRICS = Rule(lambda x: "recall" in x and set(x) <= set(choices.METRICS), _ANY_METRIC)
+
+
+def _is_group(value: tuple[Any, ...]) -> bool:
+    rate = Field(0.0, at_least(0))
+    items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
+    wrong = (item.requirement(x) for item, x in zip(items, value[1:], strict=True))
+    return len(value) == 4 and choices.names_parameters(value[0]) and not any(wrong)
+
+
+def _is_mesh(value: tuple[int, ...]) -> bool:
+    copies, shards = value if len(value) == 2 else (0, 0)
+    return (copies == -1 or 1 <= copies <= BATCH) and 1 <= shards <= BATCH
+
+
+_GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
+_MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
+# All fields but those of an objective.
+_FIELDS = {
+    "name": Field(""),  # Of the configuration file; set when it is loaded.
+    "variant": Field(""),  # Of the file. Both name the default workdir.
+    # Of the initial parameters, batches and crops; JAX's keys drop further bits.
+    "seed": Field(0, within(0, 2**32 - 1)),
+    # Images, how they are decoded and cropped, and how their classes are split.
+    # 'folder' stands for your own images, 'features' for embeddings of another model.
+    "data.name": Field("glyphs", one_of(*choices.DATASETS)),
+    "data.path": _PATH,  # Folder or table of your own images, or a file of features.
+    "data.labels": _PATH,  # File with the classes of features, if theirs has none.
+    "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
+    # Largest shorter side in the device cache, in pixels.
+    "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),
+    "data.channels": Field(3, Rule(lambda value: value in (1, 3), "1 or 3")),
+    "data.image_size": Field(224, within(1, SIDE)),  # Side of the model's square input, in pixels.
+    # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
+    "data.train_view": Field("area_crop", one_of(*choices.TRAIN_VIEWS)),
+    # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
+    "data.test_view": Field("centre_crop", one_of(*choices.TEST_VIEWS)),
+    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
+    "data.resize": Field(224, within(1, SIDE)),
+    # Of each channel, for pixels in [0, 1]. ViT; DeiT and DINO use those of ImageNet.
+    "data.mean": Field((0.5, 0.5, 0.5)),
+    "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
+    # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
+    "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),
+    "data.crop_ratio": Field((3 / 4, 4 / 3), range_within(0, float("inf"))),
+    "data.flip": Field(0.5, within(0, 1)),  # Training view: probability of a horizontal flip.
+    # Held out of your own images without splits; 'images': a quarter of each, for few classes.
+    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
+    # Held-out classes, of training and of data without a test split: number, or share below 1.
+    "data.validation_classes": Field(0.0, _CLASSES),
+    "data.test_classes": Field(0.0, _CLASSES),
+    "data.split_seed": Field(0, at_least(0)),  # Of held-out classes; independent of config.seed.
+    # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
+    # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
+    "model.architecture": Field("vit_small_patch16_224"),
+    "model.patch_size": Field(0, within(0, SIDE)),  # Side, in pixels. 0 unless 'vit'.
+    "model.width": Field(0, within(0, DIM), optional=True),  # 0 unless 'vit' or 'features'.
+    "model.depth": Field(0, within(0, 64)),  # Number of blocks. 0 unless 'vit'.
+    "model.num_heads": Field(0, within(0, DIM)),  # Per block. 0 unless 'vit'.
+    # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
+    "model.weights": Field(None, _NAMED, kind=str, optional=True),
+    "model.load_head": Field(False),  # Whether the head starts from model.weights, too.
+    # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
+    "model.pooling": Field("cls"),
+    "model.eval_pooling": Field("cls"),
+    "model.head": Field("dense", one_of(*choices.HEADS)),
+    # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
+    "model.head_dim": Field(128, within(1, DIM), optional=True),
+    # A random semi-orthogonal map, or 'pca', the principal components of the features.
+    "model.head_init": Field("orthogonal", one_of(*choices.HEAD_INITS)),
+    "model.drop_path": Field(0.0, _BELOW_1),  # Of stochastic depth in a Transformer's last block.
+    # Of the encoder's matrix products: see `layers.compute_dtype`.
+    "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),
+    # The optimiser, its learning rate, and which parameters are frozen.
+    "optim.learning_rate": Field(3e-5, at_least(0)),  # At its peak. ViT and DeiT; DINO: 1e-5.
+    "optim.name": Field("adamw", one_of(*OPTIMIZERS)),  # See `hypjax.config.optimizers`.
+    # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
+    "optim.schedule": Field("constant", one_of("constant", "cosine", "step", "exponential")),
+    "optim.decay_every": Field(1000, within(1, STEPS)),
+    "optim.decay_factor": Field(0.5, _FACTOR),
+    "optim.warmup_steps": Field(0, within(0, STEPS), optional=True),  # Linear, from 0.
+    "optim.weight_decay": Field(0.01, at_least(0)),  # Of all trained parameters, with biases.
+    "optim.b1": Field(0.9, _BELOW_1),  # Decay rate of Adam's first moment.
+    "optim.b2": Field(0.999, _BELOW_1),  # Decay rate of Adam's second moment.
+    "optim.eps": Field(1e-8, ABOVE_0),  # Adam's epsilon.
+    "optim.momentum": Field(0.95, _BELOW_1),  # Of SGD and Muon.
+    # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
+    "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),
+    # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
+    "optim.clip_value": Field(None, ABOVE_0, kind=float, optional=True),
+    # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
+    "optim.frozen": Field(("patch_projection",), _PARAMETERS),
+    # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
+    # several paths to a parameter the longest counts, of equally long ones the last.
+    "optim.groups": Field((), _GROUPS, kind=tuple),
+    # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
+    "optim.layer_decay": Field(1.0, _FACTOR),
+    # Length of training and composition of batches.
+    # None for one of these three, and for optim.warmup_steps, fits the user's own data.
+    "train.total_steps": Field(200, within(0, STEPS), optional=True),  # In batches. CUB.
+    # A multiple of samples_per_class.
+    "train.batch_size": Field(900, within(1, BATCH), optional=True),
+    # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
+    "train.samples_per_class": Field(2, within(2, BATCH), optional=True),
+    # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
+    "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
+    "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Of anchor and positive, in each epoch.
+    "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Of each, no two of one class.
+    # Images, drawn for each epoch, of which these are the nearest.
+    "train.tuples.pool": Field(22_000, within(1, IMAGES)),
+    "train.repeat_images": Field(False),  # A class's images are drawn with replacement (HIER).
+    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
+    "train.cached_features": Field(False),
+    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, and their kernels.
+    "train.lora_rank": Field(0, within(0, DIM)),
+    "train.lora_alpha": Field(16.0, ABOVE_0),
+    "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
+    "train.probe_steps": Field(0, within(0, STEPS)),  # First ones, without change of the encoder.
+    "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of the model; 0: none.
+    "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # Whether to skip such updates.
+    # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
+    "train.on_collapse": Field("warn", one_of("warn", "stop")),
+    "train.max_nonfinite": Field(10, within(1, STEPS)),  # Skipped updates after which a run stops.
+    # What is measured, and how often.
+    "eval.ks": Field((1, 2, 4, 8), _KS),
+    "eval.metrics": Field(("recall",), _METRICS),
+    # Further spaces than the first give scores of their own. 'objective': the objective's own.
+    "eval.spaces.head": Field(("objective",), _SCORE_SPACES),
+    "eval.spaces.encoder": Field(("sphere",), _SCORE_SPACES),
+    # Of the head's output, scored beside the whole; trained ones are scored in any case.
+    "eval.prefixes": Field((), Rule(is_ascending, "ascending numbers above 0"), kind=int),
+    "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
+    "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Beside the run's own dataset.
+    "eval.distractors": Field(False),  # Whether a million (revisitop1m) join judged galleries.
+    # Relative to data.image_size; embeddings are averaged in their space. Common: 1, 0.7071, 0.5.
+    "eval.scales": Field((1.0,), _SCALES),
+    # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
+    "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
+    "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),
+    "eval.whiten": Field(False),  # Whether principal components get equal variances.
+    "eval.expansion": Field(0, within(0, IMAGES)),  # Images of a query expansion; 0: none.
+    "eval.expansion_alpha": Field(0.0, at_least(0)),  # Exponent of their weights; 0: average.
+    "eval.rerank": Field(False),  # Whether the first 100 results are re-ranked (k-reciprocal).
+    # Where and how the run is executed; these fields may change when it is resumed.
+    "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
+    "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
+    # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
+    "run.cache": Field("none", one_of("none", "host", "device")),
+    "run.cache_dir": _PATH,  # Of images and features. None: in ~/.cache/hypjax.
+    # Of the parameters. Batches are split over all devices either way.
+    "run.mesh": Field((-1, 1), _MESH),
+    "run.microbatch": Field(0, within(0, BATCH)),  # Most images at once, for the same gradient.
+    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
+    "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),
+    "run.remat": Field(False),  # Whether to recompute activations for the gradient.
+    "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
+    "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.
+    "run.checkpoint_every": Field(100, within(1, STEPS)),  # Steps between checkpoints.
+    "run.report": Field(True),  # Whether a finished run writes report.html, see `hypjax.report`.
+    "run.wandb_project": _PATH,  # Weights & Biases project. None does not use W&B.
+}
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
@@ -77,7 +241,7 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 def fields_of(objective: str) -> dict[str, Field]:
     """The fields of an objective's runs, by dotted name."""
     own = objective_fields(objective).items()
-    return _shared_fields() | {f"objective.{name}": field for name, field in own}
+    return _FIELDS | {f"objective.{name}": field for name, field in own}
 
 
 def objective_fields(name: str) -> dict[str, Field]:
@@ -96,21 +260,6 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
         for name, field in fields.items()
     }
     return ConfigDict(unflatten_dict(defaults, sep="."))
-
-
-@functools.cache
-def _shared_fields() -> dict[str, Field]:
-    """All fields but those of an objective."""
-    groups = {
-        "name": "",  # Of the configuration file; set when it is loaded.
-        "variant": "",  # Of the file. Both name the default workdir.
-        # Of the initial parameters, batches and crops; JAX's keys drop further bits.
-        "seed": Field(0, within(0, 2**32 - 1)),
-        **{"data": _data(), "model": _model(), "optim": _optim()},
-        **{"train": _train(), "eval": _eval(), "run": _run()},
-    }
-    declared = flatten(ConfigDict(groups)).items()
-    return {name: x if isinstance(x, Field) else Field(x) for name, x in declared}
 
 
 def _space() -> dict[str, Field]:
@@ -135,201 +284,3 @@ def _space() -> dict[str, Field]:
         # On the hyperboloid: factor of features before they are clipped.
         "feature_scale": Field(1.0, ABOVE_0),
     }
-
-
-def _data() -> ConfigDict:
-    """Images, how they are decoded and cropped, and how their classes are split."""
-    data = ConfigDict()
-    # 'folder' stands for your own images, 'features' for embeddings of another model.
-    data.name = Field("glyphs", one_of(*choices.DATASETS))
-    data.path = _PATH  # Folder or table of your own images, or a file of features.
-    data.labels = _PATH  # File with the classes of features, if theirs has none.
-    data.decoder = Field("exact", one_of("exact", "fast"))  # 'fast': large JPEGs at reduced size.
-    # Largest shorter side in the device cache, in pixels.
-    data.stored_side = Field(None, within(1, SIDE), kind=int, optional=True)
-    data.channels = Field(3, Rule(lambda value: value in (1, 3), "1 or 3"))
-    data.image_size = Field(224, within(1, SIDE))  # Side of the model's square input, in pixels.
-    # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
-    data.train_view = Field("area_crop", one_of(*choices.TRAIN_VIEWS))
-    # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
-    data.test_view = Field("centre_crop", one_of(*choices.TEST_VIEWS))
-    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
-    data.resize = Field(224, within(1, SIDE))
-    # Of each channel, for pixels in [0, 1]. ViT; DeiT and DINO use those of ImageNet.
-    data.mean = (0.5, 0.5, 0.5)
-    data.std = Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel"))
-    # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
-    data.crop_area = Field((0.2, 1.0), range_within(0, 1))
-    data.crop_ratio = Field((3 / 4, 4 / 3), range_within(0, float("inf")))
-    data.flip = Field(0.5, within(0, 1))  # Training view: probability of a horizontal flip.
-    # Held out of your own images without splits; 'images': a quarter of each, for few classes.
-    data.split = Field("classes", one_of(*choices.SPLITS_BY))
-    # Held-out classes, of training and of data without a test split: number, or share below 1.
-    data.validation_classes = Field(0.0, _CLASSES)
-    data.test_classes = Field(0.0, _CLASSES)
-    data.split_seed = Field(0, at_least(0))  # Of held-out classes; independent of config.seed.
-    return data
-
-
-def _model() -> ConfigDict:
-    """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
-    model = ConfigDict()
-    # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
-    model.architecture = "vit_small_patch16_224"
-    model.patch_size = Field(0, within(0, SIDE))  # Side, in pixels. 0 unless 'vit'.
-    # Of a token. 0 unless 'vit' or 'features'.
-    model.width = Field(0, within(0, DIM), optional=True)
-    model.depth = Field(0, within(0, 64))  # Number of blocks. 0 unless 'vit'.
-    model.num_heads = Field(0, within(0, DIM))  # Per block. 0 unless 'vit'.
-    # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
-    named = Rule(lambda value: value != "", "a name, a file or a folder")
-    model.weights = Field(None, named, kind=str, optional=True)
-    model.load_head = False  # Whether the head, too, starts from model.weights, then a run.
-    # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
-    model.pooling = "cls"
-    model.eval_pooling = "cls"
-    model.head = Field("dense", one_of(*choices.HEADS))
-    # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
-    model.head_dim = Field(128, within(1, DIM), optional=True)
-    # A random semi-orthogonal map, or 'pca', the principal components of the features.
-    model.head_init = Field("orthogonal", one_of(*choices.HEAD_INITS))
-    model.drop_path = Field(0.0, _BELOW_1)  # Of stochastic depth in a Transformer's last block.
-    # Of the encoder's matrix products: see `layers.compute_dtype`.
-    model.precision = Field("auto", one_of("auto", "float32", "bfloat16"))
-    return model
-
-
-def _is_group(value: tuple[Any, ...]) -> bool:
-    rate = Field(0.0, at_least(0))
-    items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
-    return (
-        len(value) == 4
-        and choices.names_parameters(value[0])
-        and not any(item.requirement(x) for item, x in zip(items, value[1:], strict=True))
-    )
-
-
-def _optim() -> ConfigDict:
-    """The optimiser, its learning rate, and which parameters are frozen."""
-    optim = ConfigDict()
-    optim.learning_rate = Field(3e-5, at_least(0))  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
-    optim.name = Field("adamw", one_of(*OPTIMIZERS))  # See `hypjax.config.optimizers`.
-    # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
-    optim.schedule = Field("constant", one_of("constant", "cosine", "step", "exponential"))
-    optim.decay_every = Field(1000, within(1, STEPS))
-    optim.decay_factor = Field(0.5, _FACTOR)
-    # Steps of linear warm-up from 0.
-    optim.warmup_steps = Field(0, within(0, STEPS), optional=True)
-    optim.weight_decay = Field(0.01, at_least(0))  # Of all trained parameters, with biases.
-    optim.b1 = Field(0.9, _BELOW_1)  # Decay rate of Adam's first moment.
-    optim.b2 = Field(0.999, _BELOW_1)  # Decay rate of Adam's second moment.
-    optim.eps = Field(1e-8, ABOVE_0)  # Adam's epsilon.
-    optim.momentum = Field(0.95, _BELOW_1)  # Of SGD and Muon.
-    # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
-    optim.clip_norm = Field(3.0, ABOVE_0, optional=True)
-    # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
-    optim.clip_value = Field(None, ABOVE_0, kind=float, optional=True)
-    # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
-    words = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
-    optim.frozen = Field(("patch_projection",), each(choices.names_parameters, words))
-    # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
-    # several paths to a parameter the longest counts, of equally long ones the last.
-    words = "a list of (parameters, factor of the rate, decay or None, first step)"
-    optim.groups = Field((), each(_is_group, words), kind=tuple)
-    # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
-    optim.layer_decay = Field(1.0, _FACTOR)
-    return optim
-
-
-def _train() -> ConfigDict:
-    """Length of training and composition of batches."""
-    train = ConfigDict()
-    # None for one of these three, and for optim.warmup_steps, fits the user's own data.
-    # Length of training, in batches. CUB.
-    train.total_steps = Field(200, within(0, STEPS), optional=True)
-    train.batch_size = Field(
-        900, within(1, BATCH), optional=True
-    )  # A multiple of samples_per_class.
-    # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
-    train.samples_per_class = Field(2, within(2, BATCH), optional=True)
-    # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
-    train.sampling = Field("epoch_classes", one_of(*choices.SAMPLINGS))
-    train.tuples = ConfigDict()
-    train.tuples.pairs = Field(2_000, within(1, IMAGES))  # Of anchor and positive, in each epoch.
-    train.tuples.negatives = Field(5, within(1, IMAGES))  # Negatives of each, no two of one class.
-    # Images, drawn for each epoch, of which these are the nearest.
-    train.tuples.pool = Field(22_000, within(1, IMAGES))
-    train.repeat_images = False  # Whether a class's images are drawn with replacement (HIER).
-    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
-    train.cached_features = False
-    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, and their kernels.
-    train.lora_rank = Field(0, within(0, DIM))
-    train.lora_alpha = Field(16.0, ABOVE_0)
-    words = "encoder, or paths such as model/encoder/block_*"
-    train.lora_targets = Field(("model/encoder/*block*",), each(choices.in_encoder, words, least=1))
-    train.probe_steps = Field(0, within(0, STEPS))  # First ones, without change of the encoder.
-    train.ema_decay = Field(0.0, _BELOW_1)  # Of the evaluated average of the model; 0: none.
-    train.on_nonfinite = Field("stop", one_of("stop", "skip"))  # Whether to skip such updates.
-    # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
-    train.on_collapse = Field("warn", one_of("warn", "stop"))
-    train.max_nonfinite = Field(10, within(1, STEPS))  # Skipped updates after which a run stops.
-    return train
-
-
-def _eval() -> ConfigDict:
-    """What is measured, and how often."""
-    evaluation = ConfigDict()
-    words = f"one or more numbers, each at least 1 and up to {IMAGES}"
-    evaluation.ks = Field((1, 2, 4, 8), each(within(1, IMAGES).holds, words, least=1, most=100))
-    words = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
-    known = Rule(lambda value: "recall" in value and set(value) <= set(choices.METRICS), words)
-    evaluation.metrics = Field(("recall",), known)
-    # Further spaces than the first give scores of their own. 'objective': the objective's own.
-    evaluation.spaces = ConfigDict()
-    evaluation.spaces.head = Field(("objective",), _SCORE_SPACES)
-    evaluation.spaces.encoder = Field(("sphere",), _SCORE_SPACES)
-    # Of the head's output, scored beside the whole; trained ones are scored in any case.
-    ascending = Rule(is_ascending, "ascending numbers above 0")
-    evaluation.prefixes = Field((), ascending, kind=int)
-    evaluation.every = Field(0, within(0, STEPS))  # Steps between validations; 0: at the end.
-    evaluation.benchmarks = Field((), some_of(choices.BENCHMARKS))  # Beside the run's own dataset.
-    evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.
-    # Relative to data.image_size; embeddings are averaged in their space. Common: 1, 0.7071, 0.5.
-    words = "one to ten numbers, each above 0 and up to 4"
-    evaluation.scales = Field((1.0,), each(lambda x: 0 < x <= 4, words, least=1, most=10))
-    # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
-    evaluation.pca = ConfigDict()
-    evaluation.pca.head = Field(None, within(1, DIM), kind=int, optional=True)
-    evaluation.pca.encoder = Field(None, within(1, DIM), kind=int, optional=True)
-    evaluation.whiten = False  # Whether principal components get equal variances.
-    evaluation.expansion = Field(0, within(0, IMAGES))  # Images of a query expansion; 0: none.
-    evaluation.expansion_alpha = Field(0.0, at_least(0))  # Exponent of their weights; 0: average.
-    evaluation.rerank = False  # Whether the first 100 results are re-ranked (k-reciprocal).
-    return evaluation
-
-
-def _is_mesh(value: tuple[int, ...]) -> bool:
-    copies, shards = value if len(value) == 2 else (0, 0)
-    return (copies == -1 or 1 <= copies <= BATCH) and 1 <= shards <= BATCH
-
-
-def _run() -> ConfigDict:
-    """Where and how the run is executed; these fields may change when it is resumed."""
-    run = ConfigDict()
-    run.data_dir = _PATH  # Folder or URL of prepared datasets.
-    run.workers = Field(0, within(0, 1000))  # Processes that decode images; 0 uses threads.
-    # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
-    run.cache = Field("none", one_of("none", "host", "device"))
-    run.cache_dir = _PATH  # Of images and features. None: in ~/.cache/hypjax.
-    # Of the parameters. Batches are split over all devices either way.
-    run.mesh = Field((-1, 1), Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards"))
-    run.microbatch = Field(0, within(0, BATCH))  # Most images at once, for the same gradient.
-    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
-    run.attention = Field("auto", one_of("auto", "cudnn", "xla"))
-    run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
-    run.eval_batch_size = Field(256, within(1, BATCH))  # Images per batch in evaluation.
-    run.log_every = Field(10, within(1, STEPS))  # Steps between lines of metrics.jsonl.
-    run.checkpoint_every = Field(100, within(1, STEPS))  # Steps between checkpoints.
-    run.report = True  # Whether a finished run writes report.html, see `hypjax.report`.
-    run.wandb_project = _PATH  # Weights & Biases project. None does not use W&B.
-    return run

@@ -35,29 +35,22 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     """Returns the folder of a run without --workdir: runs/<config>-<variant>, and its changes.
 
-    The fields that the command line changed follow as in 'runs/glyphs-hyp-c=0.3+seed=1', or as a
-    hash if that is long or ambiguous, or no file name. Fields of `config.run` do not count, nor do
-    values that equal the file's.
+    They follow as in 'runs/glyphs-hyp-c=0.3+seed=1', or as a hash if that is long or ambiguous, or
+    no file name. Fields of `config.run` do not count.
     """
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
     if changes := differences(old, new):
-        values = {_short(f, new): _text(new[f]) for f in sorted(new) if old.get(f) != new[f]}
+        lasts, values = [field.rpartition(".")[2] for field in new], {}
+        for (field, value), last in zip(new.items(), lasts, strict=True):
+            if old.get(field) != value:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                values[last if lasts.count(last) == 1 else field] = text
         named = "+".join(f"{name}={value}" for name, value in values.items())
         if len(named) > _LONGEST or not all(map(_PLAIN.fullmatch, values.values())):
             named = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
         workdir += f"-{named}"
     return workdir
-
-
-def _short(field: str, fields: dict[str, Any]) -> str:
-    """Returns the last part of a field's name, if no other field ends in it."""
-    last = field.rpartition(".")[2]
-    return last if sum(f.rpartition(".")[2] == last for f in fields) == 1 else field
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

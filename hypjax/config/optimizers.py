@@ -20,10 +20,6 @@ def _adam(*, b1: float, b2: float, eps: float, **_: Any) -> optax.GradientTransf
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
 
-def _sgd(*, momentum: float, **_: Any) -> optax.GradientTransformation:
-    return optax.trace(decay=momentum)
-
-
 def _muon(*, momentum: float, **adam: float) -> optax.GradientTransformation:
     """Muon for the model's matrices; Adam for vectors, convolutions, tokens and proxies.
 
@@ -45,6 +41,6 @@ def _muon(*, momentum: float, **adam: float) -> optax.GradientTransformation:
 OPTIMIZERS = {
     "adamw": Optimizer(_adam, decoupled=True),
     "adam": Optimizer(_adam, decoupled=False),
-    "sgd": Optimizer(_sgd, decoupled=False),
+    "sgd": Optimizer(lambda momentum, **_: optax.trace(decay=momentum), decoupled=False),
     "muon": Optimizer(_muon, decoupled=True),
 }

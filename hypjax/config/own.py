@@ -24,7 +24,6 @@ from hypjax.system.cloud import is_url
 
 _SIMPLE = (bool, int, float, str, type(None))
 _FLAX = ("parent", "name")  # Fields of every Flax module.
-_PATCHES = "patch_projection"  # A group of parameters that only Vision Transformers have.
 
 
 def own_name(piece: Any) -> str:
@@ -53,11 +52,7 @@ def _text(value: Any) -> str:
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Makes a module the encoder of a configuration, and registers one that is not hypjax's.
-
-    Raises:
-        UserError: It is no Flax module, or an encoder for another image size.
-    """
+    """Makes a module the encoder of a configuration, and registers one that is not hypjax's."""
     name, known = own_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
@@ -76,7 +71,8 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
             known["weights"] = None
     config.model.update(known)
     if not isinstance(encoder, VisionTransformer):
-        config.optim.frozen = tuple(each for each in config.optim.frozen if each != _PATCHES)
+        frozen = config.optim.frozen
+        config.optim.frozen = tuple(each for each in frozen if each != "patch_projection")
 
 
 def choose_own_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:

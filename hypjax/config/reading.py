@@ -22,9 +22,8 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Loads a configuration file, sets fields and validates the result.
 
     Args:
-        spec: A path with an optional variant, such as 'configs/glyphs.py:sph', or a name of one of
-            the files in `configs/`, such as 'glyphs:sph'. The variant is the argument of the file's
-            `get_config`.
+        spec: A path such as 'configs/glyphs.py', or the name of one of hypjax's files, 'glyphs';
+            perhaps with a variant, the argument of `get_config`, such as 'glyphs:sph'.
         overrides: Strings such as 'train.total_steps=100'. Lists are written '1,10' or '(1, 10)'.
     """
     config = override(read_config(spec), overrides)

@@ -1,11 +1,8 @@
 """The recipes of Hyp-ViT and Sph-ViT (Ermolov et al., CVPR 2022), shared by all datasets.
 
-HypMix (Yue et al., WACV 2024) and other losses are trained by the same recipe, so that results
-differ by the loss alone.
-
-A file in `configs/` parses its variant, starts from `hyp_vit`, sets what its dataset needs, and
-ends with `specialise`. Numbers are the paper's; comments say where the authors' released code
-differs.
+HypMix (Yue et al., WACV 2024) and other losses are trained by the same recipe. A file in `configs/`
+parses its variant, starts from `hyp_vit`, sets what its dataset needs, and ends with `specialise`.
+Numbers are the paper's; comments say where the authors' released code differs.
 """
 
 from ml_collections import ConfigDict

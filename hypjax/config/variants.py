@@ -15,11 +15,8 @@ HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 # λ of IRT's losses, the weight of the differential entropy.
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
-LOSSES = {
-    loss.variant or name: name
-    for name, loss in (PROXY_LOSSES | PAIR_LOSSES).items()
-    if not loss.by_tuple
-}
+_COMPARED = (PROXY_LOSSES | PAIR_LOSSES).items()
+LOSSES = {loss.variant or name: name for name, loss in _COMPARED if not loss.by_tuple}
 _PUBLISHED = (*SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
 OBJECTIVES = {

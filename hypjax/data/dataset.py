@@ -46,7 +46,7 @@ _COLUMNS = (
 class Dataset:
     """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    # Files of these images, perhaps of others: their bytes or paths; or images in memory.
+    # Files of these images, perhaps of others: bytes, paths or a dict of them; or images in memory.
     records: Sequence[Any]
     positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
@@ -117,13 +117,12 @@ class Dataset:
     def content(self, i: int) -> Any:
         """Returns the bytes of the i-th image's file, or the image in memory."""
         record = self.records[int(self.positions[i])]
+        if isinstance(record, dict):  # As `datasets` has images.
+            record = record["path"] if record["bytes"] is None else record["bytes"]
         return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the part of the i-th image that views see, see `boxes`.
-
-        Raises UserError, which names the image, if it cannot be read.
-        """
+        """Returns the part of the i-th image that views see; raises UserError."""
         with self._naming_errors(i):
             if self.decoded is None:
                 image = pixels.decode(self.content(i), channels, upright=self.upright)
@@ -253,10 +252,9 @@ def table_of_names(
     facts: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Returns images, not yet checked, whose classes, splits and groups of classes have names.
+    """Returns images, not yet checked, of unknown sizes; those without facts are in memory.
 
-    Sizes are 0. Splits and groups are columns if an image has one. Images that have no facts are
-    in memory.
+    Splits and groups are columns if an image has one.
     """
     facts = [""] * len(names) if facts is None else map(repr, facts)
     return Dataset(
@@ -336,25 +334,20 @@ def hash_facts(facts: Iterable[Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-def with_host_cache(dataset: Dataset, decoding: Decoding) -> Dataset:
-    """Returns a dataset that reads decoded images from the host cache, if there is one.
+def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
+    """Returns all images of a source, to be decoded in a way, or read from its host cache.
 
-    `fill_cache` must then decode the images before they are read. The dataset holds all images of
-    its source, in its order.
+    `fill_cache` must decode the images into the cache before they are read.
     """
-    if decoding.cache_dir is None:
-        return dataset
-    name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
-    decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
-    return dataclasses.replace(dataset, decoded=decoded)
+    decoded = None
+    if decoding.cache_dir is not None:
+        name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
+        decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
+    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
-    """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
-
-    Raises UserError if there is not enough space, the folder cannot be written, or an image cannot
-    be read.
-    """
+    """Decodes a dataset's images into its host cache, if it has one that is not filled yet."""
     cache = dataset.decoded
     if cache is None or cache.is_complete():
         return

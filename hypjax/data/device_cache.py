@@ -120,10 +120,7 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
 
 
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
-    """Lays training images out on the devices, with the sizes at which they are cropped.
-
-    Raises UserError if they do not fit in memory.
-    """
+    """Lays training images of these sizes out on the devices; they must fit in memory."""
     layout = lay_out(sizes, channels)
     free = machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:
@@ -138,10 +135,7 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
 
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
-    """Decodes images into the memory of every device, scaled down to the layout's sizes.
-
-    Raises UserError if an image cannot be read, or memory runs out.
-    """
+    """Decodes images, scaled down to the layout's sizes, into the memory of every device."""
     everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}

@@ -11,24 +11,15 @@ from hypjax.data.pixels import read_bytes
 from hypjax.errors import UserError
 from hypjax.types import Judgements
 
-_JUDGED = Judgements._fields
-
 
 class GroundTruth(NamedTuple):
-    """What each query should find.
+    """What each query should find."""
 
-    Attributes:
-        queries: Names of the query images, without a suffix.
-        gallery: Names of the images to search.
-        boxes: Part of each query image that shows the object: left, top, right and bottom, in
-            pixels.
-        judgements: Indices into the gallery.
-    """
-
-    queries: tuple[str, ...]
-    gallery: tuple[str, ...]
+    queries: tuple[str, ...]  # Names of images, without a suffix.
+    gallery: tuple[str, ...]  # Names of the images to search.
+    # Part of each query image that shows the object: left, top, right and bottom, in pixels.
     boxes: Float[np.ndarray, "queries 4"]
-    judgements: Judgements
+    judgements: Judgements  # Indices into the gallery.
 
 
 def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
@@ -51,8 +42,11 @@ def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         judged = list(loaded["gnd"])
-        boxes = np.array([one["bbx"] for one in judged], np.float64).reshape(len(queries), 4)
-        lists = {key: [safe_pickle.as_indices(one[key]) for one in judged] for key in _JUDGED}
+        boxes = np.array([query["bbx"] for query in judged], np.float64).reshape(len(queries), 4)
+        lists = {
+            key: [safe_pickle.as_indices(query[key]) for query in judged]
+            for key in Judgements._fields
+        }
     except safe_pickle.UNEXPECTED as error:
         raise UserError(
             f"{place} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "

@@ -18,7 +18,7 @@ _LEAST = 4  # Images of a class that are split: two to train on, and two that ca
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
-_Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
+_Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,12 @@ def divide(
     elif held_out.images:
         raise UserError(f"{where} has splits already; leave out --config.data.split=images")
     if train is not None:
-        train = train.renumbered()
-        if validation is None:
-            train, validation = _hold_out_validation(train, held_out)
+        train, amount = train.renumbered(), held_out.validation
+        if validation is None and 0 < amount < 1 and train.num_classes < FEW_CLASSES:
+            few = f"there are only {train.num_classes} to train on"
+            console.say(f"no class is held out for validation: {few}")
+        elif validation is None and amount:
+            train, validation = _hold_out(train, amount, held_out.seed, "validation")
     return train, validation, test, gallery
 
 
@@ -143,18 +146,6 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
             "add classes, or set --config.data.split=images"
         )
     return train, test
-
-
-def _hold_out_validation(images: Dataset, held_out: HeldOutClasses) -> _Halves:
-    """Holds out validation classes, if any; a share of few classes holds out none."""
-    if not held_out.validation:
-        return images, None
-    if held_out.validation < 1 and images.num_classes < FEW_CLASSES:
-        console.say(
-            f"no class is held out for validation: there are only {images.num_classes} to train on"
-        )
-        return images, None
-    return _hold_out(images, held_out.validation, held_out.seed, "validation")
 
 
 def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
@@ -192,10 +183,7 @@ def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Checks that parts can be trained on and searched, and warns of classes with one image.
-
-    Raises UserError if a part has fewer than two classes, or no query has an image to find.
-    """
+    """Rejects parts that cannot be trained on or searched; warns of classes with one image."""
     train, judged = splits.train, splits.judgements is not None
     for part, images, gallery in (
         ("train", train, None),

@@ -38,8 +38,7 @@ def given_images(images: Given | Sequence[Given]) -> Dataset:
     They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
     file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
     1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
-    [images, dim], are features. A `datasets.Dataset` stands for its images. Raises UserError if
-    there are none, or something is none.
+    [images, dim], are features. A `datasets.Dataset` stands for its images.
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
@@ -78,10 +77,9 @@ def find_images(where: str) -> Dataset:
 
     They are given by a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a
     .txt file with one path per line, relative to the file's folder; a pattern such as
-    'photos/*.jpg'; one image; or a dataset of the hub, or in Parquet, Arrow or tar files, see
-    `find_dataset`. A file of features, see `hypjax.retrieval.feature_files`, stands for its rows.
-    Raises UserError if there are none, or a name is not UTF-8, which the formats of galleries
-    cannot hold.
+    'photos/*.jpg'; one image; or a dataset, see `find_dataset`. A file of features, see
+    `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none, or a
+    name is not UTF-8, which the formats of galleries cannot hold.
     """
     from hypjax.retrieval.feature_files import has_features
 
@@ -127,8 +125,7 @@ def _files(
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
     """Reads a file of features, or of points, as a table whose rows stand for images.
 
-    `labels` is a file with the classes, if the first one has none. Raises UserError if a file
-    cannot be read, is damaged, or names an unknown split.
+    `labels` is a file with the classes, if the first one has none.
     """
     from hypjax.retrieval.embeddings import read_features
 
@@ -244,9 +241,6 @@ def labelled_images(dataset: Any) -> Dataset:
     - pairs (image, label) or (path, label), in any iterable;
     - a `datasets.Dataset` of Hugging Face with a column of images and one of labels;
     - {split: any of these}, with splits named as the sub-folders of a folder.
-
-    Raises:
-        UserError: It is none, or lacks something.
     """
     parts = {
         split: _images_and_labels(part)

@@ -163,20 +163,6 @@ def training_batches(
             yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
-def evaluation_batches(
-    dataset: Dataset,
-    view: View,
-    batch_size: int,
-    workers: int = 0,
-    rows: range | None = None,
-) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
-    """Yields what `readable_batches` yields; an image that cannot be read is a UserError."""
-    batches = readable_batches(dataset, view, batch_size, workers, rows, tolerant=False)
-    with contextlib.closing(batches):
-        for images, _ in batches:
-            yield images
-
-
 def readable_batches(
     dataset: Dataset,
     view: View,

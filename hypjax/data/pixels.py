@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterable
 
 import numpy as np
 import PIL
@@ -45,9 +44,8 @@ def decode(
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
     read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
     and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
-    is decoded at a fraction of its size. Images of Pillow's and pixels in memory are converted in
-    the same way. Raises ValueError for pixels of 32 bits, for which there is no common scale, and
-    almost anything if the image cannot be decoded.
+    is decoded at a fraction of its size. Images in memory are converted in the same way. Raises
+    ValueError for pixels of 32 bits, which have no common scale, and almost anything for damage.
     """
     if isinstance(encoded, Image.Image):
         with contextlib.suppress(Exception):  # Of damaged EXIF data, as below.
@@ -115,12 +113,6 @@ def reason(error: Exception) -> str:
     return errors.reason(error)
 
 
-def crop(image: Image.Image, box: Iterable[int]) -> Image.Image:
-    """Crops a box (top, left, height, width)."""
-    top, left, height, width = (int(n) for n in box)
-    return image.crop((left, top, left + width, top + height))
-
-
 def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """Resizes to a height and a width, unless the image has them."""
     height, width = size
@@ -135,7 +127,9 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
     """Returns what a view shows of an image: the image resized, a box of that, and its square."""
-    return resize(crop(scaled(image, frame.size), frame.box), side)
+    top, left, height, width = frame.box
+    region = scaled(image, frame.size).crop((left, top, left + width, top + height))
+    return resize(region, side)
 
 
 def show_fast(

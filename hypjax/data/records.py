@@ -100,26 +100,6 @@ class RecordFolder:
     part: str | None  # The part of the dataset that was prepared; None: the whole.
 
 
-class EncodedImages(Sequence):
-    """The image files in a split's records."""
-
-    def __init__(self, folder: RecordFolder, split: str) -> None:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
-
-        self._folder = folder
-        with reading(folder.name, folder.path):
-            self._records = ArrayRecordDataSource(str(folder.path / f"{split}.array_record"))
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, i: int) -> bytes:
-        """Returns the i-th image's bytes; raises UserError if they are damaged."""
-        position = range(len(self))[i]  # Beyond the end, sequences raise an IndexError.
-        with reading(self._folder.name, self._folder.path):
-            return self._records[position]
-
-
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
     """Writes a dataset into a new folder, without splits that have no images.
 
@@ -168,10 +148,7 @@ def _write_split(
 
 
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
-    """Opens the folder of a prepared dataset.
-
-    Raises UserError if files are damaged or missing, as all functions below do.
-    """
+    """Opens the folder of a prepared dataset; damaged or missing files are a UserError."""
     with reading(name, path):
         facts = json.loads((path / MANIFEST).read_text())
         facts["splits"] = {split: Count(*count) for split, count in facts["splits"].items()}
@@ -180,11 +157,15 @@ def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
 
 def open_records(folder: RecordFolder, split: str) -> Dataset:
     """Opens one split of a prepared dataset, without reading images."""
-    index = _read_table(folder, f"index-{split}", _SCHEMA)
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    with reading(folder.name, folder.path):
+        records = ArrayRecordDataSource(str(folder.path / f"{split}.array_record"))
+    index = _read_table(folder, f"index-{split}")
     groups = index["superlabel"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
-        records=EncodedImages(folder, split),
+        records=records,
         positions=np.arange(len(index)),
         labels=index["label"].to_numpy(),
         sizes=sizes,
@@ -196,15 +177,10 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     )
 
 
-def _read_table(folder: RecordFolder, table_name: str, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Reads the columns of a schema."""
+def _read_table(folder: RecordFolder, table_name: str) -> pyarrow.Table:
     with reading(folder.name, folder.path):
-        table = pyarrow.parquet.read_table(
-            folder.path / f"{table_name}.parquet",
-            columns=schema.names,
-            page_checksum_verification=True,
-        )
-        return table.select(schema.names).cast(schema)
+        path = folder.path / f"{table_name}.parquet"
+        return pyarrow.parquet.read_table(path, page_checksum_verification=True)
 
 
 def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
@@ -226,7 +202,7 @@ def reading(name: str, path: pathlib.Path) -> Iterator[None]:
 
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:
     """Reads a dataset's pairs as positions among the named training images."""
-    table = _read_table(folder, PAIRS, PAIRS_SCHEMA)
+    table = _read_table(folder, PAIRS)
     columns = [_positions(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
     pairs = np.stack(columns, axis=1)
     return pairs[(pairs >= 0).all(axis=1)]
@@ -236,7 +212,7 @@ def read_judgements(
     folder: RecordFolder, queries: Names, gallery: Names
 ) -> tuple[Int[np.ndarray, "queries 4"], Judgements]:
     """Reads the box of each named query, in pixels, and positions of judged gallery images."""
-    table = _read_table(folder, JUDGEMENTS, JUDGEMENTS_SCHEMA)
+    table = _read_table(folder, JUDGEMENTS)
     rows = _positions(queries, table["query"].to_numpy())
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
     known = {name: i for i, name in enumerate(gallery)}

@@ -48,8 +48,7 @@ def loads(data: bytes, place: str) -> Any:
 
 def as_indices(value: Any) -> Int[np.ndarray, " items"]:
     """Whole numbers of a pickle, in whatever type; raises ValueError for others."""
-    given = np.array(value, np.float64).reshape(-1)
-    found = given.astype(np.int64)
-    if np.any(found != given):
+    numbers = np.array(value, np.float64).reshape(-1)
+    if np.any(numbers != np.rint(numbers)):
         raise ValueError("not whole numbers")
-    return found
+    return numbers.astype(np.int64)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 
-from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
 from hypjax.system import hub
@@ -30,23 +29,6 @@ _SUPERLABELS = ("superlabel", "coarse_label")
 _OPTIONS = ("image", "label", "superlabel", "split", "subset")
 
 
-class EncodedImages(Sequence):
-    """The image files in a column of a `datasets.Dataset`, read on access."""
-
-    def __init__(self, dataset: Any, column: str) -> None:
-        self._dataset, self._column = dataset.select_columns([column]), column
-        stats = [(file["filename"], os.stat(file["filename"])) for file in dataset.cache_files]
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        self.fingerprint = zlib.crc32(repr(facts).encode())  # Changes with the files.
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, i: int) -> bytes:
-        image = self._dataset[int(i)][self._column] or {"bytes": b""}
-        return pixels.read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
-
-
 def find_dataset(where: str) -> Dataset | None:
     """Lists the images of a dataset; None if the location is something else, such as a folder.
 
@@ -55,11 +37,8 @@ def find_dataset(where: str) -> Dataset | None:
     `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
     columns `image`, `label` and `superlabel`; the `split`, or several, as in train+test, which
     count as one; and the `subset` of a repository. If there are several splits and none was named,
-    they are the splits of the images. Images are named by splits and rows, such as
-    hf://OWNER/NAME/train/17.
-
-    Raises:
-        UserError: It cannot be read, has no images, or lacks a column or a split.
+    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17. Raises
+    UserError if it cannot be read, has no images, or lacks a column or a split.
     """
     location, options = _options(where)
     load = _loader(location, options.get("subset"))
@@ -187,7 +166,10 @@ def table_of(
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
     superlabels = _column(kinds, "superlabel", _SUPERLABELS, options, where)
-    records = EncodedImages(encoded, image)
+    records = encoded.select_columns([image])[image]  # Read on access.
+    stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    fingerprint = zlib.crc32(repr(files).encode())
     names = [f"{place}/{i}" if place else f"image {i}" for i in range(len(records))]
     return table_of_names(
         records,
@@ -195,7 +177,7 @@ def table_of(
         _values(others, labels, where) if labels else [""] * len(dataset),
         splits=_values(others, "split", where) if "split" in kinds else (),
         groups=_values(others, superlabels, where) if superlabels else (),
-        facts=[(name, records.fingerprint) for name in names] if place else None,
+        facts=[(name, fingerprint) for name in names] if place else None,
     )
 
 

@@ -14,8 +14,8 @@ import tqdm
 from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Decoding, fill_cache, hash_facts, stacked, with_host_cache
+from hypjax.data import photos, pixels, shards
+from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.parts import (
     NOTHING_HELD_OUT,
     SAME_CLASSES,
@@ -23,16 +23,6 @@ from hypjax.data.parts import (
     Splits,
     check_classes,
     divide,
-)
-from hypjax.data.photos import (
-    IMAGES,
-    SPLITS,
-    TABLES,
-    check_columns,
-    find_dataset,
-    list_folder,
-    read_table,
-    read_vectors,
 )
 from hypjax.errors import UserError
 from hypjax.system import console
@@ -55,8 +45,7 @@ def open_prepared(
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
     `data_dir` is the folder or URL of prepared datasets. Test classes are held out only if there
-    are no test images. Raises UserError if the dataset is unknown, is not prepared, cannot be read,
-    or has too few classes.
+    are no test images.
     """
     parts, known = _open(name, data_dir, decoding)
     if "train" not in parts and known["judgements"] is None:
@@ -85,10 +74,7 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds judged datasets to score, and distractors to all judged galleries.
-
-    Raises UserError if there are distractors, but no judged gallery.
-    """
+    """Adds judged datasets to score, and distractors to all judged galleries."""
     judged = splits.judgements is not None
     if distractors:
         if not names and not judged:
@@ -138,7 +124,7 @@ def _open(
         facts += [items.tolist() for items in itertools.chain(*judgements)]
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
-        parts[split] = with_host_cache(dataclasses.replace(part, fast=decoding.fast), decoding)
+        parts[split] = decoded_as(part, decoding)
     known = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
     return parts, {"fingerprint": hash_facts(facts), **known}
 
@@ -151,17 +137,18 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     classes or images to train or to search.
     """
     path = pathlib.Path(where).expanduser()
-    images = find_dataset(where)
+    images = shards.find_dataset(where)
     if images is None and path.is_dir():
-        images = list_folder(path)
+        images = photos.list_folder(path)
         images = images.take(np.flatnonzero(images.class_names != ""))
         if not len(images):
+            suffixes = ", ".join(sorted(shards.IMAGES))
             raise UserError(
-                f"no images in sub-folders of {path} ({', '.join(sorted(IMAGES))}); put the images "
-                "of each class into one"
+                f"no images in sub-folders of {path} ({suffixes}); put the images of each class "
+                "into one"
             )
-    elif images is None and path.suffix.lower() in TABLES:
-        images = read_table(path)
+    elif images is None and path.suffix.lower() in photos.TABLES:
+        images = photos.read_table(path)
     elif images is None:
         raise UserError(
             f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
@@ -176,7 +163,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 
     `labels` is a file with the classes, if the first one has none.
     """
-    images = read_vectors(path, labels)
+    images = photos.read_vectors(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
 
@@ -197,8 +184,8 @@ def open_images(
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     fingerprint = hash_facts(facts)
     sizes = measured[:, :2].astype(np.int32)
-    images = dataclasses.replace(images, sizes=sizes, fast=decoding.fast, source=fingerprint)
-    images = with_host_cache(images, decoding)
+    images = dataclasses.replace(images, sizes=sizes, source=fingerprint)
+    images = decoded_as(images, decoding)
     splits = _split(where, images, fingerprint, held_out)
     fill_cache(images, decoding.channels)
     return splits
@@ -213,7 +200,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "name the column of classes (?label=NAME), or give features the array labels, or "
             "--config.data.labels"
         )
-    check_columns(where, images)
+    photos.check_columns(where, images)
     parts = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
@@ -233,14 +220,15 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 
 def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {name: set(parts[name].class_names) if name in parts else set() for name in SPLITS}
-    test = classes["test"] | classes["query"] | classes["gallery"]
-    if shared := classes["validation"] & test:
+    classes = {name: set(part.class_names) for name, part in parts.items()}
+    validation = classes.get("validation", set())
+    test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
+    if shared := validation & test:
         raise UserError(
             f"{where} has {len(shared)} classes in both validation and test, such as {min(shared)};"
             " the best model would be chosen on what it is tested on"
         )
-    for name, others in (("validation", classes["validation"]), ("test", test)):
+    for name, others in (("validation", validation), ("test", test)):
         if shared := classes["train"] & others:
             console.warn(
                 f"{len(shared)} of the classes in {where} are in both train and {name}, "
@@ -249,39 +237,34 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed."""
-    if not images.facts[0]:  # In memory.
-        return _measure_all(images)
+    """Returns height, width and checksum of each image, from the cache if no file has changed.
+
+    Decodes each image; raises UserError if any cannot be read, and names the first ones.
+    """
     cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
-    if os.path.exists(cached):  # False, too, where the folder may not be read.
+    in_memory = not images.facts[0]
+    if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
         return np.load(cached)
-    measured = _measure_all(images)
-    with console.tolerating(f"the sizes of the images ({cached})"):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as temporary, temporary.open("wb") as file:
-            np.save(file, measured)
-    return measured
-
-
-def _measure_all(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Decodes each image; raises UserError if any cannot be read, and names the first ones."""
     console.say(f"checking {len(images)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), range(len(images)))
         bar = tqdm.tqdm(outcomes, total=len(images), unit="image", disable=None, leave=False)
         outcomes = list(bar)
-    broken = [
-        f"{name} ({outcome})"
-        for name, outcome in zip(images.names, outcomes, strict=True)
-        if isinstance(outcome, str)
-    ]
+    named = zip(images.names, outcomes, strict=True)
+    broken = [f"{name} ({reason})" for name, reason in named if isinstance(reason, str)]
     if broken:
         more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
         raise UserError(
             f"cannot read {len(broken)} of {len(images)} images: "
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
-    return np.array(outcomes, np.int64)
+    measured = np.array(outcomes, np.int64)
+    if not in_memory:
+        with console.tolerating(f"the sizes of the images ({cached})"):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as temporary, temporary.open("wb") as file:
+                np.save(file, measured)
+    return measured
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:

@@ -39,10 +39,7 @@ class TrainView(Protocol):
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the sizes to which images are resized before they are cropped.
-
-        The device cache stores images at these sizes.
-        """
+        """Returns the sizes to which images are resized (and stored) before they are cropped."""
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws one box (top, left, height, width) for each image of these heights and widths."""
@@ -59,14 +56,14 @@ class RandomCrop:
 
     def sizes(self, originals: Sizes) -> Sizes:
         """Returns the original sizes, or those that the device cache stores."""
-        return stored_sizes(originals, self.stored_side)
+        if self.stored_side is None:
+            return originals
+        shorter = originals.min(axis=1, keepdims=True)
+        scaled = np.rint(originals * (self.stored_side / shorter)).astype(originals.dtype)
+        return np.where(shorter > self.stored_side, scaled, originals)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws one box for each image.
-
-        Takes the first of ten attempts that fits or, if none does, the largest centred box within
-        the bounds of the ratio.
-        """
+        """Draws the first boxes that fit, or else the largest in the centre."""
         height, width = sizes[:, :1], sizes[:, 1:]
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = height * width * rng.uniform(*self.area, shape)
@@ -108,15 +105,6 @@ class ResizeCrop:
         """Draws one window for each square, uniformly among all places."""
         corner = rng.integers(0, sizes - self.side, endpoint=True)
         return np.concatenate([corner, np.full_like(corner, self.side)], axis=1).astype(np.int32)
-
-
-def stored_sizes(sizes: Sizes, stored_side: int | None) -> Sizes:
-    """Sizes after scaling down images whose shorter side exceeds `stored_side`, if it is given."""
-    if stored_side is None:
-        return sizes
-    shorter = sizes.min(axis=1, keepdims=True)
-    scaled = np.rint(sizes * (stored_side / shorter)).astype(sizes.dtype)
-    return np.where(shorter > stored_side, scaled, sizes)
 
 
 def centre_crop(height: int, width: int, view: View) -> Frame:

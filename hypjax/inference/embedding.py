@@ -1,13 +1,26 @@
 """From images to points of the spaces in which a model is scored."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from flax.errors import FlaxError
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
+from hypjax import __version__, parallel
+from hypjax.data.dataset import Dataset, union
+from hypjax.data.pipeline import readable_batches
+from hypjax.data.pixels import DECODER
+from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
 from hypjax.geometry.registry import create_space
@@ -16,9 +29,13 @@ from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
-from hypjax.types import Outputs
+from hypjax.system import console, machine
+from hypjax.system.array_cache import ArrayCache
+from hypjax.system.locks import claimed
+from hypjax.types import View
 
-Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
+PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
+ONE_SCALE = (1.0,)
 
 
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
@@ -47,81 +64,248 @@ def part_of(name: str) -> str:
     return name.partition(":")[0].partition("@")[0]
 
 
-def _features(outputs: Outputs, name: str) -> Float[Array, "batch d"]:
+def _features(
+    model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
+) -> Float[Array, "batch d"]:
     """The features behind a name of `scored_spaces`, which its space embeds."""
-    dim = name.partition(":")[0].partition("@")[2]
-    whole = outputs.projected if part_of(name) == "head" else outputs.pooled
-    if not dim:
-        return whole
-    if int(dim) >= whole.shape[-1]:  # The configuration does not know the dimension of an encoder.
+    if part_of(name) == "encoder":
+        return pooled
+    features = model.apply({"params": params}, pooled, method="project").projected
+    dim = int(name.partition(":")[0].partition("@")[2] or 0)
+    if dim >= features.shape[-1]:  # The configuration does not know the dimension of an encoder.
         raise UserError(
             f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
-            f"{whole.shape[-1]}; lower config.eval.prefixes"
+            f"{features.shape[-1]}; lower config.eval.prefixes"
         )
-    return whole[:, : int(dim)]
+    return features[:, : dim or None]
 
 
-PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
-ONE_SCALE = (1.0,)
+def encode(
+    model: Embedder,
+    pixel_scaling: PixelScaling,
+    scales: Sequence[float],
+    params: PyTree,
+    images: UInt8[Array, "batch side side channels"],
+) -> Float[Array, "batch scales encoder_dim"]:
+    """The encoder's embeddings of pixels at each scale, or features that are given instead.
+
+    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
+    """
+    if not model.encoder.takes_pixels:
+        return images[:, None]
+    images, embeddings = normalize(images, *pixel_scaling), []
+    for scale in scales:
+        scaled, scaled_params, resized = model, params, images
+        side = scaled_side(model.encoder, scale)
+        if side != model.encoder.image_size:
+            scaled, scaled_params = at_side(model, params, side)
+            resized = resize_images(images, side)
+        try:
+            with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
+                pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
+        except (FlaxError, TypeError, ValueError) as error:  # Of a module of the user's.
+            if scaled is model:
+                raise
+            raise UserError(
+                f"the encoder cannot embed images of {side} × {side} pixels, for which "
+                f"config.eval.scales asks ({reason(error)}); set --config.eval.scales=1"
+            ) from error
+        embeddings.append(pooled.astype(jnp.float32))
+    return jnp.stack(embeddings, axis=1)
+
+
+def place(
+    model: Embedder,
+    params: PyTree,
+    spaces: Mapping[str, Space],
+    pooled: Float[Array, "batch scales encoder_dim"],
+) -> dict[str, Float[Array, "batch d"]]:
+    """Maps the encoder's embeddings to points of each space; of several scales, to their mean.
+
+    It needs no parameters of the encoder.
+    """
+    points = {}
+    for name, space in spaces.items():
+        scales = [_features(model, params, pooled[:, i], name) for i in range(pooled.shape[1])]
+        embedded = [space.embed(features) for features in scales]
+        several = len(embedded) > 1
+        points[name] = space.mean(jnp.stack(embedded, axis=-2)) if several else embedded[0]
+    return points
 
 
 def embed_function(
     model: Embedder,
     pixel_scaling: PixelScaling,
-    spaces: Spaces,
+    spaces: Mapping[str, Space],
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
-    """Returns the function from parameters and pixels to the points of each space, to be jitted.
+    """Returns the function from parameters and pixels to the points of each space, to be jitted."""
+    return lambda params, images: place(
+        model, params, spaces, encode(model, pixel_scaling, scales, params, images)
+    )
 
-    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
-    Of several, it returns the mean of the points in their space.
+
+def fingerprint(facts: object, params: PyTree = None) -> str:
+    """Hash of facts, whose `repr` says all about them, and of parameters."""
+    digest = hashlib.sha256(repr(facts).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()[:32]
+
+
+_FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
+Features = Float[np.ndarray, "images scales dim"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetEmbedder:
+    """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
+
+    If the encoder is not trained, its embeddings of the `kept` datasets are computed once, all
+    together, and stay in memory; unless several processes share the work, they are also stored in
+    the folder for other runs. The encoder's parameters must then be the same in all calls.
     """
-    encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
-    return lambda params, images: place(params, encode(params, images))
+
+    model: Embedder
+    config: ConfigDict
+    mesh: Mesh  # Devices that share each batch.
+    kept: Sequence[Dataset] = ()
+    folder: pathlib.Path | None = None
+    # By the identity of the records.
+    _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
+
+    def points(
+        self,
+        params: PyTree,
+        dataset: Dataset,
+        spaces: Mapping[str, Space],
+        scales: Sequence[float] | None = None,
+    ) -> dict[str, Float[np.ndarray, "images d"]]:
+        """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
+
+        Scales are those of `eval.scales` if they are None.
+        """
+        params = parallel.place(params, parallel.replicated(self.mesh))
+        scales = tuple(scales or self.config.eval.scales)
+        place_batch = functools.partial(self._place, (params, dict(spaces)))
+        if (kept := self._kept_features(params, dataset, scales)) is not None:
+            return self.mapped(place_batch, kept)
+        return self.mapped(lambda x: place_batch(self._encode(scales, params, x)), dataset)
+
+    def features(
+        self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
+    ) -> Features:
+        """The encoder's embeddings of all images of a dataset, at each scale."""
+        params = parallel.place(params, parallel.replicated(self.mesh))
+        scales = tuple(scales or self.config.eval.scales)
+        kept = self._kept_features(params, dataset, scales)
+        encode_batch = functools.partial(self._encode, scales, params)
+        return self.mapped(encode_batch, dataset) if kept is None else kept
+
+    def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
+        """Applies a function to sharded batches of images under the test view, or of features."""
+        return _concatenated(self._mapped(function, images))
+
+    def _mapped(
+        self, function: Callable[[Array], PyTree], images: Dataset | Features
+    ) -> Iterator[PyTree]:
+        """Yields what a function returns for each batch, on the host."""
+        config, mesh, total = self.config, self.mesh, len(images)
+        size = parallel.slices(config.run.eval_batch_size, mesh).rows
+        rows, starts = parallel.local_rows(mesh, size), range(0, total, size)
+        if isinstance(images, Dataset):
+            view, workers = View.of(config.data), config.run.workers
+            batches = readable_batches(images, view, size, workers, rows, tolerant=False)
+            inputs = (batch.images for batch in batches)
+        else:
+            padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
+            batches = inputs = (batch[rows.start : rows.stop] for batch in padded)
+
+        results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in inputs)
+        with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+            following = next(results, None)
+            for rest in (total - first for first in starts):
+                # A batch is copied to the host once the device computes the next one.
+                result, following = following, next(results, None)
+                yield jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
+
+    def _kept_features(
+        self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
+    ) -> Features | None:
+        """The embeddings of images that are kept; None if they are not."""
+        key, known = id(dataset.records), tuple(self.config.eval.scales)
+        images = None if dataset.boxes is not None else self._unions.get(key)
+        if images is None or not set(scales) <= set(known):
+            return None
+        if not np.isin(dataset.positions, images.positions).all():
+            return None
+        if key not in self._features:
+            self._features[key] = self._computed_once(params, images)
+        rows = np.searchsorted(images.positions, dataset.positions)
+        return self._features[key][rows][:, list(map(known.index, scales))]
+
+    @functools.cached_property
+    def _unions(self) -> dict[int, Dataset]:
+        """The images that are kept, by the identity of their records."""
+        kept = [(id(images.records), images) for images in self.kept if images.boxes is None]
+        return {key: union([x for other, x in kept if other == key]) for key, _ in kept}
+
+    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
+        """The embeddings of images from the folder, or else computed, and stored there."""
+        scales, data = tuple(self.config.eval.scales), self.config.data
+
+        def compute(done: int) -> Iterator[Features]:
+            rest = images.take(np.arange(done, len(images)))
+            if len(rest):
+                console.say(f"embedding {len(rest)} images with the frozen encoder, once")
+            return self._mapped(functools.partial(self._encode, scales, params), rest)
+
+        if self.folder is None or images.source is None or jax.process_count() > 1:
+            return _concatenated(compute(0))
+        versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
+        what = images.source, images.positions.tolist(), images.upright, images.fast
+        how = DECODER, View.of(data), tuple(data.mean), tuple(data.std), scales, self.model.encoder
+        platform = self.mesh.devices.flat[0].platform
+        name = fingerprint((*versions, *what, *how, platform), params["encoder"])
+        return cached_features(self.folder / name, len(images), len(scales), compute)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], Array]:
+        scaling = self.config.data.mean, self.config.data.std
+
+        def encode_batch(scales: tuple[float, ...], params: PyTree, images: Array) -> Array:
+            function = functools.partial(encode, self.model, scaling, scales)
+            return parallel.map_images(function, self.mesh)(params, images)
+
+        return jax.jit(encode_batch, static_argnums=0)
+
+    @functools.cached_property
+    def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
+        return jax.jit(parallel.map_images(lambda how, x: place(self.model, *how, x), self.mesh))
 
 
-def encode_function(
-    model: Embedder, pixel_scaling: PixelScaling, scales: Sequence[float] = ONE_SCALE
-) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], list[Array]]:
-    """Returns the first half of `embed_function`: the encoder's embeddings, one array per scale."""
-
-    def encode_at(
-        scale: float, params: PyTree, images: Float[Array, "..."]
-    ) -> Float[Array, "batch encoder_dim"]:
-        side, scaled = scaled_side(model.encoder, scale), model
-        if side != model.encoder.image_size:
-            scaled, params = at_side(model, params, side)
-            images = resize_images(images, side)
-        with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
-            found = scaled.encoder.apply({"params": params["encoder"]}, images)
-        return found.astype(jnp.float32)
-
-    def encode(params: PyTree, images: Array) -> list[Array]:
-        if not model.encoder.takes_pixels:
-            return [images]
-        images = normalize(images, *pixel_scaling)
-        return [encode_at(scale, params, images) for scale in scales]
-
-    return encode
+def _concatenated(batches: Iterable[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
-def place_function(
-    model: Embedder, spaces: Spaces
-) -> Callable[[PyTree, Sequence[Float[Array, "batch encoder_dim"]]], dict[str, Array]]:
-    """Returns the second half of `embed_function`, which needs no parameters of the encoder."""
+def cached_features(
+    folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
+) -> Features:
+    """Returns the features of so many images from a folder; computes those it lacks, or damaged.
 
-    def place_one(params: PyTree, pooled: Float[Array, "batch encoder_dim"]) -> dict[str, Array]:
-        outputs: Outputs = model.apply({"params": params}, pooled, method="project")
-        own = spaces(params).items()
-        return {name: space.embed(_features(outputs, name)) for name, space in own}
-
-    def place(params: PyTree, pooled: Sequence[Array]) -> dict[str, Array]:
-        points = [place_one(params, each) for each in pooled]
-        if len(points) == 1:
-            return points[0]
-        return {
-            name: space.mean(jnp.stack([each[name] for each in points], axis=-2))
-            for name, space in spaces(params).items()
-        }
-
-    return place
+    One process at a time fills the folder, and others wait. `compute` gets the number of images
+    whose features are there, and yields the others' in batches.
+    """
+    try:
+        table = None
+        while table is None:
+            cache = ArrayCache(folder, count)
+            if not cache.is_complete():
+                with cache.filling(claimed(folder, "embedding images")) as done:
+                    for batch in compute(done):
+                        cache.append(batch)
+            table = cache.table(np.float32)
+        return table[0].reshape(count, scales, -1)
+    except OSError as error:
+        console.warn(f"features cannot be kept in {folder} ({error.strerror})")
+        return _concatenated(compute(0))

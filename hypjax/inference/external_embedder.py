@@ -5,8 +5,7 @@ saved as they are, and compared by cosine unless another space is named.
 """
 
 import concurrent.futures
-import hashlib
-import json
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
+from hypjax.inference.embedding import fingerprint
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console, integrations
@@ -27,16 +27,10 @@ BATCH_SIZE = 64
 
 
 class ExternalEncoder(Protocol):
-    """An encoder of another library.
+    """An encoder of another library."""
 
-    Attributes:
-        output: What its features are, in words.
-        facts: What they depend on, in values that JSON can hold: its output, its preparation of
-            images, and the hash of its weights.
-    """
-
-    output: str
-    facts: Any
+    output: str  # What its features are, in words.
+    facts: Any  # What they depend on: the output, how images are prepared, the weights' hash.
 
     def prepare(self, image: Image.Image) -> Any:
         """Prepares an RGB image, in any thread."""
@@ -46,10 +40,7 @@ class ExternalEncoder(Protocol):
 
 
 class ExternalEmbedder(ImageEmbedder):
-    """An encoder of another library that embeds images.
-
-    Its rows are features, which are mapped into the space.
-    """
+    """An encoder of another library that embeds images: rows are features, columns points, too."""
 
     def __init__(
         self,
@@ -58,20 +49,10 @@ class ExternalEmbedder(ImageEmbedder):
         space: Space | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """Checks the encoder on one image.
-
-        Args:
-            spec: Name of the encoder, for messages.
-            encoder: The encoder.
-            space: Space to map features into; `Sphere()` if it is None.
-            batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
-
-        Raises:
-            UserError: The encoder does not return one vector for each image, always the same.
-        """
+        """Checks on one image that the encoder returns one vector, always the same."""
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
-        self._spec, self._encoder = spec, encoder
-        self.fingerprint = hashlib.sha256(json.dumps(encoder.facts).encode()).hexdigest()[:32]
+        self._spec, self._encoder = spec, encoder  # Its name is for messages.
+        self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
         prepared = encoder.prepare(Image.fromarray(noise))
         first, second = (encoder.features([prepared]) for _ in range(2))
@@ -94,18 +75,20 @@ class ExternalEmbedder(ImageEmbedder):
             raise UserError(
                 f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
             )
-        starts = range(0, len(dataset), self.batch_size)
+        prepare, size = functools.partial(self._prepare, dataset), self.batch_size
+        batches = [range(len(dataset))[i : i + size] for i in range(0, len(dataset), size)]
         with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-
-            def submit(first: int) -> list[concurrent.futures.Future]:
-                rows = range(first, min(first + self.batch_size, len(dataset)))
-                return [pool.submit(self._prepare, dataset, i) for i in rows]
-
             try:
-                ahead = submit(0)
-                for first in starts:
-                    batch, ahead = ahead, submit(first + self.batch_size)
-                    yield self._embedded([image.result() for image in batch])
+                ahead = pool.map(prepare, batches[0])
+                for following in [*batches[1:], []]:
+                    batch, ahead = ahead, pool.map(prepare, following)
+                    prepared = list(batch)
+                    broken = {i: why for i, why in enumerate(prepared) if isinstance(why, str)}
+                    readable = [i for i in range(len(prepared)) if i not in broken]
+                    rows = np.zeros((len(prepared), self._dim), np.float32)
+                    if readable:
+                        rows[readable] = self._encoder.features([prepared[i] for i in readable])
+                    yield rows, broken
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -113,18 +96,8 @@ class ExternalEmbedder(ImageEmbedder):
         """Prepares an image, or returns the reason why it cannot be read."""
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
-        except UserError as error:
-            return pixels.reason(error.__cause__ or error)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
-            return pixels.reason(error)
-
-    def _embedded(self, batch: Sequence[Any | str]) -> Embedded:
-        broken = {i: found for i, found in enumerate(batch) if isinstance(found, str)}
-        readable = [i for i in range(len(batch)) if i not in broken]
-        rows = np.zeros((len(batch), self._dim), np.float32)
-        if readable:
-            rows[readable] = self._encoder.features([batch[i] for i in readable])
-        return rows, broken
+            return pixels.reason(error.__cause__ or error)
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The features, and their points."""
@@ -143,12 +116,8 @@ def open_encoder(
             those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
             a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
         space: Space to map features into; `Sphere()` if it is None.
-        batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+        batch_size: `BATCH_SIZE` if it is None.
         pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
-
-    Raises:
-        UserError: The library is not installed, the encoder cannot be loaded, or how it is to be
-            used is not known.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

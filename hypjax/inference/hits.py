@@ -1,16 +1,86 @@
-"""Searching a gallery with images as queries, and what that finds."""
+"""What a search finds, and how near matches are: beyond that, a nearest hit is probably none."""
 
 import functools
 import os
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
-from hypjax.inference.matches import Match
+from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
 from hypjax.retrieval.refinement import Refinement
+from hypjax.runs.files import MATCHES, read_object
+from hypjax.system import console
+from hypjax.system.files import write_json
+
+_SHARE = 0.95  # Of the queries, whose matches are within the distance.
+_MAX_IMAGES = 2_000  # That are compared with each other: all of some classes.
+_MIN_QUERIES = 10  # With a match; fewer say too little.
+
+
+class Match(NamedTuple):
+    """How far a query is from its nearest match."""
+
+    distance: float  # Within it, 95% of the queries that have a match found their nearest one.
+    images: str  # The part of the dataset on which that was measured: validation or test.
+
+    def remark(self, nearest: float) -> str:
+        """Warns that the nearest hit, at this distance, is probably no match; '' if it may be."""
+        if nearest <= self.distance:
+            return ""
+        return (
+            f"perhaps no match: {_SHARE:.0%} of the {self.images} images with a match found it "
+            f"within {self.distance:.4f}"
+        )
+
+
+def choose(splits: Splits) -> tuple[str, Dataset] | None:
+    """Chooses images to measure a `Match` on: whole classes of a split, whose name comes first.
+
+    None are chosen where queries are judged: their matches are not the images of a class.
+    """
+    name, images = "validation", splits.validation
+    if images is None:
+        name, images = "test", splits.gallery or splits.test
+        if splits.judgements is not None:
+            return None
+    classes, indices = np.unique(images.labels, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(classes))[indices]
+    return name, images.take(np.sort(np.argsort(order, kind="stable")[:_MAX_IMAGES]))
+
+
+def match_distance(
+    points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], space: Space
+) -> float | None:
+    """The distance of a `Match` among images; None if fewer than 10 of them have one."""
+    distances = np.array(spaces.distance_matrix(space, points, points))
+    distances[labels[:, None] != labels] = np.inf
+    np.fill_diagonal(distances, np.inf)
+    nearest = distances.min(axis=1)
+    nearest = nearest[np.isfinite(nearest)]
+    if len(nearest) < _MIN_QUERIES:
+        return None
+    return float(np.quantile(nearest, _SHARE, method="higher"))
+
+
+def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
+    """Writes match distances by fingerprint of the embeddings; a failure is a warning."""
+    with console.tolerating(str(folder / MATCHES)):
+        fields = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
+        write_json(folder / MATCHES, fields)
+
+
+def read_matches(folder: pathlib.Path) -> dict[str, Match]:
+    """Reads the match distances of a run, by fingerprint; empty if they were not measured."""
+    matches = read_object(folder / MATCHES) or {}
+    return {fingerprint: Match(**fields) for fingerprint, fields in matches.items()}
 
 
 class Hits(NamedTuple):
@@ -58,10 +128,8 @@ def find_hits(
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    With a refinement, queries are expanded or results are re-ranked, which approximate searches
-    cannot do. An image is not found as its own neighbour. A query's class is known if it is given,
-    if the gallery holds the image, or if the image's folder is named like one of its classes.
-    `match` is what is known of the distance of matches.
+    An image is not found as its own neighbour. A query's class is known if it is given, if the
+    gallery holds the image, or if the image's folder is named like one of its classes.
     """
     require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():

@@ -1,10 +1,12 @@
-"""What embeds images, whichever model computes: in memory, or into a file that can be resumed."""
+"""Embedding images with any model: in memory, into a file that can be resumed, or in parts."""
 
 import abc
+import dataclasses
 import glob
-import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, Self
 
 import numpy as np
 import tqdm
@@ -13,63 +15,57 @@ from jaxtyping import Float
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.matches import Match
+from hypjax.inference.embedding import fingerprint
+from hypjax.inference.hits import Match
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import remove
 from hypjax.system.locks import claimed_or_refused
 
-# Embeddings, and why some of the images could not be read, by their index.
+# Embeddings of a batch, and why some of its images could not be read, by their index.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
 
 
 class ImageEmbedder(abc.ABC):
-    """A model that embeds images.
+    """A model that embeds images."""
 
-    Attributes:
-        space: Space of the embeddings.
-        fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
-            of equal fingerprints can be compared.
-        batch_size: Number of images that are embedded at once.
-        match: What is known of the distance of matches; None if nothing is.
-    """
-
-    space: Space
+    space: Space  # Of the embeddings.
+    # Hash of everything that embeddings depend on besides the images: equal ones can be compared.
     fingerprint: str
     batch_size: int
-    match: Match | None = None
+    match: Match | None = None  # How far matches are, if that is known.
 
     @abc.abstractmethod
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the rows of a dataset's images in order, one batch at a time.
 
-        Rows are what is saved of unfinished work: by default points of the space. With each batch
-        come the images that could not be read, as {index in the batch: reason}; their rows are
-        meaningless. If `few`, a batch that is not full may take less time, and round differently.
+        Rows, by default points of the space, are what is saved of unfinished work. Those of images
+        that could not be read are meaningless. If `few`, a batch that is not full may take less
+        time, and round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The columns of `Embeddings` that rows of readable images become."""
         return {"vectors": rows.astype(np.float32)}
 
-    def embed_few(self, images: Dataset) -> Embeddings:
-        """Embeds a few images, for example a search's queries; see `batches`."""
-        return self._embeddings(images, *_concatenated(self._checked(images, few=True)))
-
-    def embed_images(self, images: Dataset) -> Embeddings:
-        """Embeds images in memory, with a progress bar."""
-        return self._embeddings(images, *_concatenated(self._checked(images)))
+    def embed_images(self, images: Dataset, *, few: bool = False) -> Embeddings:
+        """Embeds images in memory; a `few`, such as a search's queries, without a progress bar."""
+        rows, broken, done = [], {}, 0
+        for batch, reasons in self._checked(images, few=few):
+            rows.append(batch)
+            broken |= {done + index: reason for index, reason in reasons.items()}
+            done += len(batch)
+        return self._embeddings(images, np.concatenate(rows), broken)
 
     def _checked(self, images: Dataset, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
-        """Yields the `batches` of the images that are not done, whose rows must be finite."""
-        names = images.name
+        """Yields the `batches` of the images that are not done; their rows must be finite."""
         with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
             for rows, broken in self.batches(images[done:], few=few):
                 wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
                     raise UserError(
-                        f"the embedding of {names(done + i)} is not finite: the weights are "
+                        f"the embedding of {images.name(done + i)} is not finite: the weights are "
                         "damaged, or training diverged; train again, with a lower "
                         "optim.learning_rate if it diverged"
                     )
@@ -81,10 +77,6 @@ class ImageEmbedder(abc.ABC):
         """Embeds images into a file, or resumes where that was interrupted.
 
         What is done is saved after each batch in a folder beside the file.
-
-        Raises:
-            UserError: The file or the folder cannot be written, the file exists and holds something
-                else, or no image can be read.
         """
         if path.exists():
             done = Embeddings.load(path)
@@ -95,11 +87,10 @@ class ImageEmbedder(abc.ABC):
                 )
             console.say(f"{path} is complete already")
             return done
-        facts = hashlib.sha256(f"{self.fingerprint} {images.fingerprint}".encode()).hexdigest()
-        folder = path.with_name(f"{path.name}.{facts[:8]}.unfinished")
+        work = fingerprint((self.fingerprint, images.fingerprint))[:8]
+        folder = path.with_name(f"{path.name}.{work}.unfinished")
         unfinished = ArrayCache(folder, len(images))
-        lock = claimed_or_refused(folder, "name another --output")
-        with unfinished.filling(lock) as done:
+        with unfinished.filling(claimed_or_refused(folder, "name another --output")) as done:
             try:
                 for batch in self._checked(images, done=done) if done < len(images) else ():
                     with writing(folder):
@@ -138,11 +129,70 @@ class ImageEmbedder(abc.ABC):
         )
 
 
-def _concatenated(batches: Iterable[Embedded]) -> Embedded:
-    """Joins batches of embeddings, and numbers their unreadable images over all of them."""
-    points, broken, count = [], {}, 0
-    for batch, reasons in batches:
-        points.append(batch)
-        broken |= {count + index: reason for index, reason in reasons.items()}
-        count += len(batch)
-    return np.concatenate(points), broken
+class Shard(NamedTuple):
+    """A part of the images: its index from 1, and the number of parts."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses '3/16'."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+        shard = cls(*map(int, found.groups())) if found else cls(0, 0)
+        if not 1 <= shard.index <= shard.count:
+            raise UserError(f"--shard is {text}; it must be a part and their number, such as 3/16")
+        return shard
+
+    def of(self, images: Dataset, batch_size: int) -> Dataset:
+        """The part's images, which begin with a whole batch."""
+        # So each image is embedded in the batch, and with the roundings, that it has without parts.
+        batches = -(-len(images) // batch_size)
+        if self.count > batches:
+            raise UserError(
+                f"{len(images)} images are {batches} batches of {batch_size}, too few for "
+                f"{self.count} parts; name at most {batches}"
+            )
+        first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
+        return images[first:last]
+
+    def path(self, output: pathlib.Path) -> pathlib.Path:
+        """The part's file, such as gallery-3-of-16.npz for gallery.npz."""
+        return output.with_name(f"{output.stem}-{self.index}-of-{self.count}{output.suffix}")
+
+
+def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
+    """Joins the parts of a gallery into the gallery that one process would have written."""
+    if output.exists():
+        raise UserError(f"{output} exists already; remove it, or name another --output")
+    pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
+    found = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
+    counts = sorted({int(name[1]) for name in found if name})
+    if len(counts) != 1:
+        numbers = " and of ".join(map(str, counts)) or "none"
+        raise UserError(f"the parts of {output} must be of one number, but they are of {numbers}")
+    parts, first = [], 0
+    for index in range(1, counts[0] + 1):
+        path = Shard(index, counts[0]).path(output)
+        if not path.exists():
+            raise UserError(f"{path} is missing; embed it with --shard={index}/{counts[0]}")
+        part = Embeddings.load(path)
+        last = first + len(part) + len(part.unreadable)
+        if part.images != images[first:last].fingerprint:
+            raise UserError(f"{path} holds other images than --images lists now; embed it again")
+        if parts and part.fingerprint != parts[0].fingerprint:
+            raise UserError(f"{path} was embedded by another model than the first part")
+        parts.append(part)
+        first = last
+    if first != len(images):
+        raise UserError(f"the parts hold {first} images, but --images lists {len(images)}")
+    names = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    gallery = dataclasses.replace(
+        parts[0],
+        **{name: np.concatenate(own) for name, own in columns.items() if own[0] is not None},
+        images=images.fingerprint,
+        unreadable={path: why for part in parts for path, why in part.unreadable.items()},
+    )
+    gallery.save(output)
+    return gallery

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
-from ml_collections import ConfigDict
+from jaxtyping import Array, Float
 
 from hypjax import parallel
 from hypjax.config.choices import OWN
@@ -18,12 +17,10 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Given, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted, require_package
-from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.inference.hits import Hits, find_hits
+from hypjax.inference.embedding import embed_function
+from hypjax.inference.hits import Hits, find_hits, read_matches
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
-from hypjax.inference.matches import read_matches
-from hypjax.inference.model_folder import describe
-from hypjax.inference.postprocess import model_fingerprint, saved_projection
+from hypjax.inference.save import describe
 from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings
@@ -43,17 +40,15 @@ AnyImages = Given | Sequence[Given]
 class Model(ImageEmbedder):
     """A trained model, which embeds images and searches among them.
 
-    It is the best on the validation classes of its run, if there are any, or else the last. Each
-    device of this process embeds whole batches.
+    It is the best on the validation classes of its run, if there are any, or else the last.
 
     Attributes:
         source: Where it was loaded from.
         part: Which embedding is computed: "head", "encoder", or another name of `scored_spaces`,
             such as "head@16".
         config: The configuration of its run.
-        model: The encoder and the head.
-        params: Their parameters.
-        projection: What follows it, if `eval.pca` is set.
+        model: The encoder and the head, with the parameters `params`.
+        projection: What follows them, if `eval.pca` is set.
     """
 
     def __init__(
@@ -70,41 +65,26 @@ class Model(ImageEmbedder):
         with reading(source) as folder:
             if encoder is not None:
                 _register(folder, encoder)
-            self._read(folder)
+            trained = restore_best(folder)
+            if part not in trained.spaces:
+                raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
+            self.projection, self.fingerprint = trained.projection(folder, part)
+            self.match = read_matches(folder).get(self.fingerprint)
             if not is_published(folder) and not (folder / RESULTS).exists():
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
+        self.config, self.model, self.params, _ = trained
+        self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size
-        pixel_scaling = (self.config.data.mean, self.config.data.std)
-        self._function = embed_function(
-            self.model, pixel_scaling, lambda _: {part: self.space}, self.config.eval.scales
-        )
-        # By the numbers of devices and of images of each.
-        self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
-
-    def _read(self, folder: pathlib.Path) -> None:
-        self.config: ConfigDict
-        self.config, self.model, self.params, objective = restore_best(folder)
-        spaces = scored_spaces(self.config, objective, self.params)
-        if self.part not in spaces:
-            raise UserError(f"part is {self.part!r}; it must be {' or '.join(spaces)}")
-        self.space = spaces[self.part]
-        whose = self.config, self.part, self.space
-        self.fingerprint = model_fingerprint(*whose, self.params)
-        self.projection = saved_projection(folder, *whose, self.fingerprint)
-        if self.projection is not None:
-            self.fingerprint = self.projection.fingerprint(self.fingerprint)
-        self.match = read_matches(folder).get(self.fingerprint)
+        scaling, scales = (self.config.data.mean, self.config.data.std), self.config.eval.scales
+        self._function = embed_function(self.model, scaling, {part: self.space}, scales)
+        self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
 
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
-        """Embeds images.
+        """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
         Args:
             images: A path, an image of Pillow's, an array of pixels, or a sequence of these; see
                 `hypjax.data.photos.given_images`. A folder or a pattern stands for its images.
-
-        Returns:
-            Points of the model's space, float32, one row for each image. One that cannot be read is
-            a `UserError`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -117,7 +97,7 @@ class Model(ImageEmbedder):
         Sub-folders of a folder are classes. `hypjax.search` reads the embeddings if they are saved.
         Images that cannot be read are listed as such.
         """
-        return self.embed_few(given_images(images))
+        return self.embed_images(given_images(images), few=True)
 
     def search(
         self,
@@ -126,16 +106,15 @@ class Model(ImageEmbedder):
         k: int = 10,
         refinement: Refinement | None = None,
     ) -> list[Hits]:
-        """Finds the nearest images of a gallery.
+        """Finds the k nearest images of a gallery, nearest first, to each query.
+
+        `print(hits[0])` shows those of the first query.
 
         Args:
             gallery: What `gallery` returned, what `hypjax.search` accepts as --gallery, or images.
             query: As for `embed`. A file is not found as its own neighbour.
             k: Number of neighbours.
             refinement: Query expansion or re-ranking.
-
-        Returns:
-            The hits of each query, nearest first. `print(hits[0])` shows those of the first.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
@@ -144,23 +123,14 @@ class Model(ImageEmbedder):
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         images = given_images(query)
-        return find_hits(self.embed_few(images), images, gallery, k, refinement, self.match)
+        queries = self.embed_images(images, few=True)
+        return find_hits(queries, images, gallery, k, refinement, self.match)
 
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
-        """Writes the model, from pixels to points, into an ONNX file.
+        """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
 
-        The manual's page "Take it with you" has a program that searches with such a file.
-
-        Args:
-            path: The file, 'NAME.onnx'.
-            precision: 'float32'; or 'float16' or 'int8' for smaller files, whose neighbours are
-                compared with those in float32.
-
-        Returns:
-            How far the points and their neighbours agree with hypjax's, in words.
-
-        Raises:
-            UserError: They do not, or the encoder is none of timm's.
+        The precision is 'float32', or 'float16' or 'int8' for smaller files. Returns how far the
+        points and their neighbours agree with hypjax's, in words; if they do not, raises UserError.
         """
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
@@ -168,20 +138,22 @@ class Model(ImageEmbedder):
         return write(self, pathlib.Path(path).expanduser(), precision)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields the points of a dataset's images in order, one batch at a time.
+        """Yields the points of a dataset's images in order, see `ImageEmbedder.batches`.
 
-        Each device of this process embeds whole batches. Fewer images than a batch has are padded
-        to a whole one or, if `few`, to a power of two: that takes less time, and rounds
-        differently.
+        The last batch is padded to a whole one or, if `few`, to a power of two.
         """
-        self._check_kind(dataset)
+        encoder, given = self.model.encoder, dataset.vectors
+        if encoder.takes_pixels and given is not None:
+            raise UserError("this run embeds images, but was given features; pixels are uint8")
+        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
+            raise UserError(
+                "this run was trained on features of another model, so it cannot embed "
+                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
+            )
         size, total = self.batch_size, len(dataset)
         size = min(size, 1 << (total - 1).bit_length()) if few else size
-        devices = jax.local_devices()[: -(-total // size)]
-        rows = size * len(devices)
-        with machine.memory_explained("run.eval_batch_size"):
-            embed = self._embed_on(devices, size)
-        view = View.of(self.config.data)
+        devices = min(jax.local_device_count(), -(-total // size))
+        embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
         batches = readable_batches(dataset, view, rows, self.config.run.workers)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):
@@ -191,48 +163,24 @@ class Model(ImageEmbedder):
                     part = points[start : start + size]
                     if self.projection is not None:
                         part = self.projection.apply(part)
-                    yield (
-                        part,
-                        {i - start: why for i, why in broken.items() if 0 <= i - start < size},
-                    )
+                    reasons = {i - start: why for i, why in broken.items()}
+                    yield part, {i: why for i, why in reasons.items() if 0 <= i < size}
 
     @property
     def takes_pixels(self) -> bool:
         """Whether it embeds images, and not features of another model."""
         return self.model.encoder.takes_pixels
 
-    def _check_kind(self, dataset: Dataset) -> None:
-        """Raises a `UserError` for features instead of images, or the other way round."""
-        encoder, given = self.model.encoder, dataset.vectors
-        if encoder.takes_pixels and given is not None:
-            raise UserError("this run embeds images, but was given features; pixels are uint8")
-        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
-            raise UserError(
-                "this run was trained on features of another model, so it cannot embed "
-                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
-            )
-
-    def _embed_on(self, devices: Sequence[jax.Device], size: int) -> Callable[[PyTree], PyTree]:
-        """The embedding of a batch on each device, whose roundings are those of one device."""
+    def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
+        """The embedding of a batch on each of some devices."""
         # Each device has a whole batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where it was resumed.
-        if (len(devices), size) not in self._compiled:
-            mesh = parallel.create_mesh(devices=devices)
+        if count not in self._programs:
+            mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            encoder = self.model.encoder
-            shape = encoder.example(View.of(self.config.data)).shape[1:]
-            images = jax.ShapeDtypeStruct(
-                (size * len(devices), *shape),
-                np.uint8 if encoder.takes_pixels else np.float32,
-                sharding=parallel.sharded(mesh),
-            )
-            function = jax.jit(parallel.map_local_images(self._function, mesh))
-            program = function.lower(params, images).compile()
-            machine.require_memory(program, mesh, "the batch size (run.eval_batch_size)")
-            self._compiled[len(devices), size] = lambda images: program(
-                params, parallel.shard(mesh, images)
-            )
-        return self._compiled[len(devices), size]
+            program = jax.jit(parallel.map_local_images(self._function, mesh))
+            self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
+        return self._programs[count]
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
@@ -243,9 +191,8 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     if not isinstance(source, str):
         return pathlib.Path(source)
     path = pathlib.Path(source).expanduser()
-    if "://" in source or path.exists() or path.parent.exists():
-        return source
-    if not hub.is_name(hub.split(source)[0]):
+    named = "://" not in source and hub.is_name(hub.split(source)[0])
+    if not named or path.exists() or path.parent.exists():
         return source
     console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
     return f"{hub.SCHEME}{source}"
@@ -267,8 +214,7 @@ def load(
         part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
             the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
-            depend. By default it is that of the run's evaluation. Fewer images are padded to a
-            power of two.
+            depend; by default that of the run's evaluation.
         encoder: The module that was trained, if it is not one of hypjax's.
     """
     return Model(_located(source), part, batch_size, encoder=encoder)

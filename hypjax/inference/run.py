@@ -1,41 +1,59 @@
-"""A run, assembled once: what its configuration names."""
+"""A run, assembled once: what its configuration names, and the scores of its models."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.data.parts import Splits
+from hypjax.config.choices import PARTS, freezes_encoder
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits, Task
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
-from hypjax.inference.evaluator import Evaluator, create_evaluator
+from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
+from hypjax.inference.hits import Match, choose, match_distance
+from hypjax.inference.scoring import task_scores
+from hypjax.inference.weights import Projections, TrainedModel
+from hypjax.models import create_embedder
+from hypjax.models.own import OwnEncoder
 from hypjax.objectives import Objective, create_objective
+from hypjax.parallel import processes
+from hypjax.retrieval import mean_score
+from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.projection import fit
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import open_splits
+from hypjax.system.caches import cache_folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run's configuration, objective and images; devices and evaluator come with first use."""
+    """A run's configuration, objective and images; devices and models come with first use."""
 
     config: ConfigDict
     objective: Objective
     splits: Splits
     name: str = ""  # In reports.
     workdir: str = ""  # Folder or URL of a trained run.
+    parts: Sequence[str] = PARTS  # Of the model, that are scored.
+    # The parameters and the projections of the model that was scored last.
+    _fitted: list[Any] = dataclasses.field(default_factory=list, init=False)
 
     @classmethod
-    def open(cls, config: ConfigDict, objective: Objective | None = None, **names: str) -> Self:
-        """Opens the images that a validated configuration names.
-
-        The objective is the configuration's, or else `saved_objective` of the run's folder.
-        """
-        objective = objective or create_objective(config)
-        return cls(config=config, objective=objective, splits=open_splits(config), **names)
+    def open(cls, config: ConfigDict, objective: Objective | None = None, **fields: Any) -> Self:
+        """Opens a validated configuration's images; a saved run has an objective of its own."""
+        objective, splits = objective or create_objective(config), open_splits(config)
+        check_depth(config, splits)
+        return cls(config=config, objective=objective, splits=splits, **fields)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -43,9 +61,25 @@ class Run:
         return parallel.create_mesh(self.config.run.mesh)
 
     @functools.cached_property
-    def evaluator(self) -> Evaluator:
-        """Scores the run's models; a frozen encoder embeds each image once."""
-        return create_evaluator(self.config, self.objective, mesh=self.mesh, splits=self.splits)
+    def images(self) -> DatasetEmbedder:
+        """Embeds the run's images with its model as it is evaluated; each once if it is frozen."""
+        config, splits, kept, folder = self.config, self.splits, [], None
+        model = create_embedder(config, evaluating=True)
+        if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
+            kept = [splits.test, splits.gallery, splits.validation]
+            needs_train = config.train.cached_features or config.train.sampling == "tuples"
+            if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
+                kept.append(splits.train)
+        kind = type(model.encoder)
+        # The code of a user's encoder may change under the same name.
+        if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
+            folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+        return DatasetEmbedder(model, config, self.mesh, list(filter(None, kept)), folder)
+
+    def spaces(self, params: PyTree) -> dict[str, Space]:
+        """The spaces in which a model is scored, by name."""
+        found = scored_spaces(self.config, self.objective, params)
+        return {name: space for name, space in found.items() if part_of(name) in self.parts}
 
     def scalars(self, params: PyTree) -> Mapping[str, Any]:
         """The learned scalars, by name, among the parameters of a model."""
@@ -54,3 +88,101 @@ class Run:
     def score_space(self, params: PyTree) -> Space:
         """Space in which the objective scores the head of a model."""
         return self.objective.with_scalars(self.scalars(params)).score_space
+
+    def trained(self, params: PyTree) -> TrainedModel:
+        """The model of parameters that devices may share."""
+        params = parallel.place(params, parallel.replicated(self.mesh))
+        return TrainedModel(self.config, self.images.model, params, self.objective)
+
+    def projections(self, params: PyTree) -> Projections:
+        """The projections of `eval.pca` for a model, fitted on the training images."""
+        fields, spaces = self.config.eval, self.spaces(params)
+        dims = {name: dim for name in spaces if (dim := fields.pca[part_of(name)]) is not None}
+        if not dims:
+            return {}
+        if self.splits.train is None:
+            raise UserError(
+                "config.eval.pca is fitted on training images, and this dataset has none; name "
+                "another dataset in data.name and this one in eval.benchmarks"
+            )
+        if not self._fitted or self._fitted[0] is not params:  # It is scored on several datasets.
+            points, projections = self.images.points(params, self.splits.train, spaces), {}
+            for name, dim in dims.items():
+                how = {"space": spaces[name], "dim": dim, "whiten": fields.whiten}
+                try:
+                    projections[name] = fit(points[name], **how)
+                except UserError as error:
+                    raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
+            self._fitted[:] = params, projections
+        return self._fitted[1]
+
+    def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
+        """Mean scores of each part of the model, the same in all processes.
+
+        They are {"head": {"recall@1": ...}, "encoder": {...}}; those of a judged task have names
+        such as "easy/map".
+        """
+        means = {
+            part: {name: mean_score(values) for name, values in of_part.items()}
+            for part, of_part in self.query_scores(params, task).items()
+        }
+        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+
+    def query_scores(
+        self, params: PyTree, task: Task
+    ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
+        """Scores of each query, whose means are `scores`."""
+        points = self._points(params, task.queries)
+        items = self._points(params, task.gallery) if task.gallery else {}
+        fields = self.config.eval
+        metrics = metric_names(fields.metrics, fields.ks)
+        if task.judgements is not None:  # By mAP if recall alone is asked for.
+            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        reranking = Reranking() if fields.rerank else None
+        refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
+        how = {"metrics": metrics, "refinement": refinement}
+        return {
+            part: task_scores(task, points[part], items.get(part), space=space, **how)
+            for part, space in self.spaces(params).items()
+        }
+
+    def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Scores on the test images and all benchmarks; judged ones as in "roxford5k/easy/map"."""
+        found: dict[str, dict[str, float]] = {}
+        for dataset, task in self.splits.tasks.items():
+            prefix = f"{dataset}/" if task.judgements is not None else ""
+            for part, scores in self.scores(params, task).items():
+                named = {f"{prefix}{name}": value for name, value in scores.items()}
+                found.setdefault(part, {}).update(named)
+        return found
+
+    def matches(self, params: PyTree) -> dict[str, Match]:
+        """The distance of matches by the embeddings' fingerprint, where enough images have one."""
+        if (chosen := choose(self.splits)) is None:
+            return {}
+        split, images = chosen
+        points, trained, matches = self._points(params, images), self.trained(params), {}
+        for part in PARTS:
+            distance = match_distance(points[part], images.labels, self.spaces(params)[part])
+            if distance is not None:
+                projection = self.projections(params).get(part)
+                matches[trained.fingerprint(part, projection)] = Match(distance, split)
+        return matches
+
+    def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
+        """Embeds a dataset, and projects what is projected."""
+        points = self.images.points(params, dataset, self.spaces(params))
+        projections = self.projections(params).items()
+        return points | {name: each.apply(points[name]) for name, each in projections}
+
+
+def check_depth(config: ConfigDict, splits: Splits) -> None:
+    """Refuses more neighbours than there are images to find, in precision or query expansion."""
+    fields, items = config.eval, [task.items for task in splits.tasks.values()]
+    items += [len(splits.validation) - 1] if splits.validation else []
+    deep = {"config.eval.expansion is": fields.expansion}
+    if "precision" in fields.metrics:
+        deep["for precision, config.eval.ks holds"] = max(fields.ks)
+    for words, most in deep.items():
+        if most > min(items):
+            raise UserError(f"{words} {most}, but there are only {min(items)} images to find")

@@ -1,8 +1,10 @@
-"""A model that was trained elsewhere, written so that `hypjax.load` and all commands read it."""
+"""Folders of published models, which `hypjax.load` and all commands read."""
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,14 +12,23 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
+from safetensors.numpy import save_file
 
-from hypjax.config import default_config, validate
-from hypjax.config.choices import GIVEN
+from hypjax.config import default_config, identity, validate
+from hypjax.config.choices import GIVEN, OWN
 from hypjax.config.own import choose_encoder, choose_space, own_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
-from hypjax.inference.model_folder import replacing_model, write_model
+from hypjax.geometry.registry import describe_space
+from hypjax.inference.weights import TrainedModel
 from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models.encoder import FEATURES
+from hypjax.models.own import OwnEncoder
+from hypjax.models.pretrained import save_timm, timm_config
+from hypjax.objectives import SavedObjective
+from hypjax.runs import files
+from hypjax.runs.workdir import SPACE
+from hypjax.system.files import replacing, sha256, write_json
 from hypjax.types import View
 
 _ELSEWHERE = own_name("a loop of its own")  # The objective of such a model.
@@ -61,39 +72,27 @@ def save(
             be written.
     """
     head = encoder if isinstance(encoder, Embedder) else None
-    config = _config(space, head, head.encoder if head else encoder, image_size, channels)
-    config.data.update(test_view=test_view, resize=resize or image_size)
-    config.data.mean, config.data.std = (
-        tuple(map(float, (0.5,) * channels if values is None else values)) for values in (mean, std)
-    )
-    validate(config)
-    model = create_embedder(config, evaluating=True)
-    params = jax.tree.map(np.asarray, params if head else {"encoder": params})
-    params = {part: own for part, own in params.items() if part != "space"}  # It is given.
-    _check(params, model_shapes(model, View.of(config.data)))
-    folder = pathlib.Path(workdir).expanduser()
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_model(folder) as staged:
-            write_model(staged, config, model, params, space, provenance={})
-
-
-def _config(
-    space: Space, head: Embedder | None, encoder: nn.Module, side: int, channels: int
-) -> ConfigDict:
-    """The configuration of a model, but for its pixels."""
     config = default_config(_ELSEWHERE)
-    config.data.update(name=GIVEN, image_size=side, channels=channels)
+    view = {"image_size": image_size, "channels": channels, "resize": resize or image_size}
+    config.data.update(name=GIVEN, test_view=test_view, **view)
+    for field, values in (("mean", mean), ("std", std)):
+        config.data[field] = tuple(map(float, (0.5,) * channels if values is None else values))
     config.model.head = head.head_kind if head else "none"
     config.model.head_dim = head.head_dim if head else config.model.head_dim
     config.optim.frozen = ()
     choose_space(config, space)
-    choose_encoder(config, encoder)
-    return config
+    choose_encoder(config, head.encoder if head else encoder)
+    validate(config)
+    model = create_embedder(config, evaluating=True)
+    params = jax.tree.map(np.asarray, params if head else {"encoder": params})
+    params = {part: own for part, own in params.items() if part != "space"}  # It is given.
+    _require_shapes(params, model_shapes(model, View.of(config.data)))
+    trained = TrainedModel(config, model, params, SavedObjective(space))
+    with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
+        write_model(staged, trained, provenance={})
 
 
-def _check(params: PyTree, shapes: PyTree) -> None:
-    """Raises an error at the first parameter that the model has not, or lacks."""
+def _require_shapes(params: PyTree, shapes: PyTree) -> None:
     found, expected = (
         {"/".join(path): leaf.shape for path, leaf in flatten_dict(tree).items()}
         for tree in (params, shapes)
@@ -104,3 +103,59 @@ def _check(params: PyTree, shapes: PyTree) -> None:
                 f"the parameter {name} has the shape {found.get(name)}, but the model's "
                 f'{expected.get(name)}; give what encoder.init(...)["params"] has the shapes of'
             )
+
+
+def describe(config: ConfigDict) -> str:
+    """Says in one line what a run's model is: encoder, head, dataset and loss."""
+    model, data = config.model, config.data
+    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    head = f"a head of {model.head_dim} coordinates"
+    images = "images given from Python" if data.name == GIVEN else data.name
+    if encoder == FEATURES:
+        return f"features of {model.width} coordinates with {head}, trained by {loss}"
+    if encoder == "vit":
+        encoder = f"ViT ({model.depth} blocks of width {model.width})"
+    return (
+        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
+        f"{data.image_size} pixels, trained on {images} with {loss}"
+    )
+
+
+_FILES = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), "README.md", *files.HASHED}
+
+
+@contextlib.contextmanager
+def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty folder, which replaces the model in a folder if the body succeeds."""
+    with writing(folder):
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if others := names - _FILES if files.PUBLISHED in names else names:
+            raise UserError(
+                f"{folder} holds {min(others)}, which is no part of a model of hypjax; name "
+                "another folder"
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder.resolve()) as staged:
+            staged.mkdir()
+            yield staged
+
+
+def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
+    """Writes a model: weights, timm's config.json if timm has such a model, and hypjax.json, last.
+
+    That holds the configuration, the head's space, and the hashes of the other files in the folder.
+    """
+    config, model, params, _ = trained
+    save_timm(folder / files.WEIGHTS, params, model)
+    if model.head_kind == "norm_dense":  # timm has no such head.
+        save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
+    if not isinstance(model.encoder, OwnEncoder):
+        write_json(folder / files.CONFIG, timm_config(params, model, config.data))
+    fields = identity(config)  # How the run was executed is left out.
+    parts = {"identity": fields, "provenance": provenance, "all": fields}
+    parts[SPACE] = describe_space(trained.score_space)
+    if "space" in params:
+        logs = params["space"].items()
+        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
+    hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
+    write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

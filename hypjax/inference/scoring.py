@@ -37,17 +37,13 @@ def task_of(
     Without queries, those of a file with splits are its `query` images, which search the `gallery`,
     or else its `test` images; of a file without splits, all images search each other. Judgements
     are of the `query` and `gallery` images, in their order.
-
-    Raises:
-        UserError: Classes are unknown, spaces differ, or a ground truth names other images.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
         raise UserError(
             f"the queries are in {queries.space}, and the others in {embeddings.space}; name one "
             "space for both with --space"
         )
-    prints = {queries.fingerprint, embeddings.fingerprint} - {""} if queries else ()
-    if len(prints) > 1:
+    if queries is not None and len({queries.fingerprint, embeddings.fingerprint} - {""}) > 1:
         raise UserError(
             "the queries and the others were embedded by different models; embed them with one"
         )
@@ -68,10 +64,9 @@ def task_of(
             )
         return task._replace(judgements=judgements)
     for part in filter(None, task[:2]):
-        unknown = np.flatnonzero(part.labels == "")
-        if len(unknown):
+        if unknown := np.sum(part.labels == ""):
             raise UserError(
-                f"the classes of {len(unknown)} of {len(part)} rows are unknown; give them as the "
+                f"the classes of {unknown} of {len(part)} rows are unknown; give them as the "
                 "array labels, in a file (--labels or --query_labels) or by sub-folders of "
                 "--images, or name the judged dataset (--dataset)"
             )
@@ -109,23 +104,16 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
 
 def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names, or all in their order if names are unknown."""
-    stems = [pathlib.PurePath(name).stem for name in embeddings.ids.tolist()]
-    rows = {stem: row for row, stem in enumerate(stems)}
-    if all(name in rows for name in names):
-        return np.array([rows[name] for name in names])
-    if stems == list(map(str, range(len(names)))):  # The numbers of rows.
+    rows = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
+    missing = [name for name in names if name not in rows]
+    if missing and list(rows) == list(map(str, range(len(names)))):  # The numbers of rows.
         return np.arange(len(names))
-    missing = next(name for name in names if name not in rows)
-    raise UserError(
-        f"the ground truth has {len(names)} {what}, such as {missing}, which is not among the "
-        f"{len(embeddings)} embeddings; give their names as the array ids, or all in its order"
-    )
-
-
-def score(task: Task[Embeddings], metrics: Sequence[str]) -> QueryScores:
-    """Scores each query, exactly; see `task_scores`."""
-    items = task.gallery.vectors if task.gallery else None
-    return task_scores(task, task.queries.vectors, items, metrics=metrics, space=task.queries.space)
+    if missing:
+        raise UserError(
+            f"the ground truth has {len(names)} {what}, such as {missing[0]}, which is not among "
+            f"the {len(embeddings)} embeddings; give their names as the array ids, or all in order"
+        )
+    return np.array([rows[name] for name in names])
 
 
 def task_scores(
@@ -154,8 +142,12 @@ def task_scores(
     return found
 
 
-def summary(scores: QueryScores) -> dict[str, dict[str, float | tuple[float, float]]]:
+def score(
+    task: Task[Embeddings], metrics: Sequence[str]
+) -> dict[str, dict[str, float | tuple[float, float]]]:
     """The mean of each score, and its 95% bootstrap interval over queries."""
+    items, queries = task.gallery.vectors if task.gallery else None, task.queries
+    scores = task_scores(task, queries.vectors, items, metrics=metrics, space=queries.space)
     return {
         name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
         for name, values in scores.items()

@@ -1,47 +1,34 @@
-"""A model's parameters: from a run's checkpoints, or pretrained."""
+"""A model's parameters: from a run's folder, or pretrained."""
 
 import contextlib
 import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
-from hypjax.geometry import SPACES
-from hypjax.geometry.learned import (
-    LearnedParameters,
-    bounds,
-    first_parameters,
-    has_curvature,
-    learned_numbers,
-    learned_values,
-    projected,
-    values,
+from hypjax.geometry import SPACES, Space, learned
+from hypjax.geometry.registry import describe_space
+from hypjax.inference.embedding import (
+    fingerprint,
+    part_of,
+    scored_spaces,
 )
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
-from hypjax.models.pretrained import (
-    check_head,
-    convert_timm,
-    load_model,
-    load_timm,
-    timm_state_dict,
-)
+from hypjax.models.own import ENCODERS
 from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.objectives import Objective
+from hypjax.retrieval.projection import Projection
+from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import (
-    CHECKPOINTS,
-    HEAD,
-    RESULTS,
-    WEIGHTS,
-    is_published,
-    published_numbers,
-    require_published,
-)
 from hypjax.runs.workdir import (
     has_checkpoint,
     require_identity,
@@ -53,53 +40,125 @@ from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.types import View
 
+# By the names of `scored_spaces`; parts without PCA (`eval.pca`) have no projection.
+Projections = Mapping[str, Projection]
 
-def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder, dict[str, PyTree]]:
-    """Restores a run's model as it is evaluated, and its parameters, named as by `evaluate`."""
-    if is_published(workdir):
-        model = create_embedder(config, evaluating=True)
-        return model, {"final": _published_parameters(workdir, model, config)}
-    require_identity(workdir, config, ("data.", "model.", "objective."))
+
+class TrainedModel(NamedTuple):
+    """A run's model as it is evaluated."""
+
+    config: ConfigDict
+    model: Embedder
+    params: PyTree
+    objective: Objective  # Its numbers are those before training.
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """The spaces of the embeddings, see `scored_spaces`."""
+        return scored_spaces(self.config, self.objective, self.params)
+
+    @property
+    def score_space(self) -> Space:
+        """Space in which the objective scores the head."""
+        scalars = learned.learned_values(self.config.objective, self.params)
+        return self.objective.with_scalars(scalars).score_space
+
+    def fingerprint(self, name: str, projection: Projection | None = None) -> str:
+        """Hash of everything that the embeddings of a name depend on besides the images."""
+        data, model = self.config.data, self.config.model
+        view = View.of(data), tuple(data.mean), tuple(data.std)
+        scales = [float(scale) for scale in self.config.eval.scales]
+        space = describe_space(self.spaces[name])
+        facts = [name, space, view, scales, model.eval_pooling, model.head]
+        # What parameters do not show of a module of the user's: an activation, or a stride.
+        module = ENCODERS.get(model.architecture)
+        facts += [] if module is None else [own_name(module)]
+        own = fingerprint(facts, self.params)
+        return own if projection is None else projection.fingerprint(own)
+
+    def save_projections(self, folder: pathlib.Path, projections: Projections) -> None:
+        """Saves the projections of the model's embeddings in the run's folder."""
+        for name, projection in projections.items():
+            path = folder / self._projection_file(name, self.fingerprint(name))
+            path.parent.mkdir(exist_ok=True)
+            projection.save(path)
+
+    def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
+        """The projection that `eval.pca` asks for, and the fingerprint of what it returns."""
+        embeddings = self.fingerprint(name)
+        if self.config.eval.pca[part_of(name)] is None:
+            return None, embeddings
+        path = folder / self._projection_file(name, embeddings)
+        if not path.is_file():
+            raise UserError(
+                f"{folder} holds no projection of its {name}'s embeddings, which training fits "
+                "after its last step; finish the run, or copy its projections, too"
+            )
+        projection = Projection.load(path, self.spaces[name])
+        return projection, projection.fingerprint(embeddings)
+
+    def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
+        """Copies the model's projections; those of a run that is not finished are absent."""
+        pca = self.config.eval.pca
+        for name in (name for name in self.spaces if pca[part_of(name)] is not None):
+            file = self._projection_file(name, self.fingerprint(name))
+            if (source / file).exists():
+                (target / file).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / file, target / file)
+
+    def _projection_file(self, name: str, embeddings: str) -> str:
+        return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
+
+
+def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, TrainedModel]:
+    """Restores a run's last model and its best one, if there is one, named as by `evaluate`.
+
+    Only fields of the configuration that shape the images or the model must be the run's.
+    """
+    read = _read_published
+    if not files.is_published(workdir):
+        require_identity(workdir, config, ("data.", "model.", "objective."))
+        read = _read_checkpoints
     model = create_embedder(config, evaluating=True)
-    shapes = model_shapes(model, View.of(config.data))
-    latest = None
-    if has_checkpoint(workdir):
-        with contextlib.closing(Checkpoints(workdir / CHECKPOINTS, read_only=True)) as checkpoints:
+    states, objective = read(workdir, config, model), saved_objective(workdir, config)
+    return {name: TrainedModel(config, model, params, objective) for name, params in states.items()}
+
+
+def restore_best(workdir: pathlib.Path) -> TrainedModel:
+    """Restores a run's best model, or else its last."""
+    return [*restore_models(workdir, saved_config(workdir)).values()][-1]
+
+
+def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    shapes, latest = model_shapes(model, View.of(config.data)), None
+    if has_checkpoint(run):
+        checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
+        with contextlib.closing(checkpoints):
             latest = checkpoints.restore_latest(model=shapes)
             best = checkpoints.restore_best(model=shapes)
     if latest is None:
         raise UserError(
-            f"{workdir} holds no checkpoint; train first, or name a run's folder with --workdir"
+            f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
-    finished = (workdir / RESULTS).exists()
-    finished &= latest.step == saved_config(workdir).train.total_steps
+    finished = (run / files.RESULTS).exists()
+    finished &= latest.step == saved_config(run).train.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return model, states if best is None else states | {"best": best.trees[0]}
+    return states if best is None else states | {"best": best.trees[0]}
 
 
-def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
-    require_published(folder)
+def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    files.require_published(folder)
     try:
-        params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
+        weights = read_state_dict(str(folder / files.WEIGHTS))
+        params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
-            params["head"] = check_head(read_state_dict(str(folder / HEAD)), model)
+            params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
         if model.learned:
-            params["space"] = published_numbers(folder, first_parameters(dict(model.learned)))
+            first = learned.first_parameters(dict(model.learned))
+            params["space"] = files.published_numbers(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
-    return params
-
-
-def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree, Objective]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
-
-    The objective has the numbers that these parameters hold.
-    """
-    config = saved_config(workdir)
-    model, states = restore_models(config, workdir)
-    params = states.get("best", next(iter(states.values())))
-    scalars = learned_values(config.objective, params)
-    return config, model, params, saved_objective(workdir, config).with_scalars(scalars)
+    return {"final": params}
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
@@ -116,8 +175,8 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
                 f"in pretraining of {weights}, pixels were scaled otherwise; set "
                 f"--config.data.mean={mean} --config.data.std={std}"
             )
-        return load_timm(weights, encoder, config.data.channels)
-    return _parameters_of_run(config, encoder)["encoder"]
+        return pretrained.load_timm(weights, encoder, config.data.channels)
+    return _restored(config, encoder).params["encoder"]
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -133,33 +192,31 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             f"config.model.load_head is set, but config.model.weights is {weights}; name the "
             "folder or URL of a run, since only runs have a head"
         )
-    with reading(weights) as folder:
-        other = saved_config(folder).model
+    run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
-        if other[field] != config.model[field]:
+        if run.config.model[field] != config.model[field]:
             raise UserError(
                 f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
-                f"{other[field]}, so its head does not fit"
+                f"{run.config.model[field]}, so its head does not fit"
             )
-    params = _parameters_of_run(config, model.encoder)
-    parts = {part: params[part] for part in ("encoder", "head") if part in params}
-    return parts | _learned_by_run(config, params.get("space", {}))
+    parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
+    return parts | _learned_by_run(config, run.params.get("space", {}))
 
 
-def _learned_by_run(config: ConfigDict, found: LearnedParameters) -> dict[str, LearnedParameters]:
-    """Where learned numbers start: where the run in `model.weights` left them, if it learned them.
+def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dict[str, PyTree]:
+    """The "space": learned numbers where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
-    fields, first = config.objective, first_parameters(learned_numbers(config.objective))
-    c = values(found).get("c")
-    if not fields.learn_c and has_curvature(SPACES[fields.space]) and c not in (None, fields.c):
+    fields, weights = config.objective, config.model.weights
+    c, has_curvature = learned.values(found).get("c"), learned.has_curvature(SPACES[fields.space])
+    if not fields.learn_c and has_curvature and c not in (None, fields.c):
         console.warn(
-            f"the run in {config.model.weights} has learned c = {c:g}, but config.objective.c is "
-            f"{fields.c:g}"
+            f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
+    first = learned.first_parameters(learned.learned_numbers(fields))
     known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"space": projected({**first, **known}, bounds(fields))} if first else {}
+    return {"space": learned.projected(first | known, learned.bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -185,22 +242,24 @@ def _is_run(weights: str) -> bool:
     return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
 
 
-def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree]:
-    """Reads the parameters of a run's best model, or else its last, for an encoder."""
+def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
+    """Restores the run in `model.weights`, with its encoder's parameters as another encoder's."""
     weights = config.model.weights
     with reading(weights) as folder:
-        other, model, params, _ = restore_best(folder)
-    if not same_architecture(model.encoder, encoder):
+        run = restore_best(folder)
+    if not same_architecture(run.model.encoder, encoder):
         raise UserError(
             f"the encoder of the run in {weights} has a different architecture or size; set "
             "model.architecture and its sizes as in that run's config.json"
         )
-    if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
+    data = run.config.data
+    if (data.mean, data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
     if not encoder.takes_pixels:
-        return params
+        return run
     try:
-        state = timm_state_dict(params["encoder"], model.encoder)
-        return {**params, "encoder": convert_timm(state, encoder, config.data.channels)}
+        state = pretrained.timm_state_dict(run.params["encoder"], run.model.encoder)
+        converted = pretrained.convert_timm(state, encoder, config.data.channels)
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
+    return run._replace(params={**run.params, "encoder": converted})

@@ -12,10 +12,9 @@ from ml_collections import ConfigDict
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.model_folder import describe, replacing_model, write_model
-from hypjax.inference.postprocess import copy_projections
+from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
 from hypjax.models.architectures import ARCHITECTURES
@@ -113,10 +112,8 @@ def push(
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_model(folder) as staged:
-            _stage(workdir, staged, name)
+    with replacing_model(folder) as staged:
+        _stage(workdir, staged, name)
     files_in = (path for path in sorted(folder.rglob("*")) if path.is_file())
     paths = [path.relative_to(folder).as_posix() for path in files_in]
     owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
@@ -131,18 +128,18 @@ def push(
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        config, model, params, objective = restore_best(run)
-        began = _base_model(config)
-        config = without_paths(config)
+        trained = restore_best(run)
+        began = _base_model(trained.config)
+        config = without_paths(trained.config)
         results = files.read_results(run / files.RESULTS) or {}
         provenance = {"images": saved_fingerprint(run)}
-        copy_projections(run, folder, config, params, objective)
+        trained.copy_projections(run, folder)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
-    space = objective.score_space
-    write_text(folder / "README.md", _model_card(name, config, model, space, results, began))
-    write_model(folder, config, model, params, space, provenance)
+    card = _model_card(name, config, trained.model, trained.score_space, results, began)
+    write_text(folder / "README.md", card)
+    write_model(folder, trained, provenance)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:

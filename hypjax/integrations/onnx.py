@@ -262,7 +262,7 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     config.model.precision = "float32"
     model = create_embedder(config, evaluating=True, device=device)
     scaling, spaces = (config.data.mean, config.data.std), {embedder.part: embedder.space}
-    embed = embed_function(model, scaling, lambda _: spaces, config.eval.scales)
+    embed = embed_function(model, scaling, spaces, config.eval.scales)
     with jax.default_device(device):
         program, params = jax.jit(embed), jax.device_put(embedder.params, device)
         found = [program(params, batch) for batch in np.split(images, len(images) // _BATCH)]

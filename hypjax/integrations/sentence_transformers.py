@@ -21,7 +21,7 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
-from hypjax.inference.model_folder import describe
+from hypjax.inference.save import describe
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict

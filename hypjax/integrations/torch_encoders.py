@@ -83,19 +83,19 @@ class TransformersEncoder:
         random = {key for key in found["missing_keys"] if "pooler." in key}
         if others := set(found["missing_keys"]) - random:
             raise UserError(f"hf:{name} lacks {len(others)} weights, such as {min(others)}")
-        self._model = model.float().eval().to(_DEVICE)
-        self._both = hasattr(model, "get_image_features")
-        self._pooled = not self._both and not random and self._has_pooler()
-        if not (self._both or self._pooled or any(map(_CLASS_TOKEN.search, model.state_dict()))):
+        model, kind = model.float().eval().to(_DEVICE), type(model).__name__
+        self._embed, self._pooled = getattr(model, "get_image_features", model), True
+        if self._embed is not model:
+            self.output = f"image features ({kind}.get_image_features)"
+        elif not random and self._has_pooler():
+            self.output = f"pooler output ({kind})"
+        elif any(map(_CLASS_TOKEN.search, model.state_dict())):
+            self.output, self._pooled = f"class token ({kind})", False
+        else:
             raise UserError(
-                f"hf:{name} ({type(model).__name__}) has no image features, no trained pooler and "
-                "no class token, so it does not say what stands for an image"
+                f"hf:{name} ({kind}) has no image features, no trained pooler and no class token, "
+                "so it does not say what stands for an image"
             )
-        self.output = (
-            f"image features ({type(model).__name__}.get_image_features)"
-            if self._both
-            else f"{'pooler output' if self._pooled else 'class token'} ({type(model).__name__})"
-        )
         weights = _hash_weights(model.state_dict(), without=random)
         config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
         config = repr({key: value for key, value in config.items() if key not in local})
@@ -112,11 +112,10 @@ class TransformersEncoder:
     def features(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
         """Returns the features of each image."""
         outputs = self._outputs(prepared)
-        if self._both or self._pooled:
-            # Before Transformers 5, image features are returned themselves.
-            pooled = getattr(outputs, "pooler_output", outputs)
-            return _as_array(pooled.flatten(1) if self._pooled else pooled)
-        return _as_array(outputs.last_hidden_state[:, 0])
+        if not self._pooled:
+            return _as_array(outputs.last_hidden_state[:, 0])
+        # Before Transformers 5, image features are returned themselves.
+        return _as_array(getattr(outputs, "pooler_output", outputs).flatten(1))
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         columns = {key: [one[key] for one in prepared] for key in prepared[0]}
@@ -128,7 +127,7 @@ class TransformersEncoder:
             )
         inputs = {key: torch.cat(own).to(_DEVICE) for key, own in columns.items()}
         with torch.inference_mode():
-            return (self._model.get_image_features if self._both else self._model)(**inputs)
+            return self._embed(**inputs)
 
 
 def _as_array(features: torch.Tensor) -> np.ndarray:

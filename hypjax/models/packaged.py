@@ -60,7 +60,7 @@ _NAMES = (
 )
 
 
-# Each tensor becomes its storage, its offset in it, its shape and its strides, in elements.
+# Each tensor becomes its storage, its offset in it (0 in this file), its shape and its strides.
 _KNOWN = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
@@ -93,8 +93,7 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     for key in keys:
         number = int.from_bytes(file.read(8), "little")
         storages[key] = file.read(number * types[key].itemsize)
-    arrays = {}
-    for name, ((dtype, key), offset, shape, strides) in tensors.items():
-        start, strides = dtype.itemsize * offset, [dtype.itemsize * each for each in strides]
-        arrays[name] = np.ndarray(shape, dtype, storages[key], start, strides).copy()
-    return arrays
+    return {
+        name: np.ndarray(shape, dtype, storages[key], 0, [dtype.itemsize * x for x in strides])
+        for name, ((dtype, key), _, shape, strides) in tensors.items()
+    }

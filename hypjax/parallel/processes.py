@@ -32,14 +32,18 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
     given = None if coordinator == "auto" else coordinator
-    if given:
-        _require_complete(given, num_processes, process_id)
-    jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     options: dict[str, Any] = {"initialization_timeout": 2 * _JOIN_TIMEOUT}
+    if given:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
+        if None in (num_processes, process_id) or process_id >= num_processes:
+            needed = "--num_processes, and a --process_id below it"
+            raise UserError(f"--coordinator={coordinator} needs {needed}")
+        options["cluster_detection_method"] = "deactivate"
+    jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
-    if given:
-        options["cluster_detection_method"] = "deactivate"
     unconnected = (
         f"the processes could not connect to --coordinator={coordinator}; start all of them, with "
         "an address that all can reach"
@@ -71,15 +75,6 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         )
     if not is_first():
         console.mute()
-
-
-def _require_complete(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
-    if None in (num_processes, process_id) or process_id >= num_processes:
-        needed = "--num_processes, and a --process_id below it"
-        raise UserError(f"--coordinator={coordinator} needs {needed}")
 
 
 def _give_up(message: str) -> NoReturn:

@@ -6,8 +6,8 @@ k-th of them lies. A first search at the query bounds the separation of the k-th
 that centre finds the neighbours. Near the boundary, where the Euclidean neighbours of the query
 itself are others, this finds what the first search misses.
 
-Whatever finds candidates, they are ranked by their exact distances, and the share of neighbours
-among them is measured. Points of a space that is isometric to a ball are compared in that ball.
+Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
+Points of a space that is isometric to a ball are compared in that ball.
 """
 
 import functools
@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Found, Points, Rows
 from hypjax.system import console
 
 WANTED, NEAREST = 0.98, 10  # Recall of so many neighbours that an export aims at.
@@ -39,9 +40,7 @@ _Found = tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]]  # Distances
 Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
 
 
-def centres(
-    points: Float[np.ndarray, "n d"], separations: Float[np.ndarray, " n"], space: Space
-) -> Float32[np.ndarray, "n d"]:
+def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> _Points:
     """Euclidean centres of the balls of given separations around points, see `in_ball`.
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
@@ -87,19 +86,17 @@ def curvature(space: Space) -> float:
     return float(ball.c)
 
 
-def in_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
+def in_ball(points: Points, space: Space) -> Points:
     """Points of a space in its ball: in float64, or as they are if it is a ball or the sphere."""
     return _converted(_to_ball, space, points)
 
 
-def from_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
+def from_ball(points: Points, space: Space) -> Points:
     """The inverse of `in_ball`."""
     return _converted(_from_ball, space, points)
 
 
-def _converted(
-    convert: Callable[[Space, Array], Array], space: Space, points: Float[np.ndarray, "n d"]
-) -> Float[np.ndarray, "n d"]:
+def _converted(convert: Callable, space: Space, points: Points) -> Points:
     if isinstance(space, Sphere) or space.ball() is space:
         return points
     with jax.enable_x64(True):
@@ -110,7 +107,7 @@ _to_ball = jax.jit(lambda space, points: space.to_ball(points))
 _from_ball = jax.jit(lambda space, points: space.from_ball(points))
 
 
-def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
+def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"]:
     """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
 
     Points are those that `in_ball` returns.
@@ -140,14 +137,8 @@ def assured(hits: Bool[np.ndarray, "s k"]) -> float:
 
 
 def rank(
-    queries: _Points,
-    gallery: _Points,
-    rows: Int[np.ndarray, " p"],
-    items: Int[np.ndarray, " p"],
-    *,
-    k: int,
-    space: Space,
-) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    queries: _Points, gallery: _Points, rows: Rows, items: Rows, *, k: int, space: Space
+) -> Found:
     """Ranks candidates, pairs of a query and an item, by separations computed by subtraction.
 
     Pairs may be repeated, and the gallery may be memory-mapped. Ties are in the order of the

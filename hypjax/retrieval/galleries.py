@@ -39,25 +39,16 @@ class GalleryItem(NamedTuple):
 
 @runtime_checkable
 class Gallery(Protocol):
-    """Embedded images in an engine that searches them.
-
-    Attributes:
-        space: Space of the points.
-        fingerprint: Fingerprint of the model that embedded the images.
-    """
+    """Embedded images in an engine that searches them."""
 
     space: Space
-    fingerprint: str
+    fingerprint: str  # Of the model that embedded the images.
 
     def __len__(self) -> int:
         """Number of images."""
 
     def nearest(
-        self,
-        points: Float32[np.ndarray, "n d"],
-        k: int,
-        paths: Sequence[str] | None = None,
-        label: str | None = None,
+        self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
@@ -80,19 +71,14 @@ class Gallery(Protocol):
 
 
 class ArrayGallery:
-    """A gallery whose paths, classes and points are arrays, searched exactly.
+    """A `Gallery` whose paths, classes and points are arrays, searched exactly.
 
-    An engine overrides `search_rows`. Other attributes are those of `Gallery`.
-
-    Attributes:
-        vectors: Points of the space, [n, d], float32; may be memory-mapped.
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
+    An engine overrides `search_rows`.
     """
 
-    vectors: Float32[np.ndarray, "n d"]
-    ids: Shaped[np.ndarray, " n"]
-    labels: Shaped[np.ndarray, " n"]
+    vectors: Float32[np.ndarray, "n d"]  # Points of the space; may be memory-mapped.
+    ids: Shaped[np.ndarray, " n"]  # Paths of the images, strings.
+    labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     space: Space
     fingerprint: str
 
@@ -106,11 +92,7 @@ class ArrayGallery:
         return search(points, None, self.kept_vectors, k=k, space=self.space)
 
     def nearest(
-        self,
-        points: Points,
-        k: int,
-        paths: Sequence[str] | None = None,
-        label: str | None = None,
+        self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """See `Gallery.nearest`; a search in a class is exact."""
         own = self.own_rows(paths) if paths else np.full(len(points), -1)

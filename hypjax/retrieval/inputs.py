@@ -53,9 +53,7 @@ def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
     return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
-def by_blocks(
-    function: Callable[[np.ndarray], Array], points: Float[np.ndarray, "n d"]
-) -> Float[np.ndarray, "n k"]:
+def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
     """A jitted function of points, in padded blocks of few sizes to compile for."""
     size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
     found = []

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
-from hypjax.retrieval.inputs import Labelled, OwnIds, Points
+from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.positives import Lists, Relevance, by_labels, positive_ranks
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
@@ -140,20 +140,16 @@ def query_scores(
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    points, first = _refined(refinement, asked.points, asked.ids, searched.points, space)
+    points, top = _refined(refinement, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    if first is None:
-        scores = _scores_by_labels(asked, searched, matches, selected, space)
-    else:
-        lists = by_labels(asked, searched)
-        scores = _scores_of_all(points, searched.points, lists, selected, space, first)
+    scores = _scores_by_labels(asked, searched, matches, selected, space, top)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
 def _refined(
     refinement: Refinement | None, queries: Points, own_ids: OwnIds, gallery: Points, space: Space
-) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "n depth"] | None]:
+) -> tuple[Points, Ids | None]:
     """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
     inputs.check_space(space)
     if refinement is None:
@@ -166,9 +162,14 @@ def _refined(
 
 
 def _scores_by_labels(
-    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, space: Space
+    asked: Labelled,
+    searched: Labelled,
+    matches: Counts,
+    metrics: _Metrics,
+    space: Space,
+    top: Ids | None,
 ) -> _Scores:
-    """Scores from as few ranks as the metrics need."""
+    """Scores from as few ranks as the metrics need; `top` are the first results, if re-ranked."""
     first, full = (
         {name: metric for name, metric in metrics.items() if metric.depth is depth}
         for depth in (FIRST, ALL)
@@ -181,23 +182,34 @@ def _scores_by_labels(
     if first:
         ks = [metric.k for metric in first.values()]
         ranks = first_ranks(asked, searched, space, None if None in ks else ks)
+        if top is not None:
+            hits = searched.labels[top] == asked.labels[:, None]
+            ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
-        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space)
+        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, top)
     if full:
         lists = by_labels(asked, searched)
-        scores |= _scores_of_all(asked.points, searched.points, lists, full, space)
+        scores |= _scores_of_all(asked.points, searched.points, lists, full, space, top)
     return scores
 
 
 def _scores_of_lists(
-    asked: Labelled, searched: Labelled, matches: Counts, metrics: _Metrics, k: int, space: Space
+    asked: Labelled,
+    searched: Labelled,
+    matches: Counts,
+    metrics: _Metrics,
+    k: int,
+    space: Space,
+    top: Ids | None,
 ) -> _Scores:
     """Scores from the k nearest items, as many as the metrics need."""
     scores = {name: np.empty(len(matches)) for name in metrics}
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
         own_ids = None if asked.ids is None else asked.ids[part]
         found = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
+        if top is not None:  # Its items are the first ones that were found.
+            found[:, : top.shape[1]] = top[part, :k]
         hits = searched.labels[found] == asked.labels[part, None]
         # Ranks of the positives in the lists, filled up with `NO_MATCH`.
         counts = hits.sum(axis=1)
@@ -214,15 +226,15 @@ def _scores_of_all(
     lists: Iterable[Lists],
     metrics: _Metrics,
     space: Space,
-    first: Int[np.ndarray, "n depth"] | None = None,
+    top: Ids | None,
 ) -> _Scores:
-    """Scores from the ranks of all positives; `first` holds the first results of a re-ranking."""
+    """Scores from the ranks of all positives."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     lists, known = itertools.tee(lists)
     found = zip(positive_ranks(queries, gallery, lists, space), known, strict=True)
     for i, (ranks, (positives, ignored)) in enumerate(found):
-        if first is not None:  # It has the same positives as the first results of the search.
-            results = first[i][~np.isin(first[i], ignored)]
+        if top is not None:  # It has the same positives as the first results of the search.
+            results = top[i][~np.isin(top[i], ignored)]
             hits = np.flatnonzero(np.isin(results, positives))
             ranks = np.concatenate([hits, ranks[len(hits) :]])
         if len(ranks):
@@ -250,8 +262,8 @@ def relevance_scores(
     lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(positives) for positives, _ in lists]))
-    queries, first = _refined(refinement, queries, None, gallery, space)
-    return _scores_of_all(queries, gallery, lists, selected, space, first)
+    queries, top = _refined(refinement, queries, None, gallery, space)
+    return _scores_of_all(queries, gallery, lists, selected, space, top)
 
 
 def average_precision(

@@ -30,16 +30,10 @@ _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 
 
 class Relevance(NamedTuple):
-    """The gallery items that each query should find.
-
-    Attributes:
-        positives: Indices of the relevant items, for each query.
-        ignored: Indices of those removed from the query's ranking before it is scored, such as
-            junk, for each query; None removes nothing.
-    """
+    """The gallery items that each query should find."""
 
     positives: Items
-    ignored: Items | None = None
+    ignored: Items | None = None  # Removed from a ranking before it is scored, such as junk.
 
     def checked(self, queries: int, items: int) -> list[Lists]:
         """The lists of each query as int64 arrays; raises UserError if one is wrong."""

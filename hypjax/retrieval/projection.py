@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Points
 from hypjax.system.files import read_npz, replacing
 
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
@@ -112,9 +113,7 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
 
 
-def prefix_points(
-    points: Float[ArrayLike, "n d"], dim: int, *, space: Space
-) -> Float[np.ndarray, "n p"]:
+def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) -> Points:
     """Points of the first `dim` features of other points: embed(features(x)[:dim]), float32.
 
     On the sphere, and in a ball that does not clip features, they are the points that a model has

@@ -28,19 +28,12 @@ _Matrix = scipy.sparse.csr_array
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """The numbers of the method; the defaults are those of the paper.
+    """The numbers of the method; the defaults are those of the paper."""
 
-    Attributes:
-        k1: Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
-        k2: Size of the neighbourhoods over which encodings are averaged (Eq. 11); 1 disables that.
-        weight: λ, the weight of the original distance (Eq. 12).
-        depth: Number of results that are put in a new order.
-    """
-
-    k1: int = 20
-    k2: int = 6
-    weight: float = 0.3
-    depth: int = 100
+    k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
+    k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
+    weight: float = 0.3  # λ, the weight of the original distance (Eq. 12).
+    depth: int = 100  # Number of results that are put in a new order.
 
     def __post_init__(self) -> None:
         least = min(self.k1, self.k2, self.depth)

@@ -61,11 +61,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
-    What `wait` has waited for survives a power failure.
-
-    All processes call the methods together and get the same results: the first one writes gathered
-    arrays, and broadcasts what it reads. If read-only, each process reads for itself.
+    Saves run in the background; what `wait` has waited for survives a power failure. A failed save
+    is reported and leaves earlier checkpoints intact. All processes call the methods together: the
+    first one writes gathered arrays, and broadcasts what it reads. If read-only, each reads alone.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -81,16 +79,15 @@ class Checkpoints:
                 self._open()
 
     def _open(self) -> None:
-        # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
-        async_options = ocp.AsyncOptions(
-            create_directories_asynchronously=False, post_finalization_callback=self._sync
-        )
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            async_options=async_options,
+            # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
+            async_options=ocp.AsyncOptions(
+                create_directories_asynchronously=False, post_finalization_callback=self._sync
+            ),
             create=False,
-            multiprocessing_options=_this_process_only(),
+            multiprocessing_options=_this_process_only(),  # Or it waits for the others.
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=self,
         )
@@ -126,7 +123,6 @@ class Checkpoints:
         Its own `BestN` takes the later one of equal scores, and a manager whose file of scores is
         damaged cannot even be opened.
         """
-        del context
         kept = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
         return [info.step in kept for info in checkpoints]
 
@@ -151,9 +147,8 @@ class Checkpoints:
         self._saving = step
         if score is not None:
             self._scores[step] = score
-        self._attempt(
-            lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True)
-        )
+        composite = ocp.args.Composite(**items)
+        self._attempt(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
         """Waits for the checkpoint being saved; warns if that fails."""
@@ -169,16 +164,12 @@ class Checkpoints:
         """Syncs the checkpoint being saved, before it gets its name, and the run's other files."""
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             sync_all(unfinished)
-        for path in self._path.parent.iterdir():  # Such as metrics.
-            if path.is_file():
-                with contextlib.suppress(FileNotFoundError):
-                    sync(path)
+        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):  # Such as metrics.
+            with contextlib.suppress(FileNotFoundError):
+                sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs a part of a save. If it fails, reports that and returns False.
-
-        A full disk must not end a run: the next checkpoint may fit again.
-        """
+        """Runs a part of a save; whether it succeeds. The next checkpoint may fit a full disk."""
         try:
             action()
             return True
@@ -194,11 +185,11 @@ class Checkpoints:
         return False
 
     def restore_latest(self, **like: PyTree) -> Restored | None:
-        """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
+        """Reads the latest checkpoint that is not damaged; None if there is none at all.
 
         Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s, and get their
-        shardings. Damaged checkpoints are reported and, unless the folder is read-only, moved out
-        of it. If all are damaged, that is an error, and they are left where they are.
+        shardings. Damaged checkpoints are reported and, unless read-only, moved out of the folder.
+        If all are damaged, that is an error, and they stay.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
@@ -207,7 +198,6 @@ class Checkpoints:
         return self._broadcast(lambda: self._first_intact([*dict(self._ranked())], like), like)
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
-        """Reads the first of these checkpoints that is not damaged."""
         restored, damaged = None, {}
         for step in steps:
             try:
@@ -239,8 +229,7 @@ class Checkpoints:
             return None
         like = tuple(like.values())
         trees = processes.arrays_from_first(lambda: found[0].trees, like)
-        step, record = facts
-        return Restored(step, jax.tree.map(_place_like, trees, like), record)
+        return Restored(facts[0], jax.tree.map(_place_like, trees, like), facts[1])
 
     def restore(self, step: int, **like: PyTree) -> Restored:
         """Reads trees of one checkpoint in this process; raises `DamagedError` if they changed.
@@ -248,11 +237,10 @@ class Checkpoints:
         Arrays are read to the host first, since they may have been saved on other devices. They are
         returned uncommitted, like new ones: committed arrays would compile a second train step.
         """
-        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         try:
             facts = self._read(step, {})[_RECORD]
             if same := all(facts["shapes"][name] == _shapes(like[name]) for name in like):
-                read = self._read(step, host)
+                read = self._read(step, like)
         except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
@@ -266,13 +254,13 @@ class Checkpoints:
                 raise DamagedError(f"its {name} differs from what was saved")
         return Restored(step, tuple(trees.values()), facts["record"])
 
-    def _read(self, step: int, host: Mapping[str, PyTree]) -> Any:
+    def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
+        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         items[_RECORD] = ocp.args.JsonRestore()
         return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def _move_aside(self, step: int, why: str) -> None:
-        """Reports a damaged checkpoint and, unless read-only, moves it next to the folder."""
         console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({why})")
         self._scores.pop(step, None)
         if not self._read_only:
@@ -295,7 +283,6 @@ def _is_not_of_orbax(log: logging.LogRecord) -> bool:
 
 
 def _this_process_only() -> ocp.options.MultiprocessingOptions:
-    """Returns options with which Orbax does not wait for the other processes of a run."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     index = jax.process_index()

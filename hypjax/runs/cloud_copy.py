@@ -27,7 +27,7 @@ _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 # Files of a published model.
-_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED, f"{files.PROJECTIONS}*")
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)
 # Those of a run beside its checkpoints that whoever reads its models may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
@@ -57,7 +57,7 @@ def _steps(names: Iterable[str]) -> set[int]:
 def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
     """Steps of whose checkpoints a file is missing elsewhere, or of another size.
 
-    They are copied whole: a checkpoint that was saved again may have files of equal sizes.
+    They are copied whole: one that was saved again may have files of equal sizes.
     """
     return _steps(name for name, size in names.items() if others.get(name) != size)
 
@@ -171,11 +171,10 @@ class CloudCopy:
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Opens a run for reading its models; what lies elsewhere is downloaded first.
+    """Opens a run for reading: a folder, a URL, or a published model, hf://OWNER/NAME.
 
-    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. What only training
-    needs, such as the objective's parameters, is left out unless it is asked for. The copy of a URL
-    is locked during the body.
+    What lies elsewhere is downloaded, without what only `training` needs, such as the objective's
+    parameters. The copy of a URL is locked during the body.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)

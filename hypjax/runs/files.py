@@ -1,8 +1,8 @@
-"""The files of a run: their names, which ones are there, and those in JSON, read with care."""
+"""The files of a run: their names, and those in JSON, read with care."""
 
+import fnmatch
 import json
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,20 +20,19 @@ LEARNED = "space"  # In that of a published model: its learned numbers, if it ha
 _LARGEST_LOG = 30.0  # Of a learned number.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
-# Files of a published model whose hashes its configuration holds, besides those of projections.
-HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD)
-_PROJECTION = re.compile(rf"{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz")
+# Patterns of the files of a published model whose hashes its configuration holds.
+HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
 
 def is_hashed(name: str) -> bool:
     """Whether a relative path is one of the files whose hashes a published model holds."""
-    return name in HASHED or bool(_PROJECTION.fullmatch(name))
+    return ".." not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in HASHED)
 
 
 def hashed_files(folder: pathlib.Path) -> list[str]:
     """Returns the relative paths of the files in a folder for which `is_hashed` holds."""
-    found = [*folder.iterdir(), *(folder / PROJECTIONS).glob("*")]
-    return sorted(filter(is_hashed, (path.relative_to(folder).as_posix() for path in found)))
+    found = (path for pattern in HASHED for path in folder.glob(pattern))
+    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
@@ -55,9 +54,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
 
 def damaged(path: pathlib.Path, why: str) -> UserError:
     """The error for a file of a run that cannot be used."""
-    return UserError(
-        f"{path} is damaged ({why}); restore a backup, or name another folder with --workdir"
-    )
+    advice = "restore a backup, or name another folder with --workdir"
+    return UserError(f"{path} is damaged ({why}); {advice}")
 
 
 def is_published(folder: pathlib.Path) -> bool:

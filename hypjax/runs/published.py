@@ -66,11 +66,10 @@ def show(results: Mapping[str, Any], config: ConfigDict) -> None:
 
 
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
-    """Returns the published results that a run can be compared with, and the differences.
+    """Lists the published results that a run's can be compared with, and the differences.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
-    percent and percentage points; '' says that nothing comparable was published. Results are those
-    of `train_and_evaluate`, `evaluate` or `evaluate_pretrained`.
+    percent and percentage points; '' says that nothing comparable was published.
     """
     if results.get("notes"):  # As from a partial copy of a dataset: a different experiment.
         return ""

@@ -7,15 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config import (
-    FITTED,
-    default_config,
-    differences,
-    flatten,
-    for_files,
-    identity,
-    validate,
-)
+from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
+from hypjax.config.defaults import default_config
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES, Objective, SavedObjective, create_objective
@@ -34,11 +27,7 @@ _STARTS = "run.json"
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads the configuration of the run in a folder.
-
-    Fields of `config.run` in a published model get their defaults: how it is executed is this
-    machine's choice.
-    """
+    """Reads the configuration of the run in a folder; a published model's has the defaults' run."""
     saved = _saved(workdir)
     if saved is None:
         raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
@@ -50,18 +39,15 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         raise
     except Exception as error:  # What a file may hold instead has no end.
         raise files.damaged(_config_path(workdir), reason(error)) from error
-    if published:  # As many pixels as the default has at the default size.
+    if published:  # How it is executed is this machine's choice: batches of as many pixels.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
     return config
 
 
 def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
-    fields = {
-        name: _tuples(value)
-        for name, value in saved["all"].items()
-        if not (published and name.startswith("run."))
-    }
+    saved = {n: x for n, x in saved["all"].items() if not (published and n.startswith("run."))}
+    fields = {name: _tuples(value) for name, value in saved.items()}
     config = default_config(fields["objective.name"])
     with config.ignore_type():
         if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
@@ -105,11 +91,6 @@ def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
 def _tuples(value: Any) -> Any:
     """Turns the lists in a value of a JSON file into tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _config_path(workdir: pathlib.Path) -> pathlib.Path:
-    """Path of the configuration of a run, or of a published model, whose config.json is timm's."""
-    return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
@@ -178,6 +159,11 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
         if name == "precision":
             what = f"the run in {workdir} computes in {saved.get(name)}, but this device in {now}"
         raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
+
+
+def _config_path(workdir: pathlib.Path) -> pathlib.Path:
+    """A published model's config.json is timm's."""
+    return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -279,7 +265,7 @@ class Workdir:
         def write() -> None:
             with console.tolerating(_STARTS):
                 start = files.read_object(self.path / _STARTS) or {}
-                start = {**start, "warnings": list(dict.fromkeys(warnings))}
+                start["warnings"] = list(dict.fromkeys(warnings))
                 write_json(self.path / _STARTS, start)
             try:
                 write_json(self.path / files.RESULTS, results)

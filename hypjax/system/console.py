@@ -24,15 +24,10 @@ _muted = False
 _warnings: list[str] = []
 
 
-def say(text: str) -> None:
-    """Prints a line on stderr, above a progress bar if there is one."""
-    if not _muted:
-        say_here(text)
-
-
-def say_here(text: str) -> None:
-    """Prints a line on stderr even if this process is muted."""
-    tqdm.tqdm.write(redacted(text), file=sys.stderr)
+def say(text: str, *, always: bool = False) -> None:
+    """Prints a line on stderr, above a progress bar; if muted, only what is said `always`."""
+    if always or not _muted:
+        tqdm.tqdm.write(redacted(text), file=sys.stderr)
 
 
 def mute() -> None:

@@ -31,8 +31,8 @@ def at_once(status: int) -> NoReturn:
 def failing_at_once() -> Iterator[None]:
     """Ends one of several processes right after an error; JAX aborts the others.
 
-    JAX's exit handler would wait for the others, while they wait for this one in a collective
-    operation. The first process is the last to end, since JAX then aborts all others.
+    JAX's exit handler would wait for them, while they wait for this one in a collective operation.
+    The first process is the last to end, since JAX then aborts all others.
     """
     try:
         yield
@@ -73,23 +73,20 @@ class Interrupt:
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Interrupt]:
-    """Defers the first SIGINT or SIGTERM during the body, with a message; a second acts at once.
-
-    Outside the main thread, Python cannot catch signals, and nothing is deferred.
-    """
+    """Defers the first SIGINT or SIGTERM, with a message; a second one acts at once."""
     interrupt = Interrupt()
 
     def handle(signum: int, frame: object) -> None:
         del frame
         interrupt.status = ENDING[signum]
         restore()
-        console.say_here(message)
+        console.say(message, always=True)
 
     def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    main = threading.current_thread() is threading.main_thread()
+    main = threading.current_thread() is threading.main_thread()  # Others catch no signals.
     previous = {number: signal.signal(number, handle) for number in ENDING if main}
     try:
         yield interrupt

@@ -21,9 +21,8 @@ def is_repository(location: str | pathlib.Path) -> bool:
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(split(location)[0]):
-        raise UserError(
-            f"{location} names no repository; write {SCHEME}OWNER/NAME, or {SCHEME}OWNER/NAME@TAG"
-        )
+        forms = f"{SCHEME}OWNER/NAME, or {SCHEME}OWNER/NAME@TAG"
+        raise UserError(f"{location} names no repository; write {forms}")
     return True
 
 

@@ -15,23 +15,14 @@ _USES = {
 
 
 class Integration(NamedTuple):
-    """What another program can do for hypjax, as names 'MODULE:FUNCTION' in hypjax.integrations.
+    """What another program can do for hypjax, as names 'MODULE:FUNCTION' in hypjax.integrations."""
 
-    Attributes:
-        packages: Modules that must be installed, separated by spaces.
-        install: What pip installs for them.
-        export: Writes embeddings to a path, and returns a sentence that says where they are.
-        open: Opens what was exported as a `Gallery`, by its path or URL.
-        convert: Writes a trained model.
-        encode: Loads an encoder by its name, see `ExternalEncoder`.
-    """
-
-    packages: str
-    install: str
-    export: str = ""
-    open: str = ""
-    convert: str = ""
-    encode: str = ""
+    packages: str  # Modules that must be installed, separated by spaces.
+    install: str  # What pip installs for them.
+    export: str = ""  # Writes embeddings to a path, and returns a sentence that says where.
+    open: str = ""  # Opens what was exported as a `Gallery`, by its path or URL.
+    convert: str = ""  # Writes a trained model.
+    encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
 _EXPORT, _OPEN = "qdrant:export_qdrant", "qdrant:QdrantGallery.open"
@@ -63,11 +54,7 @@ def names(ability: Ability) -> list[str]:
 
 
 def find(ability: Ability, name: str) -> Callable[..., Any]:
-    """Imports an integration's function.
-
-    Raises:
-        UserError: No integration of this name has the ability, or a package is missing.
-    """
+    """Imports an integration's function; a missing ability or package is a `UserError`."""
     if name not in names(ability):
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     row = INTEGRATIONS[name]

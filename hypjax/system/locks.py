@@ -16,10 +16,7 @@ from hypjax.system import console
 
 @contextlib.contextmanager
 def claimed(folder: pathlib.Path, purpose: str, remedy: str = "") -> Iterator[None]:
-    """Locks a folder, which is created, during the body.
-
-    While another process holds it, shows the purpose and waits; with a remedy, it is an error.
-    """
+    """Locks a folder, which is created; waits for another process, or, with a remedy, refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+b", buffering=0) as lock:
         try:
@@ -28,9 +25,8 @@ def claimed(folder: pathlib.Path, purpose: str, remedy: str = "") -> Iterator[No
             lock.seek(0)
             owner = lock.read().decode() or "another process"
             if remedy:
-                raise UserError(
-                    f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
-                ) from None
+                words = f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
+                raise UserError(words) from None
             console.say(f"waiting for {owner} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:  # Not every file system has locks.

@@ -22,7 +22,6 @@ from hypjax.errors import UserError, redacted
 
 if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second without it.
     from jax.sharding import Mesh
-    from jax.stages import Compiled
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # What XLA says when memory is exhausted; the second, its library on CPUs.
@@ -34,10 +33,7 @@ _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")
 
 
 def has_accelerator() -> bool:
-    """Whether JAX will compute on a GPU or a TPU, as far as is known before it opens its devices.
-
-    That must wait: a process that joins others has to do so first.
-    """
+    """Whether JAX will compute on a GPU or a TPU; a process may join others afterwards."""
     platforms = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if hidden or any(names.startswith("cpu") for names in platforms):
@@ -49,20 +45,14 @@ def has_accelerator() -> bool:
 def keep_freed_memory() -> None:
     """Keeps freed memory for later arrays, where the C library is glibc and devices are CPUs.
 
-    By default it returns large arrays to the system, so that each train step on a CPU asks for all
-    pages again, which takes 15% of its time. Has no effect on threads that run already.
+    Otherwise each train step on a CPU asks for all pages again, which takes 15% of its time. Has no
+    effect on threads that run already.
     """
-    if any(map(os.path.exists, _ACCELERATORS)):
-        return  # Steps need no memory of the host, whose threads decode in heaps of their own.
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+    # Beside accelerators, the host's threads decode in heaps of their own.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(map(os.path.exists, _ACCELERATORS)):
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
             mallopt(parameter, value)
-
-
-def return_freed_memory() -> None:
-    """Returns it to the system, before its memory is measured."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def end_with_parent() -> None:
@@ -73,9 +63,8 @@ def end_with_parent() -> None:
 
 def usable_cores() -> int:
     """Returns the number of cores; on Linux only those in the process's affinity mask."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affine = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -92,35 +81,22 @@ def memory_explained(remedy: str) -> Iterator[None]:
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
 
 
-def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
-    """Refuses a program that exceeds its devices' free memory, if known; says what to lower."""
-    needed, available = program.memory_analysis(), free_memory(mesh)
-    if None not in (needed, available) and needed.temp_size_in_bytes > available:
-        raise UserError(
-            f"the model needs {needed.temp_size_in_bytes / 2**30:,.0f} GiB on each device, and "
-            f"{available / 2**30:,.1f} are free; lower {remedy}"
-        )
-
-
 def free_memory(mesh: "Mesh") -> int | None:
     """Free bytes of each of this process's devices, None if unknown; CPUs share the machine's."""
-    import jax
-
-    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    found = [device.memory_stats() or {} for device in local]
+    found = [device.memory_stats() or {} for device in mesh.local_devices]
     if all("bytes_limit" in stats for stats in found):
         return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
     free = free_host_memory()
-    return None if free is None else free // len(local)
+    return None if free is None else free // len(found)
 
 
 def free_host_memory() -> int | None:
     """Free bytes of this machine, None if unknown."""
-    return_freed_memory()
-    with contextlib.suppress(OSError):
-        match = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
-        return None if match is None else 1024 * int(match[1])
-    return None
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)  # Returns freed memory to the system.
+    path = pathlib.Path("/proc/meminfo")
+    found = path.exists() and re.search(r"MemAvailable: *(\d+) kB", path.read_text())
+    return 1024 * int(found[1]) if found else None
 
 
 def memory_peaks() -> dict[str, int]:

@@ -56,14 +56,13 @@ def dry_run(config: ConfigDict) -> None:
 
 def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     """Seconds that embedding all images takes once, from those of one batch."""
-    images, splits, stopwatch = run.evaluator.images, run.splits, Stopwatch()
+    images, splits, stopwatch = dataclasses.replace(run.images, kept=()), run.splits, Stopwatch()
     if not images.model.encoder.takes_pixels:
         return 0.0
-    sample = splits.test.take(np.arange(min(images.source.batch_size, len(splits.test))))
+    sample = splits.test.take(np.arange(min(run.config.run.eval_batch_size, len(splits.test))))
     console.say("compiling the evaluation")
-    embed = images.points if images.encodings is None else images.encodings.encode
     with stopwatch.part("evaluation"):
-        embed(params, sample)
+        images.points(params, sample, run.spaces(params))
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 

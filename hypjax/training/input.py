@@ -15,8 +15,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
+from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
@@ -82,12 +81,14 @@ class Input:
         Returns positions in the training set of anchor, positive and negatives, and mean lengths
         between anchors and positives, mined negatives, and random images.
         """
-        plans, space = self.setup.plans, self._images.spaces(params)["head"]
+        plans, scalars = self.setup.plans, self.setup.scalars(params)
+        space = self.setup.learner.objective.with_scalars(scalars).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
-        points = self._images.points(params, self.setup.splits.train.take(ids))["head"]
+        images = self.setup.splits.train.take(ids)
+        points = self.setup.images.points(params, images, {"head": space}, ONE_SCALE)["head"]
         firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
         labels = plans.labels
         negatives = hardest_negatives(
@@ -104,17 +105,6 @@ class Input:
             name: float(np.mean(_distances(space, x, y))) for name, (x, y) in compared.items()
         }
 
-    @functools.cached_property
-    def _images(self) -> DatasetEmbedder:
-        """Embeds in the space of the loss; cached with its programs."""
-        run, images = self.setup, self.setup.evaluator.images
-
-        def spaces(params: PyTree) -> dict[str, Space]:
-            return {"head": run.objective.with_scalars(run.scalars(params)).space}
-
-        source = images.source._replace(scales=ONE_SCALE)
-        return dataclasses.replace(images, spaces=spaces, source=source)
-
 
 def open_input(setup: Setup, steps: range, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains."""
@@ -129,15 +119,14 @@ def open_input(setup: Setup, steps: range, params: PyTree) -> Input:
 
 def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
+    learner, train, images = setup.learner, setup.splits.train, setup.images
     if train.vectors is not None:
         return train.vectors
-    alike = learner.model.encoder == images.model.encoder
-    if images.encodings is not None and alike and 1.0 in images.source.scales:
-        return images.encodings.of(params, train)[1.0]
-    console.say(f"embedding {len(train)} training images with the encoder")
-    encodings = Encodings(learner.model, images.source._replace(scales=ONE_SCALE))
-    return encodings.encode(params, train)[0]
+    # To evaluate, the encoder may pool otherwise.
+    if not images.kept or learner.model.encoder != images.model.encoder:
+        images = DatasetEmbedder(learner.model, setup.config, learner.mesh)
+        console.say(f"embedding {len(train)} training images with the encoder")
+    return images.features(params, train, ONE_SCALE)[:, 0]
 
 
 def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
@@ -161,17 +150,16 @@ def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
 
 def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "images ..."]:
     """The output of the highest frozen block for the training images under the test view."""
-    learner, source = setup.learner, setup.evaluator.images.source
+    learner, mesh = setup.learner, setup.learner.mesh
 
     def activations(params: PyTree, images: Array) -> Array:
         pixels = normalize(images, *learner.pixel_scaling)
         return cut.lower(learner.model.encoder, learner.block, params, pixels)
 
     features_to_keep(setup, params)
-    params = parallel.place(params["encoder"], parallel.replicated(source.mesh))
-    compute = functools.partial(jax.jit(parallel.map_images(activations, source.mesh)), params)
-    with machine.memory_explained("run.eval_batch_size"):
-        return embed_dataset(compute, setup.splits.train, source)
+    params = parallel.place(params["encoder"], parallel.replicated(mesh))
+    compute = functools.partial(jax.jit(parallel.map_images(activations, mesh)), params)
+    return setup.images.mapped(compute, setup.splits.train)
 
 
 def _feature_batches(

@@ -27,7 +27,6 @@ class Learner:
     schedule: optax.Schedule
     frozen: tuple[str, ...]
     lora: Lora | None
-    probe_steps: int  # First steps, in which the encoder does not change.
     ema_decay: float  # Of the moving average of the model that is evaluated; 0 for none.
     pixel_scaling: tuple[Sequence[float], Sequence[float]]  # Mean and deviation by channel.
     view: View
@@ -68,7 +67,6 @@ def build_learner(
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
         lora=lora if train.lora_rank else None,
-        probe_steps=train.probe_steps,
         ema_decay=train.ema_decay,
         pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),

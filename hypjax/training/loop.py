@@ -96,12 +96,12 @@ class Loop:
     def _step(
         self, step: int, state: TrainState, batch: Batch, *, announced: bool
     ) -> tuple[TrainState, Metrics]:
-        learner = self.setup.learner
-        if step == learner.probe_steps + 1 and not announced:
+        probes = self.setup.config.train.probe_steps
+        if step == probes + 1 and not announced:
             console.say("the encoder is trained, too, from now on: compiling that step")
-        train_step = self.probe_step if step <= learner.probe_steps else self.train_step
+        train_step = self.probe_step if step <= probes else self.train_step
         with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-            return train_step(state, shard_batch(learner.mesh, batch))
+            return train_step(state, shard_batch(self.setup.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         with self.monitor.stopwatch.part("evaluation"):

@@ -31,10 +31,9 @@ def with_adapters(
 ) -> dict[str, PyTree]:
     """Adds an adapter beside each kernel that the targets name and `frozen` does not.
 
-    A module's {"kernel": W} becomes {"kernel": W, "lora": {"a": A, "b": B}}, with A [n, rank] and
-    B [rank, m] for a kernel [n, m]. A kernel [h, w, i, o] of a convolution counts as a matrix
-    [h·w·i, o]. As in PEFT, A is Kaiming-uniform with the negative slope √5, uniform up to 1/√n, and
-    B is zero. Raises a `UserError` if a target names no kernel.
+    {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B [rank, m]}} for a kernel
+    [n, m]; one [h, w, i, o] of a convolution counts as [h·w·i, o]. As in PEFT, A is uniform up to
+    1/√n (Kaiming, slope √5), and B is zero. Raises a `UserError` if a target names no kernel.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     held = list(map(parameter_path, frozen))

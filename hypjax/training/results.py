@@ -6,11 +6,8 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.geometry.learned import named_values
-from hypjax.inference.embedding import scored_spaces
-from hypjax.inference.matches import write_matches
-from hypjax.inference.postprocess import model_fingerprint, save_projections
+from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
@@ -38,11 +35,9 @@ def collect_results(
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
-        fitted = run.evaluator.fit(params, splits.train)
-        if fitted:
-            whole = parallel.place(params, parallel.replicated(run.mesh))
-            processes.from_first(lambda: save_projections(folder, run.config, whole, fitted))
-        return run.evaluator.test_scores(params, splits, fitted)
+        projections, trained = run.projections(params), run.trained(params)
+        processes.from_first(lambda: trained.save_projections(folder, projections))
+        return run.test_scores(params)
 
     model = evaluated_model(run.learner, state)
     results = {"untrained": measured.untrained["test"], "final": score(model)}
@@ -64,28 +59,14 @@ def collect_results(
         learned = {name: named_values(each["space"]) for name, each in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
-    _keep_matches(folder, run, model)
+    matches = run.matches(model)
+    processes.from_first(lambda: write_matches(folder, matches))
     return results
-
-
-def _keep_matches(folder: pathlib.Path, run: Setup, params: PyTree) -> None:
-    """Measures the distance of a model's matches, and writes it in the first process."""
-    projections = run.evaluator.fit(params, run.splits.train)
-    found = run.evaluator.matches(params, run.splits, projections)
-    whole = parallel.place(params, parallel.replicated(run.mesh))
-    named = {}
-    for part, space in scored_spaces(run.config, run.objective, whole).items():
-        if part in found:
-            own = model_fingerprint(run.config, part, space, whole)
-            own = projections[part].fingerprint(own) if part in projections else own
-            named[own] = found[part]
-    processes.from_first(lambda: write_matches(folder, named))
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
-    shown = [name for name in ("untrained", "final", "best") if name in results]
-    tested = {name: results[name] for name in shown}
+    tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print(f"{title(tested)}:")
     print(format_results(tested))
     if "validation" in results:

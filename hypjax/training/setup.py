@@ -20,8 +20,7 @@ from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
-from hypjax.inference.evaluator import check_depth
-from hypjax.inference.run import Run
+from hypjax.inference.run import Run, check_depth
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import Spec
@@ -215,9 +214,9 @@ def describe(run: Setup, params: PyTree) -> None:
     console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
+        negatives = f"{plans.negatives} negatives mined among {plans.pool_size} images"
         console.say(
-            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
-            f"{plans.negatives} negatives mined among {plans.pool_size} images"
+            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with {negatives}"
         )
 
 

@@ -71,8 +71,7 @@ def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Meas
     console.say("evaluating before training")
     params = evaluated_model(run.learner, state)
     with stopwatch.part("evaluation"):
-        fitted = run.evaluator.fit(params, run.splits.train)
-        scores = {"test": run.evaluator.test_scores(params, run.splits, fitted)}
+        scores = {"test": run.test_scores(params)}
         if run.splits.validation:
             scores["validation"] = validation_scores(run, params)
         if "space" in params:
@@ -82,8 +81,7 @@ def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Meas
 
 def validation_scores(run: Setup, params: PyTree) -> Recalls:
     """Scores of a model on the validation classes."""
-    fitted = run.evaluator.fit(params, run.splits.train)
-    return run.evaluator.scores(params, Task(run.splits.validation), fitted)
+    return run.scores(params, Task(run.splits.validation))
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:

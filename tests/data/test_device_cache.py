@@ -1,5 +1,7 @@
 """The device cache: pixels of its crops, and runs that use it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import fill, lay_out
 from hypjax.data.plans import Plan
-from hypjax.data.views import stored_sizes
+from hypjax.data.views import Frame, RandomCrop
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from hypjax.system import machine
@@ -96,14 +98,15 @@ def test_crops_equal_pillows(shapes, channels, side, count):
 
 def test_images_are_scaled_once_to_the_stored_side():
     dataset = pictures([(200, 300), (333, 200), (90, 300), (80, 70)], 3)
-    sizes = stored_sizes(dataset.sizes, 100)
+    crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5, stored_side=100)
+    sizes = crop.sizes(dataset.sizes)
     np.testing.assert_array_equal(sizes, [(100, 150), (166, 100), (90, 300), (80, 70)])
-    assert stored_sizes(dataset.sizes, None) is dataset.sizes
+    assert dataclasses.replace(crop, stored_side=None).sizes(dataset.sizes) is dataset.sizes
     plan, layout = random_plan(sizes, 40), lay_out(sizes, 3)
     found = cut(dataset, layout, layout.crops(plan, range(40)), 64)
     for view, i, box in zip(found, plan.ids, plan.boxes, strict=True):
         small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
-        assert close(view, pixels.resize(pixels.crop(small, box), 64))
+        assert close(view, pixels.show(small, Frame(small.size[::-1], tuple(box)), 64))
 
 
 def test_the_stored_images_are_not_copied():

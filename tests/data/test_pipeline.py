@@ -15,7 +15,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.pipeline import evaluation_batches, training_batches
+from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import UserError
@@ -239,13 +239,13 @@ def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
     files = [encoded(Image.new("RGB", size, (90, 80, 70))) for size in [(1, 1), (1, 40)]]
     dataset = dataset_of_files(*files)
     (batch,) = training_batches(dataset, plans(dataset, size=4), range(1), VIEW)
-    views = np.concatenate(list(evaluation_batches(dataset, VIEW, 2)))
+    views = np.concatenate([images for images, _ in readable_batches(dataset, VIEW, 2)])
     assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_padded():
     dataset = random_dataset(n=10)
-    views = list(evaluation_batches(dataset, VIEW, 4))
+    views = [images for images, _ in readable_batches(dataset, VIEW, 4)]
     assert [view.shape for view in views] == [(4, 16, 16, 3)] * 3
     for i, view in enumerate(np.concatenate(views)[:10]):
         image = Image.open(io.BytesIO(dataset.records[i]))

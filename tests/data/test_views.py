@@ -99,4 +99,4 @@ def test_views_are_built_from_the_configuration(photos_folder):
     setup = build(small_runs.load(photos_folder, *fields, "run.cache=device"))
     assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
-    assert setup.evaluator.images.source.view == View(16, 20, 3, "squash")
+    assert View.of(setup.config.data) == View(16, 20, 3, "squash")

@@ -16,18 +16,15 @@ from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.model import load
-from hypjax.inference.postprocess import model_fingerprint
+from hypjax.inference.run import Run
 from hypjax.inference.weights import restore_best, restore_models
-from hypjax.objectives import create_objective
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
-from hypjax.runs.images import open_splits
 from tests.helpers import commands, small_runs
 from tests.helpers.galleries import embeddings
 from tests.helpers.small_runs import copy_with
@@ -96,15 +93,16 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     fields = {"data.test_view": "squash", "eval.scales": [1.0, 0.5]}
     run = copy_with(run, tmp_path / "run", fields)
     config, model, params, objective = restore_best(run)
-    tested = open_splits(config).test
+    run_of_config = Run.open(config, objective)
+    tested = run_of_config.splits.test
     photos = given_images(tested.names.tolist())
     images = [Image.open(path) for path in photos.names]
     squashed = [image.resize((16, 16), Image.Resampling.BICUBIC) for image in images]
     space, scaling = PoincareBall(config.objective.c), (config.data.mean, config.data.std)
-    embed = embed_function(model, scaling, lambda params: {"head": space}, (1.0, 0.5))
+    embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
-    embedded = load(run).embed_few(photos).vectors
-    evaluated = create_evaluator(config, objective).images.points(params, tested)["head"]
+    embedded = load(run).embed_images(photos, few=True).vectors
+    evaluated = run_of_config.images.points(params, tested, {"head": space})["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
 
@@ -165,22 +163,21 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     config = small_runs.load(photos_folder, *RUN)
     results = read_results(run / "results.json")
     assert evaluate.evaluate(config, run) == {name: results[name] for name in ("final", "best")}
-    states = restore_models(config, run)[1]
+    models = restore_models(run, config)
     kept = {path.name for path in (run / "projections").iterdir()}
-    prints = {name: model_fingerprint(config, "encoder", Sphere(), p) for name, p in states.items()}
+    prints = {name: model.fingerprint("encoder") for name, model in models.items()}
     assert kept == {f"encoder-{value}.npz" for value in prints.values()}
     assert len(kept) == 1 + (results["best_step"] != 12)
 
     encoder = load(run, "encoder")
     photos = find_images(str(photos_folder))
-    got = encoder.embed_few(photos).vectors
+    got = encoder.embed_images(photos, few=True).vectors
     copy_with(run, tmp_path / "plain", {}, removed=["eval.pca.encoder"])
     plain = load(tmp_path / "plain", "encoder")
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
-    vectors = plain.embed_few(photos).vectors
-    splits = open_splits(config)
-    images = create_evaluator(config, create_objective(config), parts=["encoder"]).images
-    training = images.points(states["best"], splits.train)["encoder"]
+    vectors = plain.embed_images(photos, few=True).vectors
+    opened, spaces = Run.open(config), {"encoder": Sphere()}
+    training = opened.images.points(models["best"].params, opened.splits.train, spaces)["encoder"]
     expected = fit(training, space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -188,15 +185,14 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 
 def test_scores_are_those_of_refined_searches(run, photos_folder):
     config = small_runs.load(photos_folder, *RUN, "eval.expansion=2", "eval.rerank=True")
-    params = restore_models(config, run)[1]["best"]
-    evaluator = create_evaluator(config, create_objective(config), parts=["encoder"])
-    splits = open_splits(config)
-    fitted = evaluator.fit(params, splits.train)
-    x = fitted["encoder"].apply(evaluator.images.points(params, splits.test)["encoder"])
+    params, opened = restore_models(run, config)["best"].params, Run.open(config, parts=["encoder"])
+    splits, spaces = opened.splits, {"encoder": Sphere()}
+    projection = opened.projections(params)["encoder"]
+    x = projection.apply(opened.images.points(params, splits.test, spaces)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())
     options = {"metrics": ["recall@1", "recall@2"], "space": Sphere(), "refinement": refinement}
     expected = query_scores(x, splits.test.labels, **options)
-    got = evaluator.scores(params, splits.task, fitted)
+    got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 
 
@@ -215,7 +211,7 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(tmp_path)))
-    monkeypatch.setattr(embedder, "_compiled", {})
+    monkeypatch.setattr(embedder, "_programs", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)

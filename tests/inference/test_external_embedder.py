@@ -184,10 +184,10 @@ def test_what_is_no_encoder_or_no_image_is_refused(embedder, photos_folder, monk
         with pytest.raises(UserError, match=message):
             ExternalEmbedder("own:thumbnail", encoder)
     with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
-        embedder.embed_few(given_images(np.ones(3, np.float32)))
+        embedder.embed_images(given_images(np.ones(3, np.float32)), few=True)
     monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
     with pytest.raises(UserError, match="class0/0.png is not finite"):
-        embedder.embed_few(find_images(str(photos_folder)))
+        embedder.embed_images(find_images(str(photos_folder)), few=True)
 
 
 def test_stacked_tables_keep_groups_and_boxes(photos_folder):
@@ -205,7 +205,7 @@ def test_stacked_tables_keep_groups_and_boxes(photos_folder):
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
-    found = embedder.embed_few(find_images(str(table)))
+    found = embedder.embed_images(find_images(str(table)), few=True)
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.features(), found.given)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hypjax.inference import features
+from hypjax.inference import embedding
 
-FEATURES = list(np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32))  # Two scales.
+FEATURES = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)  # Two scales.
 
 
 def compute(done, computed=None):
@@ -13,7 +13,7 @@ def compute(done, computed=None):
     for first in range(done, 5, 2):
         if computed is not None:
             computed.append(first)
-        yield [scale[first : first + 2] for scale in FEATURES]
+        yield FEATURES[first : first + 2]
 
 
 def never(done):
@@ -22,8 +22,7 @@ def never(done):
 
 
 def check(folder, compute):
-    found = features.cached_features(folder, 5, 2, compute)
-    assert len(found) == 2 and all(map(np.array_equal, found, FEATURES))
+    np.testing.assert_array_equal(embedding.cached_features(folder, 5, 2, compute), FEATURES)
 
 
 def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(tmp_path, capsys):
@@ -34,7 +33,7 @@ def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        features.cached_features(folder, 5, 2, killed)
+        embedding.cached_features(folder, 5, 2, killed)
     with (folder / "arrays").open("ab") as file:
         file.write(b"torn")
     check(folder, lambda done: compute(done, computed))

@@ -1,7 +1,5 @@
 """Scores of prefixes of the head's output."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from hypjax.config import default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.embedding import part_of, place_function, scored_spaces
+from hypjax.inference.embedding import part_of, place, scored_spaces
 from hypjax.models import create_embedder
 from hypjax.objectives import create_objective
 
@@ -19,10 +17,9 @@ def placed(config):
     model = create_embedder(config, evaluating=True)
     pooled = 3 * jax.random.normal(jax.random.key(0), (5, 384))
     params = model.init(jax.random.key(1), pooled, method="project").get("params", {})
-    spaces = functools.partial(scored_spaces, config, create_objective(config))
-    place = place_function(model, spaces)
+    spaces = scored_spaces(config, create_objective(config), params)
     outputs = model.apply({"params": params}, pooled, method="project")
-    return place(params, [pooled]), np.asarray(outputs.projected)
+    return place(model, params, spaces, pooled[:, None]), np.asarray(outputs.projected)
 
 
 def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():

@@ -1,16 +1,18 @@
 """Embeddings at several scales, against the model applied by hand at each scale."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.evaluate import pretrained_features
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.features import pretrained_features
 from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.embedder import resize_images, scaled_side
+from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import convert_timm, timm_state_dict
 from tests.helpers import small_runs
 
@@ -90,15 +92,34 @@ def test_points_are_the_means_over_the_scales(name):
     for part in (heads, encoders):
         assert np.abs(part - part[:, :1]).max() > 1e-2
 
-    found = jax.jit(embed_function(model, (MEAN, STD), lambda params: SPACES, SCALES))(
-        params, images
-    )
+    found = jax.jit(embed_function(model, (MEAN, STD), SPACES, SCALES))(params, images)
     total = encoders.sum(axis=1)
     expected = total / np.linalg.norm(total, axis=1, keepdims=True)
     np.testing.assert_allclose(found["encoder"], expected, atol=2e-5)
     # The sum of the squared distances has no slope at their Fréchet mean.
     slopes = poincare.logmap(found["head"][:, None], heads, 0.3)
     np.testing.assert_allclose(slopes.sum(axis=1), 0, atol=1e-3 * np.abs(slopes).max())
+
+
+class Flattened(nn.Module):
+    """An encoder whose parameters depend on the size of the images."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(4)(images.reshape(len(images), -1))
+
+
+def test_an_encoder_for_one_size_cannot_embed_at_other_scales():
+    model = Embedder(OwnEncoder(Flattened(), dim=4, image_size=8, channels=3), head_dim=2)
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    params = model.init(jax.random.key(0), images / 255)["params"]
+    for scales in ((1.0,), (1.0, 0.5)):
+        embed = embed_function(model, (MEAN, STD), SPACES, scales)
+        if len(scales) == 1:
+            assert embed(params, images)["head"].shape == (2, 2)
+        else:
+            with pytest.raises(UserError, match="embed images of 4 × 4 pixels.*eval.scales=1"):
+                embed(params, images)
 
 
 def test_features_are_measured_at_one_scale(photos_folder):

@@ -8,8 +8,8 @@ import pytest
 
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
+from hypjax.inference.image_embedder import Shard
 from hypjax.inference.model import Model
-from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import commands
 from tests.helpers.process_pair import python

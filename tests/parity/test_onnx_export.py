@@ -88,7 +88,7 @@ def check(trained, export=False):
     embed = embed_function(
         trained.model,
         (data.mean, data.std),
-        lambda _: {trained.part: trained.space},
+        {trained.part: trained.space},
         trained.config.eval.scales,
     )
     rng = np.random.default_rng(1)

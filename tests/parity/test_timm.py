@@ -316,7 +316,7 @@ def test_points_at_several_scales_equal_a_loop(kind):
     with torch.no_grad():
         points = [normalize(peer(interpolated(inputs, side))) for side, peer in peers.items()]
     model = Embedder(encoder, head_dim=encoder.dim, head_kind="none")
-    embed = embed_function(model, (MEAN, STD), lambda params: {"encoder": Sphere()}, SCALES)
+    embed = embed_function(model, (MEAN, STD), {"encoder": Sphere()}, SCALES)
     params = {"encoder": convert_timm(state_of(native), encoder)}
     found = jax.jit(embed)(params, images)["encoder"]
     np.testing.assert_allclose(found, normalize(sum(points)).numpy(), atol=2e-5)

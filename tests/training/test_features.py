@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -40,9 +39,9 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    images = dataclasses.replace(built.evaluator.images, encodings=None)
+    images = dataclasses.replace(built.images, kept=())
     built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
-    vars(built)["evaluator"] = types.SimpleNamespace(images=images)
+    vars(built)["images"] = images
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
@@ -119,9 +118,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     assert (splits[built.splits.test.positions] == "test").all()
     assert len(built.splits.train) + len(built.splits.validation) == 32
     assert {*built.splits.train.groups, *built.splits.test.groups} == {"0", "1"}
-    scores = built.evaluator.test_scores(
-        random_state(built.learner, built.spec).params["model"], built.splits
-    )
+    scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"
 
     points = np.asarray(Sphere().embed(given["features"][test]))

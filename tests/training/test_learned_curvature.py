@@ -60,7 +60,8 @@ def results_of(run):
 
 def restored(run):
     """The parameters of a run's last model and of its best one, by these names."""
-    return restore_models(saved_config(run), run)[1]
+    models = restore_models(run, saved_config(run))
+    return {name: model.params for name, model in models.items()}
 
 
 def test_the_curvature_of_each_state_is_reported(run, capsys):
@@ -133,7 +134,7 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
     for i, c in enumerate((0.1, 0.01, 5.0)):
         stopwatch = Stopwatch()
         model = {**model, "space": first_parameters({"c": c})}
-        found.append(built.evaluator.scores(model, Task(built.splits.test)))
+        found.append(built.scores(model, Task(built.splits.test)))
         assert bool(sum(stopwatch.programs.values())) == (i == 0)
     assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
     assert found[0]["encoder"] == found[2]["encoder"]

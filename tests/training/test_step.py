@@ -112,7 +112,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     step = make_train_step(learner)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
     scaling, scales = learner.pixel_scaling, (1.0, 0.5)
-    embed = embed_function(learner.model, scaling, lambda params: spaces, scales)
+    embed = embed_function(learner.model, scaling, spaces, scales)
     programs = {
         "train": lower(step, state, random_batch()),
         "embed": lower(embed, state.params["model"], random_batch().images),

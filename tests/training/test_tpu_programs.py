@@ -1,7 +1,5 @@
 """Programs compiled for a slice of eight TPUs, which need not exist."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +52,7 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
 def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
     mesh = parallel.create_mesh((-1, 1), slice_of_eight)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = functools.partial(scored_spaces, config, create_objective(config))
+    spaces = scored_spaces(config, create_objective(config), {})
     embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     shape = config.data.image_size, config.data.image_size, config.data.channels

@@ -14,6 +14,7 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 _CLASSES = 196  # The first half is for training.
 _ALL = "cars_annos.mat"
+_NOTE = "the training half of Cars-196 (8144 of 16185 photos)"
 _HALF = "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 
@@ -55,25 +56,25 @@ def _read(tree: FileTree, file: str, variable: str) -> Any:
         raise tree.damaged(file, problem) from error
 
 
-def _half(note: str, *, boxes: bool) -> OfficialDataset:
-    return OfficialDataset(
-        name="cars196",
-        description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
-        counts={"train": Count(4052, 98), "test": Count(4092, 98)},
-        folders=("cars196", "stanford_cars"),
-        entries=("cars_train", *_HALF),
-        archives=(
-            Archive("cars_train.tgz", unpacked="cars_train/*"),
-            Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
-        ),
-        required="cars_train.tgz and car_devkit.tgz",
-        origin=_NO_HOME,
-        list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/", boxes),
-        note=f"the training half of Cars-196 (8144 of 16185 photos){note}: not comparable with "
-        "published Recall@K",
-    )
-
-
+_TRAINING_HALF = OfficialDataset(
+    name="cars196",
+    description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
+    counts={"train": Count(4052, 98), "test": Count(4092, 98)},
+    folders=("cars196", "stanford_cars"),
+    entries=("cars_train", *_HALF),
+    archives=(
+        Archive("cars_train.tgz", unpacked="cars_train/*"),
+        Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
+    ),
+    required="cars_train.tgz and car_devkit.tgz",
+    origin=_NO_HOME,
+    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/"),
+    note=f"{_NOTE}: not comparable with published Recall@K",
+)
+_CUT_TO_BOXES = _TRAINING_HALF._replace(
+    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/", boxes=True),
+    note=f"{_NOTE}, cut to their boxes: not comparable with published Recall@K",
+)
 DATASET = OfficialDataset(
     name="cars196",
     description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
@@ -84,8 +85,5 @@ DATASET = OfficialDataset(
     required="car_ims.tgz and cars_annos.mat",
     origin=_NO_HOME,
     list_images=lambda tree: _list_images(tree, _ALL, _ALL, "relative_im_path"),
-    parts={
-        "train": _half("", boxes=False),
-        "train_boxes": _half(", cut to their boxes", boxes=True),
-    },
+    parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
 )

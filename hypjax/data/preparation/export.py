@@ -9,7 +9,7 @@ import tqdm
 from PIL import Image
 
 from hypjax.data.preparation.prepare import notes, open_prepared
-from hypjax.data.records import open_records
+from hypjax.data.records import open_records, reading
 from hypjax.errors import UserError, writing
 from hypjax.system import console
 
@@ -32,7 +32,8 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             records = open_records(folder, split)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i in tqdm.trange(len(records.names), **bar):
-                image, name = records.records[i], _valid(records.names[i])
+                with reading(dataset, folder.path):
+                    image, name = records.content(i), _valid(records.names[i])
                 if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / _valid(records.class_names[i]) / name

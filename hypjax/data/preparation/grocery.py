@@ -7,7 +7,7 @@ shows other kinds of goods than training did: of each department's coarse classe
 
 import csv
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
@@ -71,45 +71,31 @@ def _products(tree: FileTree) -> list[_Product]:
     return products
 
 
-def _dataset(
-    name: str,
-    description: str,
-    counts: dict[str, Count],
-    list_images: Callable[[FileTree], Iterator[Entry]],
-) -> OfficialDataset:
-    home = "https://github.com/marcusklasson/GroceryStoreDataset"
-    return OfficialDataset(
-        name,
-        description,
-        counts={"train": Count(3098, 45)} | counts,
-        folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
-        entries=(
-            *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
-            "iconic-images-and-descriptions",
+_HOME = "https://github.com/marcusklasson/GroceryStoreDataset"
+PHOTOS = OfficialDataset(
+    name="grocery",
+    description="Grocery Store Dataset, split by coarse class: photos search each other.",
+    counts={"train": Count(3098, 45), "test": Count(2323, 36)},
+    folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
+    entries=(
+        *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
+        "iconic-images-and-descriptions",
+    ),
+    archives=(
+        Archive(
+            "GroceryStoreDataset-master.zip",
+            unpacked="train/*",
+            url=f"{_HOME}/archive/refs/heads/master.zip",
         ),
-        archives=(
-            Archive(
-                "GroceryStoreDataset-master.zip",
-                unpacked="train/*",
-                url=f"{home}/archive/refs/heads/master.zip",
-            ),
-        ),
-        required="GroceryStoreDataset-master.zip",
-        origin=home,
-        list_images=list_images,
-        downloads="grocery",
-    )
-
-
-PHOTOS = _dataset(
-    "grocery",
-    "Grocery Store Dataset, split by coarse class: photos search each other.",
-    {"test": Count(2323, 36)},
-    lambda tree: _list_photos(tree, tested="test"),
+    ),
+    required="GroceryStoreDataset-master.zip",
+    origin=_HOME,
+    list_images=lambda tree: _list_photos(tree, tested="test"),
+    downloads="grocery",
 )
-ICONS = _dataset(
-    "grocery_icons",
-    "Grocery Store Dataset, split by coarse class: photos search the iconic pictures.",
-    {"query": Count(2323, 36), "gallery": Count(81, 81)},
-    _list_icons,
+ICONS = PHOTOS._replace(
+    name="grocery_icons",
+    description="Grocery Store Dataset, split by coarse class: photos search iconic pictures.",
+    counts={"train": Count(3098, 45), "query": Count(2323, 36), "gallery": Count(81, 81)},
+    list_images=_list_icons,
 )

@@ -6,7 +6,6 @@ reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the pape
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import glob
 import io
@@ -20,6 +19,7 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow
@@ -146,8 +146,7 @@ class Files(NamedTuple):
     tables: Mapping[str, pyarrow.Table]
 
 
-@dataclasses.dataclass(frozen=True)
-class OfficialDataset:
+class OfficialDataset(NamedTuple):
     """A dataset prepared from the files that its authors published."""
 
     name: str
@@ -162,11 +161,9 @@ class OfficialDataset:
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
     # Readers of its tables of relations (`hypjax.data.records`), by name.
-    tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = dataclasses.field(
-        default_factory=dict
-    )
+    tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = MappingProxyType({})
     # Parts that may be prepared in its place, by name, with the same name and tables.
-    parts: "Mapping[str, OfficialDataset]" = dataclasses.field(default_factory=dict)
+    parts: "Mapping[str, OfficialDataset]" = MappingProxyType({})
     note: str = ""  # Of a part: what it is, for all results.
     downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
 

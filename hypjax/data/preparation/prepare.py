@@ -55,11 +55,24 @@ def prepare(
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
     folder = pathlib.Path(root, name, VERSION)
-    if folder.exists():
-        console.say(f"{name} is already prepared")
-    else:
-        files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-        _prepare(name, folder, files, part, allow_partial, skip_corrupt)
+    official = _official(name, part)
+    with contextlib.ExitStack() as stack:
+        with _explaining_write_errors(folder):
+            absent = stack.enter_context(_locked(folder, f"preparing {name}"))
+        if absent:
+            console.say(f"preparing {name} in {folder} (once)")
+            if official:
+                downloads = pathlib.Path(root, "downloads", official.downloads or name)
+                manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+                files = stack.enter_context(official.open(manual, downloads))
+                _check_listing(official, files.images, allow_partial)
+            with _explaining_write_errors(folder), replacing(folder) as unfinished:
+                if official:
+                    write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
+                else:
+                    write_records(unfinished, name, declared(name)(), None)
+        else:
+            console.say(f"{name} is already prepared")
     prepared = open_folder(name, folder)
     if prepared.part != part:
         raise UserError(
@@ -69,32 +82,16 @@ def prepare(
     return prepared
 
 
-def _prepare(
-    name: str,
-    folder: pathlib.Path,
-    manual_dir: pathlib.Path | None,
-    part: str | None,
-    allow_partial: bool,
-    skip_corrupt: bool,
-) -> None:
-    """Writes a dataset under a lock."""
-    with contextlib.ExitStack() as stack:
-        with _explaining_write_errors(folder):
-            stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        if folder.exists():  # Another process has prepared it meanwhile.
-            return
-        for unfinished in folder.parent.glob(f".{VERSION}.*.unfinished"):
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
+    """Locks a dataset's folder unless it exists; yields whether it is to be written."""
+    if folder.exists():
+        yield False
+        return
+    with claimed(folder.parent, purpose):
+        for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # Of a process that was killed.
-        console.say(f"preparing {name} in {folder} (once)")
-        if official := _official(name, part):
-            downloads = folder.parent.parent / "downloads" / (official.downloads or name)
-            files = stack.enter_context(official.open(manual_dir, downloads))
-            _check_listing(official, files.images, allow_partial)
-        with _explaining_write_errors(folder), replacing(folder) as unfinished:
-            if official:
-                write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
-            else:
-                write_records(unfinished, name, declared(name)(), None)
+        yield not folder.exists()  # Another process may have written it meanwhile.
 
 
 def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
@@ -125,23 +122,18 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
     """
     root = cache_folder() / "datasets" / url_hash(url)
     folder, source = root / name / VERSION, f"{url.rstrip('/')}/{name}/{VERSION}"
-    if folder.exists():
-        return root
-    with explained(f"cannot copy {url} to {root}"), claimed(root / name, f"copying {name}"):
-        if folder.exists():  # Another process has copied it meanwhile.
-            return root
-        prepared = CloudFolder(source)
-        files = prepared.sizes()
-        if MANIFEST not in files:
-            raise UserError(
-                f"{source} holds no dataset; prepare it on local disk (python -m hypjax.prepare "
-                f"--dataset={name}), and copy its whole folder there"
-            )
-        console.say(f"copying {source} to {folder} (once)")
-        for unfinished in folder.parent.glob(f".{VERSION}.*.unfinished"):
-            remove(unfinished)  # Of a process that was killed.
-        with replacing(folder) as unfinished:
-            prepared.get(files, unfinished)
+    with explained(f"cannot copy {url} to {root}"), _locked(folder, f"copying {name}") as absent:
+        if absent:
+            prepared = CloudFolder(source)
+            files = prepared.sizes()
+            if MANIFEST not in files:
+                raise UserError(
+                    f"{source} holds no dataset; prepare it on local disk (python -m "
+                    f"hypjax.prepare --dataset={name}), and copy its whole folder there"
+                )
+            console.say(f"copying {source} to {folder} (once)")
+            with replacing(folder) as unfinished:
+                prepared.get(files, unfinished)
     return root
 
 

@@ -1,7 +1,6 @@
 """Official datasets: folders, archives, downloads, and damaged lists."""
 
 import contextlib
-import dataclasses
 import functools
 import gzip
 import hashlib
@@ -220,7 +219,7 @@ def at_address(address, folder, checksum=None):
         for archive in layout.archives
         if archive.url
     ]
-    return dataclasses.replace(layout, archives=tuple(moved))
+    return layout._replace(archives=tuple(moved))
 
 
 @pytest.fixture

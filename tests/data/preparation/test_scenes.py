@@ -122,7 +122,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     assert np.array_equal(*train.labels[pairs.T]) and (pairs[:, 0] != pairs[:, 1]).all()
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
     boxes, judgements = read_judgements(folder, query.names, gallery.names)
-    assert np.array_equal(Image.open(io.BytesIO(query.records[1])), rendered.pixels)
+    assert np.array_equal(Image.open(io.BytesIO(query.content(1))), rendered.pixels)
     assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.thing.name
     for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
