@@ -8,8 +8,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from hypjax.config.variants import LOSSES
+from hypjax.config.variants import OBJECTIVES
 from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
+from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -29,20 +30,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in the losses where a page asks for them."""
     del page, config, files
-    return markdown.replace("<!-- losses of pairs and of proxies -->", loss_rows())
+    return markdown.replace("<!-- losses -->", loss_rows())
 
 
 def loss_rows() -> str:
     """Rows of the table of losses: papers, name, fields with their defaults, and variant."""
     rows = []
-    for name, loss in (PAIR_LOSSES | PROXY_LOSSES).items():
+    for name, loss in (PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES).items():
         # A row of the page has the fields that losses of pairs share.
         shared = (*MEMORY, "koleo_weight") if "memory" in loss.fields else ()
         own = [(field, rule.default) for field, rule in loss.fields.items() if field not in shared]
         fields = ", ".join(f"`{field}={_literal(default)}`" for field, default in own)
-        variant = next((f"`{v}`" for v, named in LOSSES.items() if named == name), "")
-        title = loss.function.__doc__.partition("\n")[0].rstrip(".")
-        rows.append(f"| {title} | `{name}` | {fields} | {variant} |")
+        named = [v for v, of in OBJECTIVES.items() if of == name and not v.startswith("irt")]
+        title = loss.reference or loss.function.__doc__.partition("\n")[0].rstrip(".")
+        rows.append(f"| {title} | `{name}` | {fields} | {', '.join(f'`{v}`' for v in named)} |")
     return "\n".join(rows)
 
 
