@@ -240,29 +240,20 @@ class OfficialDataset(NamedTuple):
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:
-    """Reads and decodes an image; returns its example, or the reason why that fails."""
+    """Reads an image, and cuts it to its box; returns its example, or the reason for a failure."""
     try:
         content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)
-        if image.box is not None:
-            decoded, content = _cut(decoded, content, image.box)
+        left, top, right, bottom = image.box or (0, 0, *decoded.size)
+        inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
+        if inside != (0, 0, *decoded.size):
+            decoded, encoded = decoded.crop(inside), io.BytesIO()
+            decoded.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
+            content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     size = decoded.height, decoded.width
     return Example(content, *size, image.name, image.label, image.superlabel)
-
-
-def _cut(
-    decoded: Image.Image, content: bytes, box: tuple[int, int, int, int]
-) -> tuple[Image.Image, bytes]:
-    """Cuts an image to the part of its box inside it; the bytes stay if that is the whole image."""
-    left, top, right, bottom = box
-    inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
-    if inside == (0, 0, *decoded.size):
-        return decoded, content
-    cut, encoded = decoded.crop(inside), io.BytesIO()
-    cut.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
-    return cut, encoded.getvalue()
 
 
 def write_files(
@@ -297,6 +288,5 @@ def write_files(
     if not skip_corrupt or len(broken) == total:
         raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
     console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
-    rows = [("name", "reason"), *broken.items()]
-    text = "".join(f"{name}\t{reason}\n" for name, reason in rows)
-    (folder / SKIPPED).write_text(text, encoding="utf-8")
+    lines = ["name\treason", *(f"{name}\t{why}" for name, why in broken.items()), ""]
+    (folder / SKIPPED).write_text("\n".join(lines), encoding="utf-8")

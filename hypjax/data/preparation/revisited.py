@@ -10,14 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow
 
-from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
+from hypjax.data.ground_truth import GroundTruth, read_ground_truth
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 
 def _ground_truth(name: str, tree: FileTree) -> GroundTruth:
-    file = f"gnd_{name}.pkl"
-    return parse_ground_truth(tree.read_list(file), str(tree.root / file))
+    return read_ground_truth(tree.root / f"gnd_{name}.pkl")
 
 
 def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
