@@ -110,12 +110,6 @@ def centre_crop(height: int, width: int, view: View) -> Frame:
     return Frame(size, (top, left, view.side, view.side))
 
 
-def squash(height: int, width: int, view: View) -> Frame:
-    """The whole image, resized to the square whatever its shape (IRT's particular objects)."""
-    del height, width
-    return Frame((view.side, view.side), (0, 0, view.side, view.side))
-
-
 # The view of each name in `hypjax.config.choices`. A training view is built from `config.data`. A
 # test view is a function of an image's height and width.
 TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
@@ -126,5 +120,6 @@ TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
 }
 TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {
     "centre_crop": centre_crop,
-    "squash": squash,
+    # The whole image, resized to the square whatever its shape (IRT's particular objects).
+    "squash": lambda _, __, view: Frame((view.side, view.side), (0, 0, view.side, view.side)),
 }

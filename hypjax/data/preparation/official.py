@@ -182,7 +182,7 @@ class OfficialDataset(NamedTuple):
         UserError if no images are found, or a list or an archive is damaged.
         """
         base = (manual_dir or downloads).absolute()
-        root = self._find_root(base) or base
+        root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):
                 archive.download(root, self.advice)
@@ -197,7 +197,7 @@ class OfficialDataset(NamedTuple):
         try:
             for archive in needed:
                 archive.unpack(root, unpacked)
-            files = self._files_in(self._find_root(unpacked) or unpacked) | self._files_in(root)
+            files = self._files_in(self._find_root(unpacked)) | self._files_in(root)
             tree = FileTree(root, files)
             listing = self._existing(tree)
             if not any(listing.values()):
@@ -206,14 +206,13 @@ class OfficialDataset(NamedTuple):
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
 
-    def _find_root(self, base: pathlib.Path) -> pathlib.Path | None:
-        """Returns the first folder that contains any of the dataset's files or archives."""
-        for root in (*(base / name for name in self.folders), base):
-            if any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries):
+    def _find_root(self, base: pathlib.Path) -> pathlib.Path:
+        """Returns the first folder with any of the dataset's files or archives, or else `base`."""
+        for root in (base / name for name in self.folders):
+            found = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
+            if found or any(archive.is_needed(root) for archive in self.archives):
                 return root
-            if any(archive.is_needed(root) for archive in self.archives):
-                return root
-        return None
+        return base
 
     def _files_in(self, root: pathlib.Path) -> dict[str, pathlib.Path]:
         """Paths of the dataset's files in a folder; links are followed, hidden files left out."""
