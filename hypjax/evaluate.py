@@ -53,7 +53,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     config.optim.frozen = tuple(processes.from_first(lambda: trained.optim.frozen))
     run = Run.open(config, _objective(config, models))
     splits = run.splits
-    processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
+    processes.require_same(splits.fingerprints)
     if folder is not None:
         require_provenance(folder, {"images": splits.fingerprint})
     shapes = model_shapes(run.images.model, View.of(config.data))

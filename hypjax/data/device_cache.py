@@ -137,7 +137,11 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
     """Decodes images, scaled down to the layout's sizes, into the memory of every device."""
     everywhere = parallel.replicated(mesh)
-    put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=everywhere)
+    def put(store: Array, part: Array, row: Array) -> Array:
+        return jax.lax.dynamic_update_slice(store, part, (row, jnp.zeros_like(row)))
+
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     with (
         machine.memory_explained("the size of stored images, or set run.cache=host"),
@@ -156,10 +160,6 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         store.block_until_ready()
     console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.largest[0], layout.channels)
-
-
-def _put(store: Array, part: Array, row: Array) -> Array:
-    return jax.lax.dynamic_update_slice(store, part, (row, jnp.zeros_like(row)))
 
 
 def _in_bytes(number: float) -> str:

@@ -30,15 +30,9 @@ def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
     """
     path = pathlib.Path(path).expanduser()
     try:
-        data = read_bytes(path)
+        loaded = safe_pickle.loads(read_bytes(path), str(path))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-    return parse_ground_truth(data, str(path))
-
-
-def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
-    """Reads the bytes of such a file, which is at a place, see `read_ground_truth`."""
-    loaded = safe_pickle.loads(data, place)
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         judged = list(loaded["gnd"])
@@ -49,10 +43,10 @@ def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
         }
     except safe_pickle.UNEXPECTED as error:
         raise UserError(
-            f"{place} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "
+            f"{path} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "
             "qimlist, and gnd with bbx, easy, hard and junk for each query"
         ) from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
-        raise UserError(f"{place} is damaged: it judges images outside of imlist; fetch it again")
+        raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")
     return GroundTruth(queries, gallery, boxes, Judgements(**lists))

@@ -1,8 +1,7 @@
 """The parts of a dataset: training, validation and test images, and the searches to be scored."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,13 +24,10 @@ _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 class HeldOutClasses:
     """Numbers or shares of classes to hold out of a dataset's training classes."""
 
-    test: float  # If the dataset has no test part.
-    validation: float  # If it has no validation part.
-    seed: int
+    test: float = 0  # If the dataset has no test part.
+    validation: float = 0  # If it has no validation part.
+    seed: int = 0
     images: bool = False  # Hold out images of all classes instead.
-
-
-NOTHING_HELD_OUT = HeldOutClasses(0, 0, 0)
 
 
 class Task(NamedTuple, Generic[Images]):
@@ -58,8 +54,7 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
     judgements: Judgements | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by judgements are listed.
-    benchmarks: Mapping[str, Task] = MappingProxyType({})  # Further judged datasets, by name.
-    further_fingerprints: Mapping[str, str] = MappingProxyType({})  # Of these.
+    benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
 
     def training_images(self) -> Dataset:
         """The images to learn from; raises UserError if there are none."""
@@ -99,7 +94,13 @@ class Splits(NamedTuple):
     @property
     def tasks(self) -> dict[str, Task]:
         """All searches to report on, by the dataset's name."""
-        return {self.name: self.task, **self.benchmarks}
+        return {splits.name: splits.task for splits in (self, *self.benchmarks)}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the images of this dataset and of its benchmarks."""
+        further = {f"images of {splits.name}": splits.fingerprint for splits in self.benchmarks}
+        return {"images": self.fingerprint, **further}
 
 
 def divide(

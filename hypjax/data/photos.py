@@ -149,11 +149,10 @@ def _table_of_features(table: Any) -> Dataset:
 def check_columns(where: object, images: Dataset) -> None:
     """Rejects unknown splits, splits of some images only, and classes in two groups."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
-        if not split:
-            raise UserError(f"{where}, row {row}: either all rows have a split or none has")
         if split not in SPLITS:
             raise UserError(
-                f"{where}, row {row} has the split '{split}'; splits are named {', '.join(SPLITS)}"
+                f"{where}, row {row} has the split '{split}'; either all rows have a split or none "
+                f"has, and splits are named {', '.join(SPLITS)}"
             )
     group_of: dict[str, str] = {}
     columns = images.class_names, () if images.groups is None else images.groups

@@ -197,8 +197,6 @@ class TuplePlans(Plans):
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the positions of the step's images, tuple by tuple."""
-        if self.table is None:
-            raise RuntimeError("the tuples of this epoch are not mined yet")
         count = self.batch_size // self.tuple_size
         first = step % self.batches_per_epoch * count
         return self.table[first : first + count].reshape(-1)

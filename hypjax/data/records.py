@@ -1,11 +1,7 @@
 """Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and an index in Parquet.
 
 The index of a split, `index-SPLIT.parquet`, holds what plans, messages and scores need to know of
-every record, so that opening a dataset reads none:
-
-    label, height, width (int32), checksum (uint32: zlib.crc32 of the encoded image),
-    name, class_name, superlabel (strings; superlabel is '' if classes have no groups),
-    offset, length (int64: position of the encoded image in its record, in bytes)
+every record, so that opening a dataset reads none.
 
 Relations between images are further tables. `pairs.parquet` lists pairs of training images that
 show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its box
@@ -34,33 +30,24 @@ from hypjax.types import Judgements
 
 VERSION = "2.0.0"  # Of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
-_SCHEMA = pyarrow.schema(
-    [
-        ("label", pyarrow.int32()),
-        ("height", pyarrow.int32()),
-        ("width", pyarrow.int32()),
-        ("checksum", pyarrow.uint32()),
-        ("name", pyarrow.string()),
-        ("class_name", pyarrow.string()),
-        ("superlabel", pyarrow.string()),
-        ("offset", pyarrow.int64()),
-        ("length", pyarrow.int64()),
-    ]
-)
+_INDEX = {  # Columns by type.
+    "int32": ("label", "height", "width"),
+    "uint32": ("checksum",),  # zlib.crc32 of the encoded image.
+    "string": ("name", "class_name", "superlabel"),  # '' if classes have no groups.
+    "int64": ("offset", "length"),  # Position of the encoded image in its record, in bytes.
+}
+_SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
 
 PAIRS = "pairs"
 PAIRS_SCHEMA = pyarrow.schema([("anchor", pyarrow.string()), ("positive", pyarrow.string())])
 
 JUDGEMENTS = "judgements"
-_NAMES = pyarrow.list_(pyarrow.string())
 JUDGEMENTS_SCHEMA = pyarrow.schema(
-    [
-        ("query", pyarrow.string()),
-        ("box", pyarrow.list_(pyarrow.int32())),  # Left, top, right and bottom, in pixels.
-        ("easy", _NAMES),
-        ("hard", _NAMES),
-        ("junk", _NAMES),
-    ]
+    {
+        "query": pyarrow.string(),
+        "box": pyarrow.list_(pyarrow.int32()),  # Left, top, right and bottom, in pixels.
+        **dict.fromkeys(Judgements._fields, pyarrow.list_(pyarrow.string())),
+    }
 )
 
 Names = Shaped[np.ndarray, " images"]

@@ -16,14 +16,7 @@ from jaxtyping import Int
 from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels, shards
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
-from hypjax.data.parts import (
-    NOTHING_HELD_OUT,
-    SAME_CLASSES,
-    HeldOutClasses,
-    Splits,
-    check_classes,
-    divide,
-)
+from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -34,13 +27,14 @@ from hypjax.system.machine import usable_cores
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 _MAX_NAMED = 5  # Files that a message names.
 _EXACT = Decoding(channels=3, fast=False, cache_dir=None)
+_NOTHING_HELD_OUT = HeldOutClasses()
 
 
 def open_prepared(
     name: str,
     data_dir: str | None = None,
     decoding: Decoding = _EXACT,
-    held_out: HeldOutClasses = NOTHING_HELD_OUT,
+    held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
@@ -84,22 +78,19 @@ def with_benchmarks(
             )
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
-    opened = {name: open_prepared(name, data_dir, decoding) for name in names}
-    prints = {f"images of {name}": one.fingerprint for name, one in opened.items()}
-    tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
-    notes += [note for one in opened.values() for note in one.notes]
+    benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
+    notes = [note for dataset in (splits, *benchmarks) for note in dataset.notes]
     if distractors:
         parts, known = _open(DISTRACTORS, data_dir, decoding)
-        further = parts["gallery"]
         notes += known["notes"]
-        tasks = {
-            f"{name}+1m": task._replace(gallery=stacked([task.gallery, further]))
-            for name, task in tasks.items()
-        }
-        if judged:
-            gallery = stacked([splits.gallery, further])
-            splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
-    return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
+
+        def enlarged(dataset: Splits) -> Splits:
+            gallery = stacked([dataset.gallery, parts["gallery"]])
+            return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
+
+        benchmarks = [enlarged(dataset) for dataset in benchmarks]
+        splits = enlarged(splits) if judged else splits
+    return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
 def _open(

@@ -64,19 +64,14 @@ class RandomCrop:
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws the first boxes that fit, or else the largest in the centre."""
-        height, width = sizes[:, :1], sizes[:, 1:]
         shape = (len(sizes), _CROP_ATTEMPTS)
-        area = height * width * rng.uniform(*self.area, shape)
+        area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
         ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
-        h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-        w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
-        fits = (0 < h) & (h <= height) & (0 < w) & (w <= width)
-        first = np.argmax(fits, axis=1)[:, None]
-        chosen = np.concatenate(
-            [np.take_along_axis(h, first, axis=1), np.take_along_axis(w, first, axis=1)], axis=1
-        )
+        drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
+        fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
+        first = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
         fitted = fits.any(axis=1)[:, None]
-        extent = np.where(fitted, chosen, self._largest(sizes))
+        extent = np.where(fitted, first, self._largest(sizes))
         room = sizes - extent
         corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
         return np.concatenate([corner, extent], axis=1).astype(np.int32)
@@ -115,12 +110,6 @@ def centre_crop(height: int, width: int, view: View) -> Frame:
     return Frame(size, (top, left, view.side, view.side))
 
 
-def squash(height: int, width: int, view: View) -> Frame:
-    """The whole image, resized to the square whatever its shape (IRT's particular objects)."""
-    del height, width
-    return Frame((view.side, view.side), (0, 0, view.side, view.side))
-
-
 # The view of each name in `hypjax.config.choices`. A training view is built from `config.data`. A
 # test view is a function of an image's height and width.
 TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
@@ -131,5 +120,6 @@ TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
 }
 TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {
     "centre_crop": centre_crop,
-    "squash": squash,
+    # The whole image, resized to the square whatever its shape (IRT's particular objects).
+    "squash": lambda _, __, view: Frame((view.side, view.side), (0, 0, view.side, view.side)),
 }

@@ -186,7 +186,7 @@ def shared_provenance(run: Setup) -> dict[str, str]:
     shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
     shared["run.cache"] = cache if cache == "device" else "none or host"
     shared = {f"config.{name}": value for name, value in shared.items()}
-    processes.require_same({**facts, **run.splits.further_fingerprints, **shared})
+    processes.require_same({**facts, **run.splits.fingerprints, **shared})
     return facts
 
 

@@ -151,10 +151,8 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     classes = []
     for label in dict.fromkeys(component):
         members = candidates[component == label].tolist()
-        lowest = {
-            face: next((c for c in members if c in drawn), None) for face, drawn in drawn_by.items()
-        }
-        glyphs = (Glyph(face, c) for face, c in sorted(lowest.items()) if c is not None)
+        by_face = ((face, drawn.intersection(members)) for face, drawn in sorted(drawn_by.items()))
+        glyphs = (Glyph(face, min(present)) for face, present in by_face if present)
         classes.append(GlyphClass(tuple(members), tuple(glyphs)))
     return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
 

@@ -182,7 +182,7 @@ class OfficialDataset(NamedTuple):
         UserError if no images are found, or a list or an archive is damaged.
         """
         base = (manual_dir or downloads).absolute()
-        root = self._find_root(base) or base
+        root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):
                 archive.download(root, self.advice)
@@ -197,7 +197,7 @@ class OfficialDataset(NamedTuple):
         try:
             for archive in needed:
                 archive.unpack(root, unpacked)
-            files = self._files_in(self._find_root(unpacked) or unpacked) | self._files_in(root)
+            files = self._files_in(self._find_root(unpacked)) | self._files_in(root)
             tree = FileTree(root, files)
             listing = self._existing(tree)
             if not any(listing.values()):
@@ -206,14 +206,13 @@ class OfficialDataset(NamedTuple):
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
 
-    def _find_root(self, base: pathlib.Path) -> pathlib.Path | None:
-        """Returns the first folder that contains any of the dataset's files or archives."""
-        for root in (*(base / name for name in self.folders), base):
-            if any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries):
+    def _find_root(self, base: pathlib.Path) -> pathlib.Path:
+        """Returns the first folder with any of the dataset's files or archives, or else `base`."""
+        for root in (base / name for name in self.folders):
+            found = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
+            if found or any(archive.is_needed(root) for archive in self.archives):
                 return root
-            if any(archive.is_needed(root) for archive in self.archives):
-                return root
-        return None
+        return base
 
     def _files_in(self, root: pathlib.Path) -> dict[str, pathlib.Path]:
         """Paths of the dataset's files in a folder; links are followed, hidden files left out."""
@@ -240,29 +239,20 @@ class OfficialDataset(NamedTuple):
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:
-    """Reads and decodes an image; returns its example, or the reason why that fails."""
+    """Reads an image, and cuts it to its box; returns its example, or the reason for a failure."""
     try:
         content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)
-        if image.box is not None:
-            decoded, content = _cut(decoded, content, image.box)
+        left, top, right, bottom = image.box or (0, 0, *decoded.size)
+        inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
+        if inside != (0, 0, *decoded.size):
+            decoded, encoded = decoded.crop(inside), io.BytesIO()
+            decoded.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
+            content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     size = decoded.height, decoded.width
     return Example(content, *size, image.name, image.label, image.superlabel)
-
-
-def _cut(
-    decoded: Image.Image, content: bytes, box: tuple[int, int, int, int]
-) -> tuple[Image.Image, bytes]:
-    """Cuts an image to the part of its box inside it; the bytes stay if that is the whole image."""
-    left, top, right, bottom = box
-    inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
-    if inside == (0, 0, *decoded.size):
-        return decoded, content
-    cut, encoded = decoded.crop(inside), io.BytesIO()
-    cut.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
-    return cut, encoded.getvalue()
 
 
 def write_files(
@@ -297,6 +287,5 @@ def write_files(
     if not skip_corrupt or len(broken) == total:
         raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
     console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
-    rows = [("name", "reason"), *broken.items()]
-    text = "".join(f"{name}\t{reason}\n" for name, reason in rows)
-    (folder / SKIPPED).write_text(text, encoding="utf-8")
+    lines = ["name\treason", *(f"{name}\t{why}" for name, why in broken.items()), ""]
+    (folder / SKIPPED).write_text("\n".join(lines), encoding="utf-8")

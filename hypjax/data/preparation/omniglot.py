@@ -7,7 +7,7 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by path.
+    """Lists images by path; the class is the character, its group the alphabet.
 
     Of the two small sets, the second is listed without the alphabets that the first also has.
     """
@@ -15,18 +15,14 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     if small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    train, test = (list(_drawings(tree, split, folder)) for split, folder in folders.items())
-    trained = {entry.superlabel for entry in train} if small else set()
-    yield from train
-    yield from (entry for entry in test if entry.superlabel not in trained)
-
-
-def _drawings(tree: FileTree, split: str, folder: str) -> Iterator[Entry]:
-    """Lists the drawings of a folder; the class is the character, its group the alphabet."""
-    pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
-    for name in sorted(tree.files):
-        if match := pattern.fullmatch(name):
-            yield Entry(split, name, label=match[1], superlabel=match[2])
+    trained = set()
+    for split, folder in folders.items():
+        paths = (
+            re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", n) for n in sorted(tree.files)
+        )
+        entries = [Entry(split, path[0], path[1], path[2]) for path in paths if path]
+        yield from (entry for entry in entries if entry.superlabel not in trained)
+        trained = {entry.superlabel for entry in entries} if small else set()
 
 
 # Addresses and checksums as in tensorflow_datasets.

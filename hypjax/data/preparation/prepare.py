@@ -44,9 +44,7 @@ def prepare(
 ) -> RecordFolder:
     """Prepares a dataset unless it is already prepared, and reports progress.
 
-    The arguments are the flags of `python -m hypjax.prepare`. Raises UserError if there is no such
-    dataset or part of it, its files are missing, damaged or of the wrong number, images cannot be
-    read, or the folder cannot be written.
+    The arguments are the flags of `python -m hypjax.prepare`.
     """
     root, parts = _root(data_dir), getattr(declared(name), "parts", {})
     if is_url(root):

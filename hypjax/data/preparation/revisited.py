@@ -10,19 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow
 
-from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
+from hypjax.data.ground_truth import read_ground_truth
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 
-def _ground_truth(name: str, tree: FileTree) -> GroundTruth:
-    file = f"gnd_{name}.pkl"
-    return parse_ground_truth(tree.read_list(file), str(tree.root / file))
-
-
 def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
     """Lists queries and gallery in the order of the ground truth, which has no suffixes."""
-    truth = _ground_truth(name, tree)
+    truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     files = {file.rpartition("/")[2].removesuffix(".jpg"): file for file in sorted(tree.files)}
     for split, listed in (("query", truth.queries), ("gallery", truth.gallery)):
         for image in listed:
@@ -31,7 +26,7 @@ def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
 
 def _judgements(name: str, tree: FileTree) -> pyarrow.Table:
     """The judgements by name, with boxes rounded to pixels as Pillow's crop rounds them."""
-    truth = _ground_truth(name, tree)
+    truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     lists = {
         level: [[truth.gallery[i] for i in items] for items in judged]
         for level, judged in truth.judgements._asdict().items()
@@ -67,13 +62,6 @@ RPARIS = _dataset(
 )
 
 
-def _list_distractors(tree: FileTree) -> Iterator[Entry]:
-    """Lists all photos by path."""
-    for file in sorted(tree.files):
-        if file.endswith(".jpg"):
-            yield Entry("gallery", file, DISTRACTORS.name)
-
-
 DISTRACTORS = OfficialDataset(
     name="revisitop1m",
     description="The distractors of Revisited Oxford and Paris, a gallery without queries.",
@@ -83,5 +71,9 @@ DISTRACTORS = OfficialDataset(
     archives=tuple(Archive(f"revisitop1m.{i}.tar.gz", unpacked="jpg/*") for i in range(1, 101)),
     required="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz",
     origin="http://cmp.felk.cvut.cz/revisitop",
-    list_images=_list_distractors,
+    list_images=lambda tree: (
+        Entry("gallery", file, "revisitop1m")
+        for file in sorted(tree.files)
+        if file.endswith(".jpg")
+    ),
 )

@@ -177,8 +177,7 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
 
 def _extent(ink: Grey) -> Box:
     """Returns the smallest box around the ink."""
-    rows, columns = np.nonzero(ink > EDGE)
-    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+    return Image.fromarray(ink > EDGE).getbbox()
 
 
 def _bar(rng: np.random.Generator, box: Box) -> Mask:

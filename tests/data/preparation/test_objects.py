@@ -116,13 +116,13 @@ def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
     options = {"benchmarks": ("roxford5k",), "distractors": True}
     splits = opened("sfm120k", tmp_path / "data", **options)
     assert list(splits.tasks) == ["sfm120k", "roxford5k+1m"]
-    gallery = splits.benchmarks["roxford5k+1m"].gallery
+    gallery = splits.tasks["roxford5k+1m"].gallery
     assert [gallery.name(i) for i in (0, 5, 6, 7)] == [
         *("oxford_000000", "oxford_000005", "jpg/a.jpg", "jpg/b.jpg"),
     ]
     assert gallery.image(7, 3).size == tuple(gallery.sizes[7][::-1].tolist())
     assert opened("sfm120k", tmp_path / "data").fingerprint == splits.fingerprint
-    assert list(splits.further_fingerprints) == ["images of roxford5k"]
+    assert list(splits.fingerprints) == ["images", "images of roxford5k+1m"]
     assert any("a partial copy of revisitop1m" in note for note in splits.notes)
     alone = opened("roxford5k", tmp_path / "data", distractors=True)
     assert list(alone.tasks) == ["roxford5k+1m"] and len(alone.gallery) == 8
