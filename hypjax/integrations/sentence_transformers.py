@@ -138,7 +138,8 @@ def write_folder(
         staged.mkdir(parents=True)
         write_model(staged, config, model, embedder.params, normalize=not features)
         if features:
-            write_text(staged / "distance.py", distance_function(space))
+            source = _DISTANCE.format(space=space, described=describe_space(space))
+            write_text(staged / "distance.py", source)
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
@@ -271,8 +272,3 @@ def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> Non
         pixels[field] *= 3
     pixels["input_size"][0] = 3
     settings["model_args"].pop("in_chans")
-
-
-def distance_function(space: Space) -> str:
-    """Source of a module of NumPy alone: a space's `distance` between features."""
-    return _DISTANCE.format(space=space, described=describe_space(space))
