@@ -187,7 +187,7 @@ def _model_card(
         name=name,
         description=describe(config),
         space=trained.score_space,
-        metadata=_metadata(config, results, tags, model_name=name, base_model=began),
+        metadata=_metadata(config, results, tags=tags, model_name=name, base_model=began),
         elsewhere=elsewhere,
         view=view,
         mean=list(data.mean),
@@ -209,9 +209,7 @@ def _base_model(config: ConfigDict) -> str | None:
     return repository(weights) if prefixed or known else None
 
 
-def _metadata(
-    config: ConfigDict, results: Mapping[str, Any], tags: list[str], **names: str | None
-) -> str:
+def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
     """What the hub reads of a model, in YAML: by what it was trained, and its scores.
 
     Scores with notes, which cannot be compared with others, stand in the text alone.
@@ -229,4 +227,4 @@ def _metadata(
         for metric, value in state.get("head", {}).items()
     ]
     kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
-    return ModelCardData(**kind, **names, tags=tags, eval_results=scores or None).to_yaml()
+    return ModelCardData(**kind, **facts, eval_results=scores or None).to_yaml()

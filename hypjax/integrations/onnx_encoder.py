@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnxruntime
 from jaxtyping import Shaped
-from onnx import external_data_helper, load
+from onnx import load
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from PIL import Image
 
 from hypjax.errors import UserError, reason, require_package
@@ -124,7 +125,6 @@ def _square(
 
 
 def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np.ndarray]]:
-    """The processor of Transformers that a file describes."""
     require_package("transformers", config.name, "hypjax[hf]")
     from transformers import AutoImageProcessor
 
@@ -143,9 +143,5 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
 def _hashes(path: pathlib.Path) -> list[str]:
     """Hashes of a model's file, and of those beside it that hold its weights."""
     weights = load(path, load_external_data=False).graph.initializer
-    beside = {
-        external_data_helper.ExternalDataInfo(tensor).location
-        for tensor in weights
-        if external_data_helper.uses_external_data(tensor)
-    }
+    beside = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
     return [sha256(path.parent / name) for name in [path.name, *sorted(beside)]]

@@ -237,10 +237,9 @@ class QdrantGallery:
         exact: bool = False,
         without: Sequence[str] | None = None,
     ) -> list[list[models.ScoredPoint]]:
-        """The Euclidean neighbours of each centre.
+        """The Euclidean neighbours of each centre; with `exact`, by a scan.
 
-        With a label, they are of this class; with `exact`, no graph is used. Each query leaves out
-        its image of `without`, also on the way to others.
+        Searches pass over each query's image of `without`, also on the way to others.
         """
         # The local mode warns of parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)

@@ -233,7 +233,6 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
-    """Vectors of the graph for points."""
     if isinstance(space, Sphere):
         return points
     points = euclidean.in_ball(points, space)
