@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hypjax.errors import UserError
-from hypjax.geometry import Sphere, layout, lorentz
+from hypjax.geometry import layout, lorentz
 from hypjax.retrieval.embeddings import Embeddings
 
 # HyperView's own default view shows no Poincaré layouts.
@@ -30,7 +30,7 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     # HyperView writes ids into URLs.
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
-    if not isinstance(space, Sphere):
+    if not space.squared:
         ball = space.ball()
         if ball is None or ball.c <= 0:
             raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")

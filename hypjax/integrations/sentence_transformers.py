@@ -200,7 +200,7 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
 def _by_cosine(embedder: Model, images: str | None) -> str:
     """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
     space = embedder.space
-    if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
+    if space.normalized:
         return f"Cosine ranks as the distance in {space} does, whatever the images."
     features, what = _looked_at(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
@@ -217,9 +217,9 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
 
 def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
     """Marks features that the space brings to one length; in a ball of large c, points hide it."""
-    if isinstance(space, Fused):
+    if space.parts:
         return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
-    return np.asarray(isinstance(space, Sphere) | space.clipped(features))
+    return np.asarray(space.squared | space.clipped(features))
 
 
 def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:

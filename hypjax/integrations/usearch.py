@@ -27,7 +27,7 @@ import pyarrow.parquet
 from jaxtyping import Float, Float32, Float64, Int
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean
 from hypjax.retrieval.embeddings import Embeddings
@@ -233,7 +233,7 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
-    if isinstance(space, Sphere):
+    if space.squared:
         return points
     points = euclidean.in_ball(points, space)
     factors = euclidean.separation_factors(points, space)[:, None]
@@ -256,7 +256,7 @@ def _create(space: Space, dim: int, *, rounded: bool) -> Any:
     """An empty graph for a space that is isometric to a ball, or the sphere."""
     import usearch.index
 
-    if isinstance(space, Sphere):
+    if space.squared:
         metric, size = usearch.index.MetricKind.L2sq, dim
     else:
         metric, size = _separation(dim, rounded)[0], dim + 1
