@@ -28,21 +28,10 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     `hypjax.retrieval.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a
     sample are found, which is added last. Returns where the file is, and how many are found.
     """
-    euclidean.curvature(embeddings.space)  # Checks the space.
-    index = faiss.IndexHNSWFlat(embeddings.vectors.shape[1], euclidean.LINKS)
-    index.hnsw.efConstruction = euclidean.ADDED
-    recall = _fill(index, embeddings)
-    _write(index, path)
-    return (
-        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
-        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the "
-        f"{euclidean.NEAREST} nearest neighbours"
-    )
-
-
-def _fill(index: Any, embeddings: Embeddings) -> float:
-    """Adds the points, and chooses the candidates of searches; returns the share that they find."""
     points, space = embeddings.vectors, embeddings.space
+    euclidean.curvature(space)  # Checks the space.
+    index = faiss.IndexHNSWFlat(points.shape[1], euclidean.LINKS)
+    index.hnsw.efConstruction = euclidean.ADDED
     in_ball = euclidean.in_ball(points, space).astype(np.float32, copy=False)
     chosen, others = euclidean.held_out(len(points), len(points))
     sample, gallery, k = points[chosen], points[others], min(euclidean.NEAREST, len(others))
@@ -51,19 +40,20 @@ def _fill(index: Any, embeddings: Embeddings) -> float:
 
     def search_sample(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
-        separations, items = euclidean.nearest(
-            lambda queries, m: index.search(queries, m)[1],
-            *(gallery, sample),
-            k=k,
-            space=space,
-            candidates=min(candidates, len(others)),
-        )
+        near = lambda queries, m: index.search(queries, m)[1]  # noqa: E731
+        how = {"k": k, "space": space, "candidates": min(candidates, len(others))}
+        separations, items = euclidean.nearest(near, gallery, sample, **how)
         return np.asarray(space.distance_at(separations)), items
 
     recall = euclidean.tune(search_sample, exact)
     index.add(in_ball[chosen])
     index.permute_entries(np.argsort(np.concatenate([others, chosen])))
-    return recall
+    _write(index, path)
+    return (
+        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
+        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the "
+        f"{euclidean.NEAREST} nearest neighbours"
+    )
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

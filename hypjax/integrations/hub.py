@@ -13,10 +13,8 @@ from ml_collections import ConfigDict
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError
-from hypjax.geometry import Space
 from hypjax.inference.save import describe, replacing_model, write_model
-from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
+from hypjax.inference.weights import TrainedModel, restore_best
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
@@ -130,26 +128,24 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     with reading(workdir) as run:
         trained = restore_best(run)
         began = _base_model(trained.config)
-        config = without_paths(trained.config)
+        without_paths(trained.config)
         results = files.read_results(run / files.RESULTS) or {}
         provenance = {"images": saved_fingerprint(run)}
         trained.copy_projections(run, folder)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
-    card = _model_card(name, config, trained.model, trained.score_space, results, began)
-    write_text(folder / "README.md", card)
+    write_text(folder / "README.md", _model_card(name, trained, results, began))
     write_model(folder, trained, provenance)
 
 
-def without_paths(config: ConfigDict) -> ConfigDict:
+def without_paths(config: ConfigDict) -> None:
     """Leaves the last name of each path and URL in a configuration, but names on the hub."""
     for field, value in flatten(config).items():
         if field in ("model.architecture", "objective.name"):
             continue  # Names of code may hold a colon.
         if isinstance(value, str) and not (field == "model.weights" and repository(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
-    return config
 
 
 def _last_name(location: str) -> str:
@@ -161,14 +157,10 @@ def _last_name(location: str) -> str:
 
 
 def _model_card(
-    name: str,
-    config: ConfigDict,
-    model: Embedder,
-    space: Space,
-    results: Mapping[str, Any],
-    began: str | None,
+    name: str, trained: TrainedModel, results: Mapping[str, Any], began: str | None
 ) -> str:
     """The card of a run's model; there are no results if the run is not finished."""
+    config, model = trained.config, trained.model
     data, own = config.data, isinstance(model.encoder, OwnEncoder)
     square = f"{data.image_size} × {data.image_size}"
     view = f"resized to {square} pixels, whatever their shape"
@@ -194,8 +186,8 @@ def _model_card(
     return _CARD.format(
         name=name,
         description=describe(config),
-        space=space,
-        metadata=_metadata(config, results, tags, model_name=name, base_model=began),
+        space=trained.score_space,
+        metadata=_metadata(config, results, tags=tags, model_name=name, base_model=began),
         elsewhere=elsewhere,
         view=view,
         mean=list(data.mean),
@@ -217,9 +209,7 @@ def _base_model(config: ConfigDict) -> str | None:
     return repository(weights) if prefixed or known else None
 
 
-def _metadata(
-    config: ConfigDict, results: Mapping[str, Any], tags: list[str], **names: str | None
-) -> str:
+def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
     """What the hub reads of a model, in YAML: by what it was trained, and its scores.
 
     Scores with notes, which cannot be compared with others, stand in the text alone.
@@ -237,4 +227,4 @@ def _metadata(
         for metric, value in state.get("head", {}).items()
     ]
     kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
-    return ModelCardData(**kind, **names, tags=tags, eval_results=scores or None).to_yaml()
+    return ModelCardData(**kind, **facts, eval_results=scores or None).to_yaml()

@@ -4,15 +4,13 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import Any
 
 import hyperview
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import Space, layout, lorentz
+from hypjax.geometry import layout, lorentz
 from hypjax.retrieval.embeddings import Embeddings
 
 # HyperView's own default view shows no Poincaré layouts.
@@ -31,37 +29,31 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
     # HyperView writes ids into URLs.
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
-    geometry, vectors = _vectors(embeddings)
+    space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
+    if not space.squared:
+        ball = space.ball()
+        if ball is None or ball.c <= 0:
+            raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")
+        geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
+        with jax.enable_x64(True):
+            points = lorentz.from_poincare(space.to_ball(np.float64(vectors)), ball.c)
+            vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
     dataset = hyperview.Dataset(name)
     if len(dataset):
         raise UserError(
             f"HyperView has a dataset {name} already, perhaps of an interrupted export; remove it, "
             "or give --output another name"
         )
-    places = layout.lay_out(embeddings.vectors, embeddings.space)
+    places = layout.lay_out(embeddings.vectors, space)
     coordinates = np.stack([places.real, places.imag], axis=1)
     dataset.add_samples(
         hyperview.Sample(id=i, filepath=file, label=label or None)
         for i, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)
     )
-    dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=geometry)
+    config = {"provider": "hypjax", **geometry}
+    dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=config)
     dataset.register_layout(
         _LAYOUT, _SPACE, ids, coordinates, method="precomputed", geometry="poincare"
     )
     program = _OPEN.format(layout=_LAYOUT, name=json.dumps(name))
     return f"HyperView; to open them there, run in Python:\n{program}"
-
-
-def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, "n k"]]:
-    """HyperView's description of the space, and the points in its coordinates."""
-    space: Space = embeddings.space
-    if space.squared:
-        return {"provider": "hypjax", "geometry": "hypersphere"}, embeddings.vectors
-    ball = space.ball()
-    if ball is None or ball.c <= 0:
-        raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")
-    with jax.enable_x64(True):
-        points = space.to_ball(np.asarray(embeddings.vectors, np.float64))
-        hyperboloid = np.asarray(lorentz.with_time(lorentz.from_poincare(points, ball.c), ball.c))
-    geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
-    return {"provider": "hypjax", **geometry}, hyperboloid.astype(np.float32)

@@ -64,18 +64,11 @@ class MtebEncoder:
     def similarity(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
     ) -> Float[np.ndarray, "n m"]:
-        """Negative distances of all pairs in the model's space, float32.
-
-        In float64, one matrix product keeps the digits of close points.
-        """
+        """Negative distances of all pairs in the model's space, float32."""
         one, other = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
-            return -np.concatenate(
-                [
-                    np.asarray(_distances(self.space, one[block], other), np.float32)
-                    for block in blocks(len(one), _BLOCK)
-                ]
-            )
+            found = (_distances(self.space, one[rows], other) for rows in blocks(len(one), _BLOCK))
+            return -np.concatenate(list(map(np.asarray, found)))
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
@@ -88,7 +81,8 @@ class MtebEncoder:
 
 @jax.jit
 def _distances(space: Space, one: Any, other: Any) -> Any:
-    return space.distance_matrix(one, other)
+    # In float64, one matrix product keeps the digits of close points.
+    return space.distance_matrix(one, other).astype(np.float32)
 
 
 def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:

@@ -130,8 +130,18 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
             "trained on features; use --precision=float32"
         )
     model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
-    facts = {f"hypjax.{k}": json.dumps(v) for k, v in _facts(embedder, precision).items()}
-    onnx.helper.set_model_props(model, facts)
+    facts = {
+        "space": describe_space(embedder.space),
+        "fingerprint": embedder.fingerprint,
+        "embedding": embedder.part,
+        "precision": precision,
+        "version": __version__,
+    }
+    if embedder.takes_pixels:
+        data = embedder.config.data
+        shape = {name: data[name] for name in ("test_view", "image_size", "resize", "channels")}
+        facts |= {"view": shape, "mean": list(data.mean), "std": list(data.std)}
+    onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     images, batch = _sample(embedder, view, measured=precision != "float32")
     expected = _points(embedder, batch)
     with writing(path), replacing(path) as temporary:
@@ -192,22 +202,6 @@ def view_model(view: View) -> onnx.ModelProto:
     steps = _SQUASH if view.test == "squash" else _CENTRE
     sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
-
-
-def _facts(embedder: Model, precision: str) -> dict[str, object]:
-    """What the file says about itself."""
-    facts = {
-        "space": describe_space(embedder.space),
-        "fingerprint": embedder.fingerprint,
-        "embedding": embedder.part,
-        "precision": precision,
-        "version": __version__,
-    }
-    if embedder.takes_pixels:
-        data = embedder.config.data
-        view = {name: data[name] for name in ("test_view", "image_size", "resize", "channels")}
-        facts |= {"view": view, "mean": list(data.mean), "std": list(data.std)}
-    return facts
 
 
 def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:

@@ -1,34 +1,30 @@
 """Encoders in ONNX files, run by ONNX Runtime."""
 
 import functools
-import hashlib
-import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from jaxtyping import Shaped
-from onnx import external_data_helper, load
+from onnx import load
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from PIL import Image
 
 from hypjax.errors import UserError, reason, require_package
+from hypjax.system.files import sha256
 
 _CONFIG = "preprocessor_config.json"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
+_Channels = Sequence[float] | None  # Mean or deviation of each; None for pixels as they are.
 
 
 class OnnxEncoder:
     """An ONNX file with one input, images, and an output of one vector for each."""
 
     def __init__(
-        self,
-        name: str,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        resize: int | None = None,
+        self, name: str, mean: _Channels = None, std: _Channels = None, resize: int | None = None
     ) -> None:
         """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs.
 
@@ -71,15 +67,9 @@ class OnnxEncoder:
         else:
             steps = self._view(size, mean, std, resize)
             self._pixels = functools.partial(_square, *steps)
-        self.facts = ["onnx", self.output, steps, _hash_file(path)]
+        self.facts = ["onnx", self.output, steps, _hashes(path)]
 
-    def _view(
-        self,
-        size: Sequence[int | str | None],
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        resize: int | None,
-    ) -> list[Any]:
+    def _view(self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None) -> list:
         """Checks the arguments of `_square`."""
         path, side, scaled = self._path, size[0], mean is not None or std is not None
         if self._dtype == np.uint8 and scaled:
@@ -122,11 +112,7 @@ class OnnxEncoder:
 
 
 def _square(
-    resize: int,
-    side: int,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    image: Image.Image,
+    resize: int, side: int, mean: _Channels, std: _Channels, image: Image.Image
 ) -> np.ndarray:
     """Resizes the shorter side, and crops the centre; scales the pixels, if there is a mean."""
     width, height = (resize * length // min(image.size) for length in image.size)
@@ -139,7 +125,6 @@ def _square(
 
 
 def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np.ndarray]]:
-    """The processor of Transformers that a file describes."""
     require_package("transformers", config.name, "hypjax[hf]")
     from transformers import AutoImageProcessor
 
@@ -155,16 +140,8 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
     )
 
 
-def _hash_file(path: pathlib.Path) -> str:
-    """Hash of a model's file, and of those beside it that hold its weights."""
+def _hashes(path: pathlib.Path) -> list[str]:
+    """Hashes of a model's file, and of those beside it that hold its weights."""
     weights = load(path, load_external_data=False).graph.initializer
-    beside = {
-        external_data_helper.ExternalDataInfo(tensor).location
-        for tensor in weights
-        if external_data_helper.uses_external_data(tensor)
-    }
-    digest = hashlib.sha256()
-    for name in [path.name, *sorted(beside)]:
-        with open(os.path.join(path.parent, name), "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    beside = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
+    return [sha256(path.parent / name) for name in [path.name, *sorted(beside)]]

@@ -90,10 +90,8 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
             "search_vector": rows(embeddings.search_vectors()),
         }
     )
-    metadata = {
-        "hypjax.space": json.dumps(describe_space(embeddings.space)),
-        "hypjax.fingerprint": embeddings.fingerprint,
-    }
+    space = json.dumps(describe_space(embeddings.space))
+    metadata = {"hypjax.space": space, "hypjax.fingerprint": embeddings.fingerprint}
     with writing(path), replacing(path) as temporary:
         pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
     return str(path)

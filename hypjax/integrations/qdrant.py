@@ -47,13 +47,10 @@ _Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarra
 class QdrantGallery:
     """A gallery in a collection of Qdrant, see `hypjax.retrieval.galleries.Gallery`.
 
-    Attributes:
-        space: Space of the points: isometric to a ball, or the sphere.
-        fingerprint: Fingerprint of the model.
-        candidates: Number of candidates of a search: more find more neighbours, and take longer.
+    More `candidates` of a search find more neighbours, and take longer.
     """
 
-    space: Space
+    space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     candidates: int = _LEAST_CANDIDATES
 
@@ -192,10 +189,9 @@ class QdrantGallery:
     def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
 
-        Each search passes over its own image, as if it were new. (Without the whole sample, others
-        that are reached through one of it alone, such as the leaves of a tree, would be lost at any
-        number of candidates.) Returns the share that they find; the local mode scans, and finds
-        all.
+        Each search passes over its own image alone: without the whole sample, images that are
+        reached only through one of it, such as the leaves of a tree, would be lost at any number of
+        candidates. Returns the share that they find; the local mode scans, and finds all.
         """
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         if self._folder or not len(chosen):
@@ -241,10 +237,9 @@ class QdrantGallery:
         exact: bool = False,
         without: Sequence[str] | None = None,
     ) -> list[list[models.ScoredPoint]]:
-        """The Euclidean neighbours of each centre.
+        """The Euclidean neighbours of each centre; with `exact`, by a scan.
 
-        With a label, they are of this class; with `exact`, no graph is used. Each query leaves out
-        its image of `without`, also on the way to others.
+        Searches pass over each query's image of `without`, also on the way to others.
         """
         # The local mode warns of parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
@@ -351,9 +346,7 @@ def _load(folder: pathlib.Path) -> QdrantClient:
 
 def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
     """Keeps images of a class, and leaves out the one with a path."""
-    kept, left_out = [], []
-    if label is not None:
-        kept = [models.FieldCondition(key="label", match={"value": label})]
-    if without is not None:
-        left_out = [models.HasIdCondition(has_id=[point_id(without)])]
-    return models.Filter(must=kept, must_not=left_out)
+    return models.Filter(
+        must=[] if label is None else [models.FieldCondition(key="label", match={"value": label})],
+        must_not=[] if without is None else [models.HasIdCondition(has_id=[point_id(without)])],
+    )

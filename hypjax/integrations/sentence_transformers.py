@@ -138,7 +138,8 @@ def write_folder(
         staged.mkdir(parents=True)
         write_model(staged, config, model, embedder.params, normalize=not features)
         if features:
-            write_text(staged / "distance.py", distance_function(space))
+            source = _DISTANCE.format(space=space, described=describe_space(space))
+            write_text(staged / "distance.py", source)
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
@@ -199,7 +200,7 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
 def _by_cosine(embedder: Model, images: str | None) -> str:
     """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
     space = embedder.space
-    if isinstance(space, Sphere) or (isinstance(space, Fused) and space.normalized):
+    if space.normalized:
         return f"Cosine ranks as the distance in {space} does, whatever the images."
     features, what = _looked_at(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
@@ -216,9 +217,9 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
 
 def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
     """Marks features that the space brings to one length; in a ball of large c, points hide it."""
-    if isinstance(space, Fused):
+    if space.parts:
         return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
-    return np.asarray(isinstance(space, Sphere) | space.clipped(features))
+    return np.asarray(space.squared | space.clipped(features))
 
 
 def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
@@ -271,8 +272,3 @@ def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> Non
         pixels[field] *= 3
     pixels["input_size"][0] = 3
     settings["model_args"].pop("in_chans")
-
-
-def distance_function(space: Space) -> str:
-    """Source of a module of NumPy alone: a space's `distance` between features."""
-    return _DISTANCE.format(space=space, described=describe_space(space))

@@ -32,7 +32,10 @@ class TimmEncoder:
 
             model = timm.create_model(name, pretrained=not checkpoint, num_classes=0)
             if checkpoint:
-                _load_checkpoint(model, pathlib.Path(checkpoint).expanduser())
+                path = pathlib.Path(checkpoint).expanduser()
+                if not path.is_file():
+                    raise UserError(f"there is no file {path}")
+                _load(model, timm.models.load_state_dict(os.fspath(path), weights_only=True), path)
             steps = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**steps, is_training=False)
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
@@ -44,13 +47,8 @@ class TimmEncoder:
             return _as_array(self._model(torch.stack([*prepared]).to(_DEVICE)))
 
 
-def _load_checkpoint(model: torch.nn.Module, path: pathlib.Path) -> None:
-    """Loads the weights of a checkpoint as timm writes it, with or without a classifier."""
-    import timm
-
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
+def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Loads the weights of a checkpoint of timm, with or without a classifier."""
     loaded = model.load_state_dict(weights, strict=False)
     names = model.pretrained_cfg.get("classifier") or ()
     classifiers = tuple(f"{name}." for name in np.atleast_1d(names))

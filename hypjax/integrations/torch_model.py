@@ -90,11 +90,8 @@ class TimmEncoder(nn.Module):
         if side != model.encoder.image_size:
             self.side, (model, params) = side, at_side(model, params, side)
         encoder, (name, settings) = model.encoder, timm_model(params, model)
-        settings["num_classes"] = 0
-        if name is None:
-            self.model = timm.models.VisionTransformer(**settings)
-        else:
-            self.model = timm.create_model(name, **settings)
+        settings["num_classes"], vit = 0, timm.models.VisionTransformer
+        self.model = timm.create_model(name, **settings) if name else vit(**settings)
         state = timm_state_dict(params["encoder"], encoder)
         # Counts of updates are missing, which do nothing here.
         self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
@@ -163,9 +160,8 @@ _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
     layer = nn.Linear(*np.shape(kernel))
-    layer.weight.data, layer.bias.data = (
-        torch.tensor(np.asarray(x, np.float32)) for x in (np.transpose(kernel), bias)
-    )
+    layer.weight.data = torch.tensor(np.asarray(kernel, np.float32).T)
+    layer.bias.data = torch.tensor(np.asarray(bias, np.float32))
     return layer
 
 

@@ -29,16 +29,9 @@ from jaxtyping import Float, Float32, Float64, Int
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
+from hypjax.retrieval import euclidean
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.euclidean import (
-    NEAREST,
-    curvature,
-    held_out,
-    in_ball,
-    rank,
-    separation_factors,
-    tune,
-)
+from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
@@ -61,14 +54,9 @@ _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separatio
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GraphGallery(ArrayGallery):
-    """A gallery in a graph, with the paths and classes of its images; see `ArrayGallery`.
+    """A gallery in a graph; see `ArrayGallery`.
 
     Attributes:
-        index: usearch's graph.
-        keys: Keys of the images in the graph, [n], ascending.
-        vectors: Points of a space that is isometric to a ball, or of the sphere, [n, d]; may be
-            memory-mapped.
-        rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
@@ -76,14 +64,14 @@ class GraphGallery(ArrayGallery):
         writable: Whether the graph is in memory, so that it can change.
     """
 
-    index: Any
-    keys: Int[np.ndarray, " n"]
+    index: Any  # usearch's graph.
+    keys: Int[np.ndarray, " n"]  # Of the images in the graph, ascending.
     ids: np.ndarray
     labels: np.ndarray
-    vectors: _Points
+    vectors: _Points  # May be memory-mapped.
     space: Space
     fingerprint: str
-    rounded: bool
+    rounded: bool  # Whether the graph's vectors are in bfloat16.
     candidates: int = _CANDIDATES[0]
     recall: float = 1.0
     writable: bool = True
@@ -97,14 +85,14 @@ class GraphGallery(ArrayGallery):
         `UserError` if the space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
-        curvature(space)  # Raises an error for other spaces.
-        sample, others = held_out(len(points), len(points), _SAMPLE)
+        euclidean.curvature(space)  # Raises an error for other spaces.
+        sample, others = euclidean.held_out(len(points), len(points), _SAMPLE)
         k = min(NEAREST, len(others))
         items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
         rows = np.repeat(np.arange(len(sample)), k)
-        exact = rank(points[sample], points, rows, items.ravel(), k=k, space=space)
-        farthest = points[exact[1][:, -1]]
-        rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
+        exact = euclidean.rank(points[sample], points, rows, items.ravel(), k=k, space=space)
+        neighbours = points[sample], points[exact[1][:, -1]]
+        rounded = _can_round(*(euclidean.in_ball(x, space) for x in neighbours))
         index = _create(space, dim, rounded=rounded)
         columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
         gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
@@ -114,7 +102,7 @@ class GraphGallery(ArrayGallery):
             gallery.candidates = candidates
             return gallery._ranked(points[sample], k)
 
-        gallery.recall = tune(search_sample, exact, _CANDIDATES)
+        gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
         gallery._insert(sample, points[sample])
         return gallery
 
@@ -214,7 +202,7 @@ class GraphGallery(ArrayGallery):
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
         rows = np.searchsorted(self.keys, keys[queries, places])
-        return rank(points, self.vectors, queries, rows, k=k, space=self.space)
+        return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         return self.keys, self.ids, self.labels, self.vectors
@@ -245,11 +233,10 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
-    """Vectors of the graph for points."""
     if space.squared:
         return points
-    points = in_ball(points, space)
-    factors = separation_factors(points, space)[:, None]
+    points = euclidean.in_ball(points, space)
+    factors = euclidean.separation_factors(points, space)[:, None]
     return np.concatenate([points, factors], axis=1).astype(np.float32)
 
 
@@ -269,7 +256,6 @@ def _create(space: Space, dim: int, *, rounded: bool) -> Any:
     """An empty graph for a space that is isometric to a ball, or the sphere."""
     import usearch.index
 
-    curvature(space)  # Raises an error for other spaces.
     if space.squared:
         metric, size = usearch.index.MetricKind.L2sq, dim
     else:

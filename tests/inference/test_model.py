@@ -156,7 +156,8 @@ def test_of_paths_the_last_name_is_published():
         ("https://host/me/w.npz?token=x/y", "w.npz"),
         (r"C:\Users\me\w.pth", "w.pth"),
     ]:
-        fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
+        fields = small_runs.load("gs://bucket/me/birds", f"model.weights={weights}")
+        without_paths(fields)
         assert (fields.model.weights, fields.data.path) == (kept, "birds")
 
 

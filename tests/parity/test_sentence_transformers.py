@@ -12,6 +12,7 @@ import hypjax
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry.registry import describe_space
 from hypjax.integrations import sentence_transformers as sentence_transformers_folder
 from hypjax.models import create_embedder, model_shapes
 from hypjax.models.pretrained import save_timm, timm_constructor
@@ -155,7 +156,8 @@ def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters,
 )
 def test_the_written_distance_is_that_of_the_space(space, tmp_path, float64):
     features = 2 * np.random.default_rng(0).normal(size=(40, 6))
-    source = sentence_transformers_folder.distance_function(space)
+    facts = {"space": space, "described": describe_space(space)}
+    source = sentence_transformers_folder._DISTANCE.format(**facts)
     (tmp_path / "distance.py").write_text(source)
     distance = runpy.run_path(tmp_path / "distance.py")["distance"]
     points = space.embed(features)

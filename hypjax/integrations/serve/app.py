@@ -45,38 +45,31 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
 
 
 class _Handlers:
-    """The handlers of one searcher."""
-
     def __init__(self, searcher: Searcher) -> None:
         self._searcher, self._free = searcher, asyncio.Semaphore(AT_ONCE)
         self._worker = ThreadPoolExecutor(1)  # Two searches at once would each take twice as long.
         self._readers = ThreadPoolExecutor(2)  # Of the gallery's files, for thumbnails.
 
     async def health(self, _: Request) -> Response:
-        """Says that searches are answered, and of what."""
         model, about = self._searcher.model, self._searcher.about
         facts = {"status": "ok", "version": __version__, "model": model.fingerprint}
         return JSONResponse(facts | {name: about[name] for name in ("images", "space")})
 
     async def gallery(self, _: Request) -> Response:
-        """The classes of the gallery, and a sample of its images in the disk."""
         return JSONResponse(self._searcher.about)
 
     async def thumbnail(self, request: Request) -> Response:
-        """A small copy of an image of the gallery."""
         key = request.path_params["key"]
         content = await _in(self._readers, self._searcher.thumbnail, key)
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        """Embeds an uploaded image."""
         async with admitted(self._free):
             encoded = await read_upload(request)
             point = await _in(self._worker, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
-        """Searches with an uploaded image, or with one of the gallery."""
         options = _options(request)
         async with admitted(self._free):
             query = request.path_params.get("key") or await read_upload(request)

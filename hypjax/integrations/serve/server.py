@@ -64,7 +64,6 @@ class _Protocol(H11Protocol):
     """A connection that ends if no request arrives in time; uvicorn would wait forever."""
 
     def connection_made(self, transport: Any) -> None:
-        """Starts the clock."""
         super().connection_made(transport)
         self.loop.call_later(HEADER_SECONDS, self._watch, self.cycle)
 
