@@ -19,9 +19,8 @@ from PIL import Image, ImageDraw, ImageOps
 from hypjax.analysis.hit_grid import File, ImageReader, save, shortened, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
-from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import CLASS, Grouping, groupings
-from hypjax.data.pixels import read_image
+from hypjax.data.dataset import Dataset, table_of_names
+from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
@@ -244,13 +243,10 @@ def drawing_of_gallery(
     """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), most, seed)
-    names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
-    grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
-    paths = gallery.ids[chosen].tolist()
-    captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
-    read = ImageReader(lambda i: read_image(paths[i], 3))
-    panel = Panel(title, gallery.vectors[chosen], labels, captions, read)
-    return _coloured([panel], [{CLASS: grouping}], colour), gallery.space
+    paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
+    images = table_of_names(paths, paths, [name or "unknown" for name in classes])
+    shown = {title: (gallery.vectors[chosen], images)}
+    return drawing_of_images("", shown, colour), gallery.space
 
 
 def drawing_of_run(
@@ -280,27 +276,22 @@ def drawing_of_run(
 def drawing_of_images(
     name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
 ) -> Drawing:
-    """Points [n, d] and images of a dataset of this name, a panel for each title."""
-    panels = []
-    for title, (points, images) in shown.items():
-        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
-        panels.append(Panel(title, points, None, captions, ImageReader(read_rgb(images))))
-    return _coloured(panels, [groupings(name, images) for _, images in shown.values()], colour)
+    """Points [n, d] and images of a dataset of this name, a panel for each title.
 
-
-def _coloured(
-    panels: Sequence[Panel], known: Sequence[Mapping[str, Grouping]], colour: str | None
-) -> Drawing:
-    """Labels the images of each panel by a grouping, by default `default_grouping`."""
+    Colours stand for a grouping, by default `default_grouping`.
+    """
+    known = [groupings(name, images) for _, images in shown.values()]
     legend = colour or default_grouping(known[0])
     if legend not in known[0]:
         raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(known[0])}")
-    of_panels = [groupings[legend] for groupings in known]
-    names = list(dict.fromkeys(name for grouping in of_panels for name in grouping.names))
-    index = {name: i for i, name in enumerate(names)}
-    labels = [np.array([index[name] for name in each.names])[each.labels] for each in of_panels]
-    panels = [panel._replace(labels=own) for panel, own in zip(panels, labels, strict=True)]
-    return Drawing(panels, names, legend)
+    numbers: dict[str, int] = {}
+    panels = []
+    for (title, (points, images)), of_panel in zip(shown.items(), known, strict=True):
+        groups, names = of_panel[legend]
+        labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
+        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
+        panels.append(Panel(title, points, labels, captions, ImageReader(read_rgb(images))))
+    return Drawing(panels, list(numbers), legend)
 
 
 def place_in_disk(
@@ -424,24 +415,19 @@ def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.nda
     Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
     children whose leaves have similar mean features are neighbours.
     """
-    starts = tree.starts(_places(tree, features))
-    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
-
-
-def _places(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, " nodes"]:
-    """Places of nodes among their siblings, by average linkage of the siblings' means."""
     from scipy.cluster.hierarchy import leaves_list, linkage
 
     padded = np.zeros((len(tree.parents), features.shape[1]))
     padded[: tree.leaves] = features
     means = tree.sums(padded) / tree.sizes[:, None]
-    places = np.zeros(len(means))
+    places = np.zeros(len(means))  # Of nodes among their siblings.
     for node in range(tree.leaves, len(means)):
         children = np.flatnonzero(tree.parents == node)
         if len(children) > 2:
             order = leaves_list(linkage(means[children], method="average"))
             places[children[order]] = np.arange(len(children))
-    return places
+    starts = tree.starts(places)
+    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
 def geodesics(start: Places, end: Places) -> Complex[np.ndarray, "n 33"]:

@@ -67,23 +67,35 @@ class ShownRun(NamedTuple):
     seconds: Mapping[str, float]  # Of the parts of its last launch.
     warnings: Sequence[str]
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks on the results."""
-        return self.results.get("notes", []) if self.results else ["the run is not finished"]
-
-    @property
-    def published(self) -> str:
-        """Published scores, and differences from these."""
-        return compare(self.results, self.found.run.config)
-
 
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
-    page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
+    runs = [_read_run(run, search_test_images(run, k)) for run in opened]
+    fields = _rows([identity(run.found.run.config) for run in runs])
+    differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
+    by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
+    classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
+    source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(source).render(
+        names=[run.name for run in runs],
+        version=__version__,
+        date=datetime.date.today().isoformat(),
+        runs=runs,
+        compare=compare,
+        about=_rows([_facts(run) for run in runs]) + differing,
+        meanings=_STATES,
+        scores=_scores(runs),
+        curves=_curves(runs),
+        disks=[_disk(run.found) for run in runs],
+        searches=_searches([run.found for run in runs], queries),
+        classes_shown=classes[:_CLASSES],
+        class_count=len(classes),
+        times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
+    )
     with writing(output):
         write_text(output, page)
 
@@ -97,30 +109,6 @@ def _read_run(run: Run, found: RunSearches) -> ShownRun:
             with contextlib.suppress(ValueError):  # A line that a kill has cut off.
                 metrics.append(json.loads(line))
         return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
-
-
-def _render(runs: Sequence[ShownRun], queries: int) -> str:
-    fields = _rows([identity(run.found.run.config) for run in runs])
-    differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
-    by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
-    classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
-    source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(source).render(
-        names=[run.name for run in runs],
-        version=__version__,
-        date=datetime.date.today().isoformat(),
-        runs=runs,
-        about=_rows([_facts(run) for run in runs]) + differing,
-        meanings=_STATES,
-        scores=_scores(runs),
-        curves=_curves(runs),
-        disks=[_disk(run.found) for run in runs],
-        searches=_searches([run.found for run in runs], queries),
-        classes_shown=classes[:_CLASSES],
-        class_count=len(classes),
-        times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
-    )
 
 
 def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
