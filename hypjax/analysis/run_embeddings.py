@@ -44,7 +44,12 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         runs.append(Run.open(config, objective, name=name, workdir=workdir))
-        if not _same_test_images(runs[0].splits, runs[-1].splits):
+        one, other = runs[0].splits, runs[-1].splits
+        pairs = (one.test, other.test), (searched(one), searched(other))
+        if one.fingerprint != other.fingerprint or not all(
+            np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
+            for a, b in pairs
+        ):
             raise UserError(
                 f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
                 "test images; name runs of the same dataset with the same test classes"
@@ -55,14 +60,6 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
 def searched(splits: Splits) -> Dataset:
     """The images that the test images search."""
     return splits.gallery or splits.test
-
-
-def _same_test_images(one: Splits, other: Splits) -> bool:
-    pairs = (one.test, other.test), (searched(one), searched(other))
-    return one.fingerprint == other.fingerprint and all(
-        np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
-        for a, b in pairs
-    )
 
 
 class ChosenImages(NamedTuple):
@@ -76,29 +73,25 @@ class ChosenImages(NamedTuple):
     @classmethod
     def of(cls, run: Run, most: int, seed: int) -> Self:
         """Chooses random classes with at most so many images; random images if no two fit."""
-        name, test = run.config.data.name, run.splits.test
-        chosen = _choose(test.labels, most, np.random.default_rng(seed))
+        name, test, rng = run.config.data.name, run.splits.test, np.random.default_rng(seed)
+        classes, counts = np.unique(test.labels, return_counts=True)
+        taken, room = [], most
+        for place in rng.permutation(len(classes)):
+            if counts[place] <= room:
+                taken.append(classes[place])
+                room -= counts[place]
+        chosen = np.flatnonzero(np.isin(test.labels, taken))
+        if len(taken) < 2:
+            chosen = np.sort(rng.permutation(len(test))[:most])
         images = test.take(chosen)
         if images.num_classes in (1, len(images)):
             raise UserError(
                 f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
                 "class: two of one class and one of another are needed"
             )
-        classes = f"{images.num_classes} of {test.num_classes} classes"
-        summary = f"{len(images)} of {len(test)} test images, {classes}"
+        summary = f"{len(images)} of {len(test)} test images, "
+        summary += f"{images.num_classes} of {test.num_classes} classes"
         return cls(images, chosen, groupings(name, images), summary)
-
-
-def _choose(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    classes, counts = np.unique(labels, return_counts=True)
-    taken, room = [], most
-    for place in rng.permutation(len(classes)):
-        if counts[place] <= room:
-            taken.append(classes[place])
-            room -= counts[place]
-    if len(taken) < 2:
-        return np.sort(rng.permutation(len(labels))[:most])
-    return np.flatnonzero(np.isin(labels, taken))
 
 
 def restore_trained(run: Run) -> PyTree:
@@ -129,7 +122,6 @@ def scored_head(run: Run) -> ScoredHead:
 
 
 def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
-    """The model's parameters, and the proxies of the same checkpoint."""
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     built = setup.build(run.config)

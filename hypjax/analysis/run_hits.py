@@ -47,7 +47,7 @@ class RunSearches(NamedTuple):
     searches: list[Search]
     failures: int
     interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
-    classes: list[ClassRecall]  # The lowest recall first.
+    classes: list[ClassRecall]  # By name.
 
 
 def search_test_images(run: Run, k: int) -> RunSearches:
@@ -88,12 +88,12 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
         query, hit = search.classes
         hits_of[query].append("" if search.right[0] else hit)
     classes = []
-    for name, hits in hits_of.items():
+    for name, hits in sorted(hits_of.items()):
         wrong = collections.Counter(filter(None, hits))
         recall = 1 - wrong.total() / len(hits)
         (confused,) = wrong.most_common(1) or [("", 0)]
         classes.append(ClassRecall(name, len(hits), recall, *confused))
-    return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
+    return classes
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
@@ -116,7 +116,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         columns = zip(search.hits, names, search.distances, search.right, strict=True)
         hits = (((items, i), name, distance, marks[right]) for i, name, distance, right in columns)
         rows.append(hit_row((test, search.query), search.classes[0], hits))
-    draw_rows(rows, output, lambda image: read_rgb(image[0])(image[1]))
+    draw_rows(rows, output, lambda image: read_rgb(*image))
     return (
         f"{found.failures} of {len(found.searches)} queries find an image of another class first; "
         f"drawn: {len(wrong)} of these, then {len(right)} of the others"

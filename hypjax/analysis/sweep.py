@@ -137,10 +137,9 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
         raise UserError(
             f"a figure needs finished runs with several values of {field}, not {texts or 'none'}"
         )
-    score = tables.selecting(runs[0].test["head"])
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
-        save(_figure(drawn, values, field, score), output)
+        save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
