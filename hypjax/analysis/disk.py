@@ -261,9 +261,8 @@ def drawing_of_run(
     if proxies is not None:
         with_origin = np.pad(proxies, ((0, 1), (0, 0)))
         distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
-        radii = distances[:, -1]
-        tree = Proxies(proxies, ancestors(distances[:, :-1], radii, radii))
-        drawing = drawing._replace(proxies=tree)
+        above = ancestors(distances[:, :-1], distances[:, -1], distances[:, -1])
+        drawing = drawing._replace(proxies=Proxies(proxies, above))
     return drawing, space
 
 

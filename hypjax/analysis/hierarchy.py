@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
@@ -257,12 +257,13 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
         write_json(tree, found.nodes)
         for old in files[2:]:  # Not every run has them.
             old.unlink(missing_ok=True)
-    _draw_affinity(found.affinity, images, affinity)
+    first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]  # Of each class.
+    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
+    _draw_affinity(found.affinity, groups, affinity)
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
-        groups = widest.labels[_first_of_classes(images)]
-        draw_tanglegram(found.classes, levels, groups, tangled)
+        draw_tanglegram(found.classes, levels, widest.labels[first], tangled)
     if found.places is not None:  # Groups colour the leaves of the tree of the proxies.
         n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
         labels, names = images.groupings[legend]
@@ -276,14 +277,10 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
     return [file for file in files if file.exists()]
 
 
-def _first_of_classes(images: ChosenImages) -> Int[np.ndarray, " classes"]:
-    return np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-
-
-def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
+def _draw_affinity(
+    affinity: Affinity, groups: Mapping[str, np.ndarray], output: pathlib.Path
+) -> None:
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
-    first = _first_of_classes(images)
-    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
     alike = trees.average_linkage(affinity.max() - affinity)[0].starts()[: len(affinity)]
     order = np.lexsort((alike, *reversed(groups.values())))
     apart = affinity[~np.eye(len(affinity), dtype=bool)]

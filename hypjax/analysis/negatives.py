@@ -69,7 +69,6 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
 
 
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
-    """Indices below `count`, at equal distances."""
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
@@ -78,10 +77,9 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
     params = restore_trained(run)
     scalars = run.scalars(params)
     space = run.objective.with_scalars(scalars).space
-    embed = head_points(run, params, space)
-    items = embed(searched(run.splits))
+    items = head_points(run, params, space, searched(run.splits))
     if run.splits.gallery:
-        anchors = embed(run.splits.test.take(choice.anchors))
+        anchors = head_points(run, params, space, run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
     temperature = softmax_temperature(run.config, scalars)

@@ -1,13 +1,14 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
@@ -113,29 +114,26 @@ def scored_head(run: Run) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     params, proxies = restore_trained(run), None
     if run.config.objective.name.startswith("hier+"):
-        params, proxies = _restore_proxies(run)
+        # One checksum protects the objective's parameters together with the optimiser's state, so
+        # that all of it has to be read.
+        built = setup.build(run.config)
+        like = jax.eval_shape(
+            lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+        )
+        with (
+            reading(run.workdir, training=True) as folder,
+            contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
+        ):
+            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+        if found is None:
+            raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
+        params, training = found.trees
+        proxies = training["objective"]["hierarchy"]
     space = run.score_space(params)
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
-    return ScoredHead(head_points(run, params, space), space, proxies)
-
-
-def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
-    # One checksum protects the objective's parameters together with the optimiser's state, so that
-    # all of it has to be read.
-    built = setup.build(run.config)
-    learner, spec = built.learner, built.spec
-    like = jax.eval_shape(lambda: states.trees(learner, create_state(learner, spec)))
-    with (
-        reading(run.workdir, training=True) as folder,
-        contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
-    ):
-        found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    if found is None:
-        raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
-    params, training = found.trees
-    return params, training["objective"]["hierarchy"]
+    return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:
@@ -148,13 +146,9 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     return evaluated_model(built.learner, state)
 
 
-def head_points(run: Run, params: PyTree, space: Space) -> Callable[[Dataset], Points]:
-    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
-
-    def points(dataset: Dataset) -> Points:
-        console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
-        found = run.images.points(params, dataset, {"head": space})["head"]
-        space.check(found)
-        return found
-
-    return points
+def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
+    """Embeds a dataset with the head, without the run's `eval.pca`."""
+    console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
+    found = run.images.points(params, dataset, {"head": space})["head"]
+    space.check(found)
+    return found

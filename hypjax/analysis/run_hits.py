@@ -57,11 +57,10 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     """
     params = restore_trained(run)
     space = run.score_space(params)
-    embed = head_points(run, params, space)
     test, items = run.splits.test, searched(run.splits)
     alone = run.splits.gallery is None
-    points = embed(test)
-    gallery = points if alone else embed(items)
+    points = head_points(run, params, space, test)
+    gallery = points if alone else head_points(run, params, space, items)
     k = min(k, len(items) - alone)
     distances, found = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
     right = items.labels[found] == test.labels[:, None]

@@ -39,7 +39,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     models = untrained_parameters(run.config), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
         space = run.score_space(params)
-        points = head_points(run, params, space)(images)
+        points = head_points(run, params, space, images)
         found[state] = find_spread(points, images.labels, space)
     return found
 

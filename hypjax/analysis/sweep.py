@@ -74,8 +74,7 @@ def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
 
 def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
     """Reads the runs that are finished."""
-    read = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: found for name, found in read.items() if found}
+    results = {n: found for n, file in folders.items() if (found := read_results(file / RESULTS))}
     held_out = {name: each["validation"] for name, each in results.items() if "validation" in each}
     validation, test = _common(held_out), _common(results)
     return [Run(n, saved_config(folders[n]), validation.get(n), test[n]) for n in results]
