@@ -23,7 +23,6 @@ def main(overrides: list[str]) -> None:
     FLAGS.require_one("config", "embeddings")
     import jax
 
-    from hypjax.geometry import Sphere
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.embeddings import Embeddings
@@ -35,7 +34,7 @@ def main(overrides: list[str]) -> None:
         command.refuse_overrides(overrides)
         embeddings = Embeddings.load(pathlib.Path(FLAGS.embeddings).expanduser())
         points, notes, published = embeddings.features(), (), None
-        if isinstance(embeddings.space, Sphere):
+        if embeddings.space.normalized:
             console.warn(
                 "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's "
                 "output before normalisation, as --config does"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -62,10 +62,14 @@ class Space(Protocol):
     does not know better.
 
     Attributes:
-        squared: Whether distances are squares of lengths, as on the sphere.
+        squared: Whether distances are squares of Euclidean ones, as on the sphere.
+        normalized: Whether points forget the lengths of features.
+        parts: Spaces of which it is composed, with their weights.
     """
 
     squared: ClassVar[bool] = False
+    normalized: ClassVar[bool] = False
+    parts: ClassVar[Sequence[tuple[Any, Any]]] = ()
 
     def embed(self, features: Vectors) -> Points:
         """Maps features (the unbounded output of a head) to points of the space."""

@@ -21,7 +21,7 @@ _SQRT2 = 2**0.5
 class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
 
-    squared = True
+    squared = normalized = True
 
     def __str__(self) -> str:
         return "the sphere"

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import Space, Sphere, layout, lorentz
+from hypjax.geometry import Space, layout, lorentz
 from hypjax.retrieval.embeddings import Embeddings
 
 # HyperView's own default view shows no Poincaré layouts.
@@ -55,7 +55,7 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
 def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, "n k"]]:
     """HyperView's description of the space, and the points in its coordinates."""
     space: Space = embeddings.space
-    if isinstance(space, Sphere):
+    if space.squared:
         return {"provider": "hypjax", "geometry": "hypersphere"}, embeddings.vectors
     ball = space.ball()
     if ball is None or ball.c <= 0:

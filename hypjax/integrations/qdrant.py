@@ -25,7 +25,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from tqdm import tqdm
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings
@@ -218,7 +218,7 @@ class QdrantGallery:
         self.space.check(points)
         in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         centres = in_ball
-        for _ in range(1 if isinstance(self.space, Sphere) else 2):
+        for _ in range(1 if self.space.squared else 2):
             found = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, found)))
             by_id = {image.id: image for of_query in found for image in of_query}

@@ -27,7 +27,7 @@ import pyarrow.parquet
 from jaxtyping import Float, Float32, Float64, Int
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import (
@@ -246,7 +246,7 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
     """Vectors of the graph for points."""
-    if isinstance(space, Sphere):
+    if space.squared:
         return points
     points = in_ball(points, space)
     factors = separation_factors(points, space)[:, None]
@@ -270,7 +270,7 @@ def _create(space: Space, dim: int, *, rounded: bool) -> Any:
     import usearch.index
 
     curvature(space)  # Raises an error for other spaces.
-    if isinstance(space, Sphere):
+    if space.squared:
         metric, size = usearch.index.MetricKind.L2sq, dim
     else:
         metric, size = _separation(dim, rounded)[0], dim + 1

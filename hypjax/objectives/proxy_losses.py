@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.objectives.base import (
     Group,
     Metrics,
@@ -178,7 +178,7 @@ def arcface(
         margin: m, in radians, 0 or more; m2 in the paper's combined margin (with m1 = 1).
         cosine_margin: m′, m3 in the combined margin.
     """
-    if not isinstance(space, Sphere):
+    if not space.squared:
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
     distances, own = compare_proxies(space, embeddings, labels, proxies)
     distances = jnp.min(distances, axis=-1)

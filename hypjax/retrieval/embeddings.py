@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import InnerProductSpace, Space, Sphere
+from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
@@ -187,7 +187,7 @@ class Embeddings(ArrayGallery):
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
-        if not isinstance(self.space, InnerProductSpace):
+        if not hasattr(self.space, "search_vectors"):
             raise UserError(
                 f"distances in {self.space} are no inner products; search the gallery with "
                 "hypjax.search, or embed with a run in one space: poincare, lorentz or sphere"

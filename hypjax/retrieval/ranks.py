@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from hypjax.geometry import Composite, Space
+from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, Rows
@@ -193,7 +193,7 @@ def _count_before(
     # Whether each pair has a lower bound of its own. In float32, the largest slack of any item is
     # added to thresholds instead, which is faster. In float64, where items may be in several
     # crowds, it is large for items of other crowds; and it does not bound sums of distances.
-    pairwise = isinstance(space, Composite) or row_matches.dtype == jnp.float64
+    pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:
         transposed = _thresholds(column_matches, columns.factors, rows.factors, pairwise)

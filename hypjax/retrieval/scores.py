@@ -30,7 +30,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from hypjax.geometry import Composite, InnerProductSpace, SearchTerms, Space
+from hypjax.geometry import InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
@@ -107,7 +107,7 @@ def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Flo
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
     # A distance increases with the separation. So the distance at a bound is a bound, and so is
     # what is combined of such bounds, which is the separation in the composite space.
-    if not isinstance(space, Composite):
+    if not space.parts:
         return bounds[0]
     distance = space.combined(
         part.distance_at(jnp.maximum(-bound, 0))
@@ -146,7 +146,7 @@ def _factors_of(
         x, valid = inputs
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
-        if isinstance(space, Composite):
+        if space.parts:
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
         factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
