@@ -132,8 +132,7 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
     """Points of a space that is, or has, a ball, on its hyperboloid; and its c, or else 0."""
     parts = [(space, points)]
     if space.parts:
-        coordinates = map(np.asarray, space.split(points))
-        parts = [(part, x) for (part, _), x in zip(space.parts, coordinates, strict=True)]
+        parts = zip((part for part, _ in space.parts), space.split(points), strict=True)
     for part, x in parts:
         ball = part.ball()
         if ball is not None and ball.c:
