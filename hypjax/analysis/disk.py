@@ -1,8 +1,9 @@
 """The Poincaré disk: embeddings and trees as figures and pages, and images on a grid."""
 
+import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -16,12 +17,11 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
-from hypjax.analysis.hit_grid import File, ImageReader, save, shortened, thumbnail_url
+from hypjax.analysis.hit_grid import DPI, File, ImageReader, save, shortened, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
-from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import CLASS, Grouping, groupings
-from hypjax.data.pixels import read_image
+from hypjax.data.dataset import Dataset, table_of_names
+from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
@@ -32,7 +32,6 @@ from hypjax.system.files import write_text
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
-_DPI = 160
 _INCHES = 5.0  # Side of one disk.
 _NAME = 30  # Characters of a group's name.
 _SHORT = 20  # Characters of a name of which three stand side by side in the legend.
@@ -100,7 +99,7 @@ class Drawing(NamedTuple):
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
     """Draws points, or as many thumbnails as do not overlap, and the tree of any proxies."""
     panels, chosen = drawing.panels, _colours_of(drawing)
-    figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
@@ -113,7 +112,15 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
             _draw_tree(axes, panel.places, drawing.proxies)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
-    _place_legend(figure, row[0], drawing.legend)
+    handles, labels = row[0].get_legend_handles_labels()
+    labels = [shortened(label, _NAME) for label in labels]
+    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
+    style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
+    style |= {"loc": "outside lower center", "ncols": ncols, "title": drawing.legend}
+    with matplotlib.rc_context({"text.parse_math": False}):
+        legend = figure.legend(handles, labels, **style)
+    for handle in legend.legend_handles:
+        handle.set_sizes([36])
     if drawing.note:
         figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
@@ -165,18 +172,6 @@ def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[s
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
-def _place_legend(figure: Figure, axes: Axes, title: str) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    labels = [shortened(label, _NAME) for label in labels]
-    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
-    style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
-    where = {"loc": "outside lower center", "ncols": ncols, "title": title}
-    with matplotlib.rc_context({"text.parse_math": False}):
-        legend = figure.legend(handles, labels, **where, **style)
-    for handle in legend.legend_handles:
-        handle.set_sizes([36])
-
-
 def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
     places, child = proxies.places, np.flatnonzero(proxies.parents >= 0)
     edges = geodesics(places[child], places[proxies.parents[child]])
@@ -191,7 +186,7 @@ def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
     """Draws images at their places, in random order those that overlap no other, framed."""
     width = 2 / _THUMBNAILS
-    pixels = round(_INCHES * 0.8 * _DPI * width / 2)
+    pixels = round(_INCHES * 0.8 * DPI * width / 2)
     # At the border they are moved inside.
     centres = panel.places * np.minimum(1, (1 - width / 2) / np.maximum(np.abs(panel.places), 0.5))
     taken = np.zeros(0, complex)
@@ -202,7 +197,7 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
         taken = np.append(taken, centre)
         picture = panel.read(index)
         picture.thumbnail((2 * pixels, 2 * pixels))
-        image = OffsetImage(picture, zoom=0.86 * pixels / max(picture.size) * 72 / _DPI)
+        image = OffsetImage(picture, zoom=0.86 * pixels / max(picture.size) * 72 / DPI)
         frame = {"edgecolor": chosen.of[panel.labels[index]], "linewidth": 1.5}
         style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
         axes.add_artist(AnnotationBbox(image, (centre.real, centre.imag), **style))
@@ -217,11 +212,9 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
         picture = ImageOps.contain(panel.read(i), (_CELL - 2, _CELL - 2))
         margin = (_CELL - picture.width) // 2, (_CELL - picture.height) // 2
         canvas.paste(picture, (column * _CELL + margin[0], row * _CELL + margin[1]))
-    inches = side * _CELL / _DPI
-    figure = Figure(figsize=(inches, inches), dpi=_DPI)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.imshow(canvas, interpolation="nearest")
-    axes.axis("off")
+    inches = side * _CELL / DPI
+    figure = Figure(figsize=(inches, inches), dpi=DPI)
+    figure.figimage(np.asarray(canvas))
     save(figure, output)
 
 
@@ -244,13 +237,10 @@ def drawing_of_gallery(
     """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), most, seed)
-    names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
-    grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
-    paths = gallery.ids[chosen].tolist()
-    captions = [f"{grouping.names[i]}, {path}" for i, path in zip(labels, paths, strict=True)]
-    read = ImageReader(lambda i: read_image(paths[i], 3))
-    panel = Panel(title, gallery.vectors[chosen], labels, captions, read)
-    return _coloured([panel], [{CLASS: grouping}], colour), gallery.space
+    paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
+    images = table_of_names(paths, paths, [name or "unknown" for name in classes])
+    shown = {title: (gallery.vectors[chosen], images)}
+    return drawing_of_images("", shown, colour), gallery.space
 
 
 def drawing_of_run(
@@ -271,36 +261,31 @@ def drawing_of_run(
     if proxies is not None:
         with_origin = np.pad(proxies, ((0, 1), (0, 0)))
         distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
-        radii = distances[:, -1]
-        tree = Proxies(proxies, ancestors(distances[:, :-1], radii, radii))
-        drawing = drawing._replace(proxies=tree)
+        above = ancestors(distances[:, :-1], distances[:, -1], distances[:, -1])
+        drawing = drawing._replace(proxies=Proxies(proxies, above))
     return drawing, space
 
 
 def drawing_of_images(
     name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
 ) -> Drawing:
-    """Points [n, d] and images of a dataset of this name, a panel for each title."""
-    panels = []
-    for title, (points, images) in shown.items():
-        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
-        panels.append(Panel(title, points, None, captions, ImageReader(read_rgb(images))))
-    return _coloured(panels, [groupings(name, images) for _, images in shown.values()], colour)
+    """Points [n, d] and images of a dataset of this name, a panel for each title.
 
-
-def _coloured(
-    panels: Sequence[Panel], known: Sequence[Mapping[str, Grouping]], colour: str | None
-) -> Drawing:
-    """Labels the images of each panel by a grouping, by default `default_grouping`."""
+    Colours stand for a grouping, by default `default_grouping`.
+    """
+    known = [groupings(name, images) for _, images in shown.values()]
     legend = colour or default_grouping(known[0])
     if legend not in known[0]:
         raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(known[0])}")
-    of_panels = [groupings[legend] for groupings in known]
-    names = list(dict.fromkeys(name for grouping in of_panels for name in grouping.names))
-    index = {name: i for i, name in enumerate(names)}
-    labels = [np.array([index[name] for name in each.names])[each.labels] for each in of_panels]
-    panels = [panel._replace(labels=own) for panel, own in zip(panels, labels, strict=True)]
-    return Drawing(panels, names, legend)
+    numbers: dict[str, int] = {}
+    panels = []
+    for (title, (points, images)), of_panel in zip(shown.items(), known, strict=True):
+        groups, names = of_panel[legend]
+        labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
+        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
+        read = ImageReader(functools.partial(read_rgb, images))
+        panels.append(Panel(title, points, labels, captions, read))
+    return Drawing(panels, list(numbers), legend)
 
 
 def place_in_disk(
@@ -323,20 +308,16 @@ def place_in_disk(
     return drawing._replace(panels=panels, proxies=proxies, note=_NOTES[layout]), ranks
 
 
-def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
+def read_rgb(images: Dataset, i: int) -> Image.Image:
     """Reads an image of a dataset, in colour, by its index; a name, if features have no images."""
-
-    def read(i: int) -> Image.Image:
-        try:
-            return images.image(i, 3).convert("RGB")
-        except UserError:
-            if images.vectors is None:
-                raise
-        empty = Image.new("RGB", (80, 80), "#ddd")
-        ImageDraw.Draw(empty).text((4, 4), images.name(i)[-12:], fill="#333", font_size=16)
-        return empty
-
-    return read
+    try:
+        return images.image(i, 3).convert("RGB")
+    except UserError:
+        if images.vectors is None:
+            raise
+    empty = Image.new("RGB", (80, 80), "#ddd")
+    ImageDraw.Draw(empty).text((4, 4), images.name(i)[-12:], fill="#333", font_size=16)
+    return empty
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
@@ -424,24 +405,19 @@ def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.nda
     Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
     children whose leaves have similar mean features are neighbours.
     """
-    starts = tree.starts(_places(tree, features))
-    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
-
-
-def _places(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, " nodes"]:
-    """Places of nodes among their siblings, by average linkage of the siblings' means."""
     from scipy.cluster.hierarchy import leaves_list, linkage
 
     padded = np.zeros((len(tree.parents), features.shape[1]))
     padded[: tree.leaves] = features
     means = tree.sums(padded) / tree.sizes[:, None]
-    places = np.zeros(len(means))
+    places = np.zeros(len(means))  # Of nodes among their siblings.
     for node in range(tree.leaves, len(means)):
         children = np.flatnonzero(tree.parents == node)
         if len(children) > 2:
             order = leaves_list(linkage(means[children], method="average"))
             places[children[order]] = np.arange(len(children))
-    return places
+    starts = tree.starts(places)
+    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
 def geodesics(start: Places, end: Places) -> Complex[np.ndarray, "n 33"]:

@@ -1,5 +1,6 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -8,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
-from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
 from hypjax.analysis.known_hierarchy import Radii, Side, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
 from hypjax.analysis.trees import Tree
@@ -24,7 +25,6 @@ from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json
 
 _BLOCK = 256  # Points that are compared with all others at once.
-_DPI = 160
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
 _TANGLED = 120  # Most classes of which tanglegrams are drawn.
@@ -72,7 +72,11 @@ def find_hierarchy(
             "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
             "radii": known_hierarchy.radii(points, space, levels),
         }
-    side = _of_classes(clusters, heights, images)
+    # Each class hangs on the deepest node with more than half of its images.
+    of_classes, kept = trees.label_tree(clusters, images.groupings[CLASS].labels)
+    inner = heights[kept[-1]] - heights[kept]  # The last is the root.
+    depths = np.append(np.ones(of_classes.leaves), inner * (_INNER / max(inner.max(), 1e-9)))
+    side = Side("found: average linkage, by height", of_classes, depths, ())
     found = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
@@ -128,15 +132,13 @@ def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
 
 
 def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
-    labels = {name: grouping.labels for name, grouping in images.groupings.items()}
-    purities = {
-        name: {"purity": trees.purity(tree, each), "chance": trees.chance_purity(tree, each)}
-        for name, each in labels.items()
-    }
-    classes, separations = labels.pop(CLASS), {}
-    for name, each in labels.items():
-        nearer, correlation = trees.separation(tree, classes, each)
-        separations[name] = {"nearer": nearer, "correlation": correlation}
+    classes, purities, separations = images.groupings[CLASS].labels, {}, {}
+    for name, (labels, _) in images.groupings.items():
+        chance = trees.chance_purity(tree, labels)
+        purities[name] = {"purity": trees.purity(tree, labels), "chance": chance}
+        if name != CLASS:
+            nearer, correlation = trees.separation(tree, classes, labels)
+            separations[name] = {"nearer": nearer, "correlation": correlation}
     return {
         "tree": kind,
         "inner_nodes": len(tree.parents) - tree.leaves,
@@ -214,7 +216,6 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each tree: purity with chance, and separation."""
     first = runs[0]["trees"][0]
     groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
     for name in first["purity"]:
@@ -232,7 +233,6 @@ def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each run with hierarchical proxies."""
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
     for run in (run for run in runs if "radii" in run):
@@ -257,61 +257,42 @@ def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[
         write_json(tree, found.nodes)
         for old in files[2:]:  # Not every run has them.
             old.unlink(missing_ok=True)
-    _draw_affinity(found.affinity, images, affinity)
+    first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]  # Of each class.
+    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
+    _draw_affinity(found.affinity, groups, affinity)
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _TANGLED:
         *_, widest = levels.values()
-        groups = widest.labels[_first_of_classes(images)]
-        draw_tanglegram(found.classes, levels, groups, tangled)
-    if found.places is not None:
-        _draw_disk(found, images, places)
+        draw_tanglegram(found.classes, levels, widest.labels[first], tangled)
+    if found.places is not None:  # Groups colour the leaves of the tree of the proxies.
+        n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
+        labels, names = images.groupings[legend]
+        above, parents = np.split(found.tree.parents - n, [n])
+        proxies = disk.Proxies(found.places[n:], np.maximum(parents, -1), above)
+        note = "distance from the origin: true; angle: place in the tree"
+        panel = disk.Panel("", found.places[:n], labels, [], None)
+        disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), places)
     if found.leaves:
-        draw_rows(found.leaves, leaves, disk.read_rgb(images.dataset))
+        draw_rows(found.leaves, leaves, functools.partial(disk.read_rgb, images.dataset))
     return [file for file in files if file.exists()]
 
 
-def _first_of_classes(images: ChosenImages) -> Int[np.ndarray, " classes"]:
-    return np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-
-
-def _of_classes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: ChosenImages) -> Side:
-    """The tree of classes: each hangs on the deepest node with more than half of its images."""
-    found, kept = trees.label_tree(tree, images.groupings[CLASS].labels)
-    inner = heights[kept[-1]] - heights[kept]  # The last is the root.
-    inner *= _INNER / max(inner.max(), 1e-9)
-    depths = np.append(np.ones(found.leaves), inner)
-    return Side("found: average linkage, by height", found, depths, ())
-
-
-def _draw_disk(found: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
-    """Draws the tree of the proxies in the Poincaré disk; groups colour its leaves."""
-    n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
-    labels, names = images.groupings[legend]
-    above, parents = np.split(found.tree.parents - n, [n])
-    proxies = disk.Proxies(found.places[n:], np.maximum(parents, -1), above)
-    note = "distance from the origin: true; angle: place in the tree"
-    panel = disk.Panel("", found.places[:n], labels, [], None)
-    disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), output)
-
-
-def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
+def _draw_affinity(
+    affinity: Affinity, groups: Mapping[str, np.ndarray], output: pathlib.Path
+) -> None:
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
-    first = _first_of_classes(images)
-    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
     alike = trees.average_linkage(affinity.max() - affinity)[0].starts()[: len(affinity)]
     order = np.lexsort((alike, *reversed(groups.values())))
-    panels = {"affinity": affinity}
+    apart = affinity[~np.eye(len(affinity), dtype=bool)]
+    panels = [("affinity", affinity, np.quantile(apart, (0.01, 0.995)), {"extend": "both"})]
     if groups:
         many = f"number of equal groups: {', '.join(groups)}"
         title = many if len(groups) > 1 else f"same {next(iter(groups))}"
-        panels[title] = sum(group[:, None] == group for group in groups.values())
-    figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=_DPI, layout="constrained")
+        equal = sum(group[:, None] == group for group in groups.values())
+        panels.append((title, equal, (0, len(groups)), {"ticks": range(len(groups) + 1)}))
+    figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
-    apart = affinity[~np.eye(len(affinity), dtype=bool)]
-    ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]
-    bars = [{"extend": "both"}, {"ticks": range(len(groups) + 1)}]
-    styles = zip(ranges, bars, strict=True)
-    for axes, (title, panel), ((low, high), bar) in zip(row, panels.items(), styles, strict=False):
+    for axes, (title, panel, (low, high), bar) in zip(row, panels, strict=True):
         style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
         picture = axes.imshow(panel[np.ix_(order, order)], **style)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")

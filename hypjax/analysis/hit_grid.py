@@ -21,6 +21,7 @@ _INCHES = 1.4  # Side of one image.
 _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
 _ROWS = 20  # Rows of a page.
+DPI = 160
 
 File = pathlib.Path | io.BytesIO
 
@@ -89,14 +90,12 @@ def draw_rows(
     Every `together` rows stay on one page. Names of further pages end in -2, -3, ...
     """
     size = max(_ROWS // together, 1) * together
-    pages = [rows[start : start + size] for start in range(0, len(rows), size)]
-    names = [f"{output.stem}-{number}" for number in range(2, len(pages) + 1)]
-    files = [output, *(output.with_stem(name) for name in names)]
-    read = ImageReader(read)
-    for file, page in zip(files, pages, strict=True):
+    read, files = ImageReader(read), []
+    for start in range(0, len(rows), size):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
-            figure = _grid(page, read)
-        save(figure, file)
+            figure = _grid(rows[start : start + size], read)
+        files.append(output.with_stem(f"{output.stem}-{len(files) + 1}") if files else output)
+        save(figure, files[-1])
     read.warn()
     return files
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import OTHER, colours, draw_lines
-from hypjax.analysis.hit_grid import save, shortened
+from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Tree, farther_in
 from hypjax.data.groupings import CLASS, Grouping
@@ -20,7 +20,6 @@ from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
-_DPI = 160
 _ROW = 0.19  # Inches of a leaf.
 _WIDTHS = (3.0, 4.2, 3.6)  # Inches of the found tree, the leaves, and the known one.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
@@ -111,9 +110,15 @@ def radii(
         these; NaN without any.
     """
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
-    found = {}
-    if (lifted := _on_hyperboloid(space, points)) is not None:
-        found["ball"] = _of_levels(nodes, lambda groups: _radii_in_ball(*lifted, groups))
+    found, (lifted, c) = {}, _on_hyperboloid(space, points)
+
+    def in_ball(groups: Groups) -> Radii:
+        sums = _sums(lifted, groups)
+        time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
+        return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
+
+    if c:
+        found["ball"] = _of_levels(nodes, in_ball)
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
 
@@ -123,12 +128,11 @@ def radii(
     return {**found, "flat": _of_levels(nodes, flat)}
 
 
-def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float] | None:
-    """Points of a space that is, or has, a ball, on its hyperboloid; and its c."""
+def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
+    """Points of a space that is, or has, a ball, on its hyperboloid; and its c, or else 0."""
     parts = [(space, points)]
     if space.parts:
-        coordinates = map(np.asarray, space.split(points))
-        parts = [(part, x) for (part, _), x in zip(space.parts, coordinates, strict=True)]
+        parts = zip((part for part, _ in space.parts), space.split(points), strict=True)
     for part, x in parts:
         ball = part.ball()
         if ball is not None and ball.c:
@@ -136,13 +140,7 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float] | None
             with jax.enable_x64(True):
                 in_ball = part.to_ball(np.asarray(x, np.float64))
                 return np.asarray(lorentz.with_time(lorentz.from_poincare(in_ball, c), c)), c
-    return None
-
-
-def _radii_in_ball(lifted: Points, c: float, groups: Groups) -> Radii:
-    sums = _sums(lifted, groups)
-    time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
-    return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
+    return points, 0.0
 
 
 def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
@@ -214,7 +212,7 @@ def draw_tanglegram(
     of_known = _turned(known.tree, found.tree.starts())
     of_found = _turned(found.tree, of_known)
     leaves, hues = found.tree.leaves, colours(np.bincount(groups)).of
-    figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
     _draw_side(left, found, of_found, groups, hues)
     _draw_side(right, known, of_known, groups, hues)

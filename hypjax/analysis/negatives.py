@@ -17,7 +17,7 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives import create_objective, negative_weights, softmax_temperature
+from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
@@ -69,7 +69,6 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
 
 
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
-    """Indices below `count`, at equal distances."""
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
@@ -77,11 +76,10 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds the test images in the space of the loss, without `eval.pca`, and weighs negatives."""
     params = restore_trained(run)
     scalars = run.scalars(params)
-    space = create_objective(run.config).with_scalars(scalars).space
-    embed = head_points(run, params, space)
-    items = embed(searched(run.splits))
+    space = run.objective.with_scalars(scalars).space
+    items = head_points(run, params, space, searched(run.splits))
     if run.splits.gallery:
-        anchors = embed(run.splits.test.take(choice.anchors))
+        anchors = head_points(run, params, space, run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
     temperature = softmax_temperature(run.config, scalars)
@@ -211,18 +209,15 @@ def draw_hardest(
     runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
 ) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
-    read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
-    rows = []
+    rows, items = [], searched(splits)
     for place in range(len(runs[0]["hardest"])):
         for i, run in enumerate(runs):
             found, only = run["hardest"][place], only_here(runs, i, place)
             title = run["run"] if i else f"{found['label']}\n{run['run']}"
-            row = [Picture((read_anchor, found["index"]), title, "black")]
+            row = [Picture((splits.test, found["index"]), title, "black")]
             columns = zip(found["items"], found["classes"], found["weights"], only, strict=True)
             for item, name, weight, alone in columns:
                 colour = "tab:orange" if alone else "none"
-                row.append(Picture((read_item, item), f"{name}\np {weight:#.3g}", colour))
+                row.append(Picture((items, item), f"{name}\np {weight:#.3g}", colour))
             rows.append(row)
-    if not rows:
-        return []
-    return draw_rows(rows, output, lambda image: image[0](image[1]), together=len(runs))
+    return draw_rows(rows, output, lambda image: read_rgb(*image), together=len(runs))

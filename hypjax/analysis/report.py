@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 
 from hypjax import __version__
 from hypjax.analysis import disk
-from hypjax.analysis.disk import COLOURS, read_rgb
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
@@ -33,7 +32,7 @@ from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_results
+from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object, read_results
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_learned
 from hypjax.runs.workdir import read_warnings
@@ -67,50 +66,25 @@ class ShownRun(NamedTuple):
     seconds: Mapping[str, float]  # Of the parts of its last launch.
     warnings: Sequence[str]
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks on the results."""
-        return self.results.get("notes", []) if self.results else ["the run is not finished"]
-
-    @property
-    def published(self) -> str:
-        """Published scores, and differences from these."""
-        return compare(self.results, self.found.run.config)
-
 
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
-    page = _render([_read_run(run, search_test_images(run, k)) for run in opened], queries)
-    with writing(output):
-        write_text(output, page)
-
-
-def _read_run(run: Run, found: RunSearches) -> ShownRun:
-    with reading(run.workdir) as folder:
-        results, times = read_results(folder / RESULTS) or {}, folder / TIMES
-        seconds = json.loads(times.read_text())["seconds"] if times.exists() else {}
-        metrics, lines = [], folder / METRICS
-        for line in lines.read_text().splitlines() if lines.exists() else ():
-            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
-                metrics.append(json.loads(line))
-        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
-
-
-def _render(runs: Sequence[ShownRun], queries: int) -> str:
+    runs = [_read_run(run, search_test_images(run, k)) for run in opened]
     fields = _rows([identity(run.found.run.config) for run in runs])
     differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
-    by_name = [sorted(run.found.classes, key=operator.attrgetter("name")) for run in runs]
-    classes = sorted(zip(*by_name, strict=True), key=lambda row: sum(each.recall for each in row))
+    classes = zip(*(run.found.classes for run in runs), strict=True)
+    classes = sorted(classes, key=lambda row: sum(each.recall for each in row))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(source).render(
+    page = environment.from_string(source).render(
         names=[run.name for run in runs],
         version=__version__,
         date=datetime.date.today().isoformat(),
         runs=runs,
+        compare=compare,
         about=_rows([_facts(run) for run in runs]) + differing,
         meanings=_STATES,
         scores=_scores(runs),
@@ -121,6 +95,19 @@ def _render(runs: Sequence[ShownRun], queries: int) -> str:
         class_count=len(classes),
         times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
     )
+    with writing(output):
+        write_text(output, page)
+
+
+def _read_run(run: Run, found: RunSearches) -> ShownRun:
+    with reading(run.workdir) as folder:
+        results = read_results(folder / RESULTS) or {}
+        seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
+        metrics, lines = [], folder / METRICS
+        for line in lines.read_text().splitlines() if lines.exists() else ():
+            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
+                metrics.append(json.loads(line))
+        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
 
 
 def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -185,7 +172,7 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
-        for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
+        for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
             found = [(each["step"], _value(each[name])) for each in run.metrics if name in each]
             axes.plot(*np.reshape(found, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
@@ -242,7 +229,7 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
 
 def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
     """An image with its pixels, as a data URL, its class, and how it is marked."""
-    url = thumbnail_url(read_rgb(images)(i), side=80, quality=82)
+    url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
     return {"image": url, "label": images.class_name(i), **marks}
 
 

@@ -1,13 +1,14 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
@@ -44,7 +45,12 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         runs.append(Run.open(config, objective, name=name, workdir=workdir))
-        if not _same_test_images(runs[0].splits, runs[-1].splits):
+        one, other = runs[0].splits, runs[-1].splits
+        pairs = (one.test, other.test), (searched(one), searched(other))
+        if one.fingerprint != other.fingerprint or not all(
+            np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
+            for a, b in pairs
+        ):
             raise UserError(
                 f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
                 "test images; name runs of the same dataset with the same test classes"
@@ -55,14 +61,6 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
 def searched(splits: Splits) -> Dataset:
     """The images that the test images search."""
     return splits.gallery or splits.test
-
-
-def _same_test_images(one: Splits, other: Splits) -> bool:
-    pairs = (one.test, other.test), (searched(one), searched(other))
-    return one.fingerprint == other.fingerprint and all(
-        np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
-        for a, b in pairs
-    )
 
 
 class ChosenImages(NamedTuple):
@@ -76,29 +74,25 @@ class ChosenImages(NamedTuple):
     @classmethod
     def of(cls, run: Run, most: int, seed: int) -> Self:
         """Chooses random classes with at most so many images; random images if no two fit."""
-        name, test = run.config.data.name, run.splits.test
-        chosen = _choose(test.labels, most, np.random.default_rng(seed))
+        name, test, rng = run.config.data.name, run.splits.test, np.random.default_rng(seed)
+        classes, counts = np.unique(test.labels, return_counts=True)
+        taken, room = [], most
+        for place in rng.permutation(len(classes)):
+            if counts[place] <= room:
+                taken.append(classes[place])
+                room -= counts[place]
+        chosen = np.flatnonzero(np.isin(test.labels, taken))
+        if len(taken) < 2:
+            chosen = np.sort(rng.permutation(len(test))[:most])
         images = test.take(chosen)
         if images.num_classes in (1, len(images)):
             raise UserError(
                 f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
                 "class: two of one class and one of another are needed"
             )
-        classes = f"{images.num_classes} of {test.num_classes} classes"
-        summary = f"{len(images)} of {len(test)} test images, {classes}"
+        summary = f"{len(images)} of {len(test)} test images, "
+        summary += f"{images.num_classes} of {test.num_classes} classes"
         return cls(images, chosen, groupings(name, images), summary)
-
-
-def _choose(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    classes, counts = np.unique(labels, return_counts=True)
-    taken, room = [], most
-    for place in rng.permutation(len(classes)):
-        if counts[place] <= room:
-            taken.append(classes[place])
-            room -= counts[place]
-    if len(taken) < 2:
-        return np.sort(rng.permutation(len(labels))[:most])
-    return np.flatnonzero(np.isin(labels, taken))
 
 
 def restore_trained(run: Run) -> PyTree:
@@ -120,30 +114,26 @@ def scored_head(run: Run) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     params, proxies = restore_trained(run), None
     if run.config.objective.name.startswith("hier+"):
-        params, proxies = _restore_proxies(run)
+        # One checksum protects the objective's parameters together with the optimiser's state, so
+        # that all of it has to be read.
+        built = setup.build(run.config)
+        like = jax.eval_shape(
+            lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+        )
+        with (
+            reading(run.workdir, training=True) as folder,
+            contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
+        ):
+            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+        if found is None:
+            raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
+        params, training = found.trees
+        proxies = training["objective"]["hierarchy"]
     space = run.score_space(params)
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)
-    return ScoredHead(head_points(run, params, space), space, proxies)
-
-
-def _restore_proxies(run: Run) -> tuple[PyTree, Float[Array, "p dim"]]:
-    """The model's parameters, and the proxies of the same checkpoint."""
-    # One checksum protects the objective's parameters together with the optimiser's state, so that
-    # all of it has to be read.
-    built = setup.build(run.config)
-    learner, spec = built.learner, built.spec
-    like = jax.eval_shape(lambda: states.trees(learner, create_state(learner, spec)))
-    with (
-        reading(run.workdir, training=True) as folder,
-        contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
-    ):
-        found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    if found is None:
-        raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
-    params, training = found.trees
-    return params, training["objective"]["hierarchy"]
+    return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:
@@ -156,13 +146,9 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     return evaluated_model(built.learner, state)
 
 
-def head_points(run: Run, params: PyTree, space: Space) -> Callable[[Dataset], Points]:
-    """Returns the function that embeds a dataset with the head, without the run's `eval.pca`."""
-
-    def points(dataset: Dataset) -> Points:
-        console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
-        found = run.images.points(params, dataset, {"head": space})["head"]
-        space.check(found)
-        return found
-
-    return points
+def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
+    """Embeds a dataset with the head, without the run's `eval.pca`."""
+    console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
+    found = run.images.points(params, dataset, {"head": space})["head"]
+    space.check(found)
+    return found

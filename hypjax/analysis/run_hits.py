@@ -47,7 +47,7 @@ class RunSearches(NamedTuple):
     searches: list[Search]
     failures: int
     interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
-    classes: list[ClassRecall]  # The lowest recall first.
+    classes: list[ClassRecall]  # By name.
 
 
 def search_test_images(run: Run, k: int) -> RunSearches:
@@ -57,11 +57,10 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     """
     params = restore_trained(run)
     space = run.score_space(params)
-    embed = head_points(run, params, space)
     test, items = run.splits.test, searched(run.splits)
     alone = run.splits.gallery is None
-    points = embed(test)
-    gallery = points if alone else embed(items)
+    points = head_points(run, params, space, test)
+    gallery = points if alone else head_points(run, params, space, items)
     k = min(k, len(items) - alone)
     distances, found = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
     right = items.labels[found] == test.labels[:, None]
@@ -88,12 +87,12 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
         query, hit = search.classes
         hits_of[query].append("" if search.right[0] else hit)
     classes = []
-    for name, hits in hits_of.items():
+    for name, hits in sorted(hits_of.items()):
         wrong = collections.Counter(filter(None, hits))
         recall = 1 - wrong.total() / len(hits)
         (confused,) = wrong.most_common(1) or [("", 0)]
         classes.append(ClassRecall(name, len(hits), recall, *confused))
-    return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
+    return classes
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
@@ -116,7 +115,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         columns = zip(search.hits, names, search.distances, search.right, strict=True)
         hits = (((items, i), name, distance, marks[right]) for i, name, distance, right in columns)
         rows.append(hit_row((test, search.query), search.classes[0], hits))
-    draw_rows(rows, output, lambda image: read_rgb(image[0])(image[1]))
+    draw_rows(rows, output, lambda image: read_rgb(*image))
     return (
         f"{found.failures} of {len(found.searches)} queries find an image of another class first; "
         f"drawn: {len(wrong)} of these, then {len(right)} of the others"

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import COLOURS
@@ -40,7 +39,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     models = untrained_parameters(run.config), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
         space = run.score_space(params)
-        points = head_points(run, params, space)(images)
+        points = head_points(run, params, space, images)
         found[state] = find_spread(points, images.labels, space)
     return found
 
@@ -96,13 +95,21 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     rows = math.ceil((1 + len(runs)) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
-    for i, run in enumerate(runs):
-        for state, style in zip(_STATES, ("dashed", "solid"), strict=True):
-            shares = run[state]["cumulative_energy"]
-            label = run["run"] if state == "trained" else None
-            numbers = np.arange(1, len(shares) + 1)
-            energy.plot(numbers, shares, color=f"C{i}", linestyle=style, label=label)
-        _draw_similarities(others[i], run)
+    for i, (run, axes) in enumerate(zip(runs, others, strict=False)):
+        for state in _STATES:
+            trained, shares = state == "trained", run[state]["cumulative_energy"]
+            style = {"linestyle": "solid" if trained else "dashed", "color": f"C{i}"}
+            label = run["run"] if trained else None
+            energy.plot(np.arange(1, len(shares) + 1), shares, label=label, **style)
+            found = run[state]["similarity"]
+            for kind, (name, colour) in _PAIRS.items():
+                counts = np.array(found[f"pairs_of_{kind}"])
+                style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
+                style["label"] = name if trained else f"{name}, untrained"
+                style["linestyle"] = "solid" if trained else ":"
+                axes.stairs(counts / counts.sum(), found["edges"], **style)
+        axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
+        axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
     energy.set(xscale="log", ylim=(0, 1.02))
     energy.set(xlabel="principal components", ylabel="cumulative share of the variance")
@@ -114,16 +121,3 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     shown = others[0].get_legend_handles_labels()
     figure.legend(*shown, loc="outside lower center", ncols=4, frameon=False)
     save(figure, output)
-
-
-def _draw_similarities(axes: Axes, run: Mapping[str, Any]) -> None:
-    for state in _STATES:
-        trained, found = state == "trained", run[state]["similarity"]
-        for kind, (name, colour) in _PAIRS.items():
-            counts = np.array(found[f"pairs_of_{kind}"])
-            style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
-            style["label"] = name if trained else f"{name}, untrained"
-            style["linestyle"] = "solid" if trained else ":"
-            axes.stairs(counts / counts.sum(), found["edges"], **style)
-    axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
-    axes.set_title(run["run"], fontsize=10, parse_math=False)

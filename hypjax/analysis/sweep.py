@@ -74,8 +74,7 @@ def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
 
 def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
     """Reads the runs that are finished."""
-    read = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: found for name, found in read.items() if found}
+    results = {n: found for n, file in folders.items() if (found := read_results(file / RESULTS))}
     held_out = {name: each["validation"] for name, each in results.items() if "validation" in each}
     validation, test = _common(held_out), _common(results)
     return [Run(n, saved_config(folders[n]), validation.get(n), test[n]) for n in results]
@@ -137,10 +136,9 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
         raise UserError(
             f"a figure needs finished runs with several values of {field}, not {texts or 'none'}"
         )
-    score = tables.selecting(runs[0].test["head"])
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
-        save(_figure(drawn, values, field, score), output)
+        save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:

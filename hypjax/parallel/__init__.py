@@ -75,15 +75,15 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Moves arrays, equal in all processes, to one sharding or to a tree of shardings."""
     if isinstance(sharding, NamedSharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
-    return jax.tree.map(_place, tree, sharding)
 
+    def place_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
+        global_array = isinstance(x, jax.Array) and not x.is_fully_addressable
+        if global_array or sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        x = np.asarray(x)  # Of which `device_put` would compare all processes' copies.
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-def _place(x: Any, sharding: NamedSharding) -> jax.Array:
-    global_array = isinstance(x, jax.Array) and not x.is_fully_addressable
-    if global_array or sharding.is_fully_addressable:
-        return jax.device_put(x, sharding)
-    x = np.asarray(x)  # Of which `device_put` would compare all processes' copies.
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    return jax.tree.map(place_leaf, tree, sharding)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

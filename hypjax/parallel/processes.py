@@ -48,9 +48,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         f"the processes could not connect to --coordinator={coordinator}; start all of them, with "
         "an address that all can reach"
     )
-    # JAX would abort with a stack trace.
     late = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
-    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])  # JAX would abort with a stack trace.
     alarm.start()
     try:
         jax.distributed.initialize(given, num_processes, process_id, **options)

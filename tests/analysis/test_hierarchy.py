@@ -143,9 +143,9 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
     built = setup.build(runs.config)
     state = states.random_state(built.learner, built.spec)
     run = Run(config=runs.config, objective=built.objective, splits=built.splits)
-    points = head_points(run, state.params["model"], BALL)
     images = built.splits.test
-    expected = find_spread(points(images), images.labels, BALL)
+    points = head_points(run, state.params["model"], BALL, images)
+    expected = find_spread(points, images.labels, BALL)
     told = numbers["runs"][0]["untrained"]
     np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
     assert numbers["runs"][0]["trained"] != told
