@@ -33,7 +33,9 @@ FLAGS = command.Flags(
     ),
     devices=command.natural("memory, programs: number of devices; 0 for all.", 0),
     hlo=command.string("programs: folder in which to keep the texts of the programs."),
-    cache=command.enum(["none", "host", "device"], "job: value of config.run.cache.", "host"),
+    cache=command.enum(
+        "job: value of config.run.cache.", "host", enum_values=["none", "host", "device"]
+    ),
     output=command.string("File for the measurements.", "benchmark.json"),
 )
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def scene(rng: np.random.Generator, spots: int, side: int) -> UInt8[np.ndarray, 
 
 
 def _run(
-    folder: pathlib.Path, name: str, fields: Sequence[str], interrupted: exits.Interrupt
+    folder: pathlib.Path, name: str, fields: Sequence[str], interrupted: Callable[[], int]
 ) -> dict[str, Any]:
     """Trains by the command line in a new folder, with caches that both runs share."""
     console.say(f"the {name} run")
@@ -121,14 +121,13 @@ def _run(
     started = time.monotonic()
     # In a group of its own, Ctrl-C does not reach the run, which would save a state and say so.
     options = dict(env=environment, stdout=subprocess.DEVNULL, process_group=0)
-    options["preexec_fn"] = machine.end_with_parent
     with subprocess.Popen(command, **options) as process:
         while process.poll() is None and not interrupted():
             time.sleep(0.1)
         process.kill()
     seconds = time.monotonic() - started
     if interrupted():
-        raise Interrupted("the photos and runs were removed", interrupted.status)
+        raise Interrupted("the photos and runs were removed", interrupted())
     if process.returncode:
         raise UserError(f"the {name} run failed with status {process.returncode}; see above")
     times = json.loads((workdir / TIMES).read_text())

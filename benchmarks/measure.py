@@ -71,7 +71,7 @@ def measure(tasks: Iterable[Task], options: Options) -> Iterator[dict[str, Any]]
 
         def unless_interrupted(run: Call) -> None:
             if interrupted():
-                raise Interrupted("the remaining tasks were not measured", interrupted.status)
+                raise Interrupted("the remaining tasks were not measured", interrupted())
             run()
 
         for task in tasks:

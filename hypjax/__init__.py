@@ -3,27 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hypjax.geometry import register_space
-    from hypjax.inference.model import Model, load
-    from hypjax.inference.save import save
-    from hypjax.integrations.hub import push
-    from hypjax.models import register_encoder
-    from hypjax.objectives import register_objective
-    from hypjax.train import train
+    from hypjax.geometry import register_space as register_space
+    from hypjax.inference.model import Model as Model
+    from hypjax.inference.model import load as load
+    from hypjax.inference.save import save as save
+    from hypjax.integrations.hub import push as push
+    from hypjax.models import register_encoder as register_encoder
+    from hypjax.objectives import register_objective as register_objective
+    from hypjax.train import train as train
 
     __version__: str
-
-__all__ = [
-    "Model",
-    "__version__",
-    "load",
-    "push",
-    "register_encoder",
-    "register_objective",
-    "register_space",
-    "save",
-    "train",
-]
 
 _MODULES = {
     "Model": "inference.model",
@@ -34,6 +23,7 @@ _MODULES = {
     "register_space": "geometry",
     "save": "inference.save",
 }
+__all__ = ["__version__", "train", *_MODULES]
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,9 @@ def _kind(define: Callable[..., Any], default: Any = None, **bounds: Any) -> Cal
 
     def flag(description: str, default: Any = default, **options: Any) -> _Definition:
         options |= bounds
-        return lambda own, name: define(name, default, description, flag_values=own, **options)
+        return lambda own, name: define(
+            name=name, default=default, help=description, flag_values=own, **options
+        )
 
     return flag
 
@@ -59,20 +61,9 @@ natural = _kind(flags.DEFINE_integer, lower_bound=0)
 integers = _kind(flags.DEFINE_multi_integer, [])
 number = _kind(flags.DEFINE_float)
 boolean = _kind(flags.DEFINE_boolean, False)
-
-
-def enum(choices: list[str], description: str, default: str | None = None) -> _Definition:
-    """A flag that is one of some words."""
-    return lambda own, name: flags.DEFINE_enum(name, default, choices, description, flag_values=own)
-
-
-def numbers(
-    description: str, default: list[float] | None = None, kind: type = float
-) -> _Definition:
-    """A flag of numbers, separated by commas."""
-    parser = _Numbers(kind)
-    return lambda own, name: flags.DEFINE(parser, name, default, description, flag_values=own)
-
+enum = _kind(flags.DEFINE_enum)  # One of some words, its `enum_values`.
+numbers = _kind(functools.partial(flags.DEFINE, _Numbers(float)))  # Separated by commas.
+integer_list = _kind(functools.partial(flags.DEFINE, _Numbers(int)))
 
 # Flags that several commands have.
 RUN = string("Folder of a trained run, or its URL.")

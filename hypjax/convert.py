@@ -11,18 +11,18 @@ FLAGS = command.Flags(
     workdir=command.RUN,
     output=command.string("File or folder to write, such as model.safetensors."),
     format=command.enum(
-        ["timm", "onnx", "sentence-transformers"],
         "What to write: weights under timm's names; an ONNX model, from pixels to points; or a "
         "folder for sentence-transformers.",
         "timm",
+        enum_values=["timm", "onnx", "sentence-transformers"],
     ),
     embedding=command.string(
         "onnx: output of the trained head, of the encoder, or of a prefix.", "head"
     ),
     precision=command.enum(
-        ["float32", "float16", "int8"],
         "onnx: dtype of the encoder's weights and products.",
         "float32",
+        enum_values=["float32", "float16", "int8"],
     ),
     images=command.string(
         "sentence-transformers: images that show whether cosine ranks as the run's distance does; "

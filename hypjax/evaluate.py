@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
-from hypjax.errors import UserError, redacted
+from hypjax.errors import redacted
 from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
@@ -111,17 +111,12 @@ def pretrained_features(
     """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
 
     As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. Of several scales, unlike points of a space, they
-    have no mean.
+    shorter side, whatever `data.resize` says. They are those of one scale: unlike points of a
+    space, features of several have no mean.
     """
     config = fit_to_features(config).copy_and_resolve_references()
     validate(config)
-    if tuple(config.eval.scales) != ONE_SCALE:
-        raise UserError(
-            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
-            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
-        )
-    config.data.resize = config.data.image_size
+    config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
     run = Run.open(config, parts=["encoder"])
     train, images = run.splits.training_images(), dataclasses.replace(run.images, kept=())
     if train.vectors is not None:
@@ -152,5 +147,6 @@ def _report(
     print(format_results(results))
     noted_results = {**results, **noted(notes), **({"learned": learned} if learned else {})}
     print_notes(noted_results)
-    published.show(noted_results, config)
+    if lines := published.compare(noted_results, config):
+        print(lines)
     return noted_results

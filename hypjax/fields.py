@@ -30,39 +30,27 @@ _TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field of a configuration; values have the default's type.
+    """A field of a configuration; values have the default's type."""
 
-    Attributes:
-        default: The default; a tuple if values are lists.
-        rule: What values must meet beside their type.
-        learnable: Whether `objective.learn` may name it: a number above 0.
-        kind: Type of values, or of a list's items, where the default does not show it.
-        optional: Whether None is a value.
-    """
-
-    default: Any
-    rule: Rule = ANY
-    learnable: bool = False
-    kind: type | None = None
-    optional: bool = False
+    default: Any  # A tuple if values are lists.
+    rule: Rule = ANY  # What values must meet beside their type.
+    learnable: bool = False  # Whether `objective.learn` may name it: a number above 0.
+    kind: type | None = None  # Of values, or of a list's items, where the default does not show it.
+    optional: bool = False  # Whether None is a value.
 
     def requirement(self, value: Any) -> str:
         """What an invalid value must be, to follow 'it must be'; '' for a valid one."""
         if value is None and self.optional:
             return ""
-        listed, example = isinstance(self.default, tuple), self.default
-        if listed:
+        if listed := isinstance(self.default, tuple):
             example = self.default[0] if self.default else ""
-        typed = _TYPES[self.kind or type(example)]
+        typed = _TYPES[self.kind or type(example if listed else self.default)]
+        rules = [typed, self.rule]
         if listed:
-            typed = each(typed.holds, f"a list whose items are each {typed.words}")
-        if listed and not isinstance(value, tuple) or not typed.holds(value):
-            words = typed.words
-        elif not self.rule.holds(value):
-            words = self.rule.words
-        else:
-            return ""
-        return f"{words}, or None" if self.optional else words
+            items = each(typed.holds, f"a list whose items are each {typed.words}")
+            rules = [Rule(_TYPES[tuple].holds, items.words), items, self.rule]
+        words = next((rule.words for rule in rules if not rule.holds(value)), "")
+        return f"{words}, or None" if words and self.optional else words
 
 
 def one_of(*choices: str) -> Rule:
@@ -107,4 +95,3 @@ def is_ascending(value: Sequence[int]) -> bool:
 
 
 ABOVE_0 = Rule(lambda value: value > 0, "above 0")
-TRUE_OR_FALSE = Rule(lambda value: isinstance(value, bool), "True or False")

@@ -23,10 +23,10 @@ FLAGS = command.Flags(
         "Name of the default folder: --name=birds is short for --workdir=runs/birds."
     ),
     mode=command.enum(
-        ["train", "evaluate"],
         "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is "
         "the run in the default folder or, if model.weights is set, the pretrained encoder.",
         "train",
+        enum_values=["train", "evaluate"],
     ),
     print=command.boolean(
         "Print all fields of the configuration, their values and where these come from; then stop."
@@ -48,7 +48,8 @@ FLAGS = command.Flags(
 def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
-    from hypjax.runs.workdir import read_run_config
+    from hypjax.runs.cloud_copy import reading
+    from hypjax.runs.workdir import saved_config
     from hypjax.system import caches, console
     from hypjax.system.cloud import is_url
 
@@ -64,8 +65,11 @@ def main(overrides: list[str]) -> None:
     source = FLAGS.config or (named if evaluates else None)
     if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
-    read = read_config if FLAGS.config else read_run_config
-    unchanged = read(source)
+    if FLAGS.config:
+        unchanged = read_config(source)
+    else:
+        with reading(source) as folder:
+            unchanged = saved_config(folder)
     config = override(unchanged.copy_and_resolve_references(), overrides)
     if FLAGS.print:
         validate(config)

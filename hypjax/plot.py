@@ -18,9 +18,9 @@ FLAGS = command.Flags(
         ["test"],
     ),
     layout=command.enum(
-        ["mds", "umap"],
         "How points are placed: mds preserves distances, umap neighbours (extra viz).",
         "mds",
+        enum_values=["mds", "umap"],
     ),
     colour=command.string(
         "What colours stand for: class, or what classes are grouped by. Default: the groups, if "

@@ -30,16 +30,16 @@ FLAGS = command.Flags(
         "such as gnd_roxford5k.pkl."
     ),
     space=command.enum(
-        ["sphere", "ball", "euclidean"],
         "Space to compare features in: sphere is by cosine. Default: that of the file, or sphere.",
+        enum_values=["sphere", "ball", "euclidean"],
     ),
     c=command.number("ball: the curvature is -c.", 0.1, lower_bound=0),
     clip_radius=command.number(
         "ball: norm to which features are clipped; 0 for none.", 2.3, lower_bound=0
     ),
     prefix=command.positive("Score the first N dimensions of the features alone."),
-    ks=command.numbers(
-        "The K of Recall@K, below the number of items.", [1, 2, 4, 8, 10, 100, 1000], kind=int
+    ks=command.integer_list(
+        "The K of Recall@K, below the number of items.", [1, 2, 4, 8, 10, 100, 1000]
     ),
     metrics=command.words(
         "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, "

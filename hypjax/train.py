@@ -60,10 +60,7 @@ def train(
         objective: An `Objective`, or a function of `embeddings`, `labels` and others by name, see
             `hypjax.register_objective`.
 
-    Raises:
-        UserError: The configuration cannot be run with what is given, and as
-            `train_and_evaluate`.
-        Interrupted: An interrupt arrived, and the state is saved.
+    Raises as `train_and_evaluate`.
     """
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
@@ -87,12 +84,9 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    Args:
-        config: The run's configuration.
-        workdir: Folder for results, measurements and checkpoints, or its URL in cloud storage.
-        profile: First and last step to trace, or None for no trace.
-        launched: Time from which times.json counts, see `stopwatch.launch`; by default now.
-        report: Writes a page on the finished run, as `hypjax.analysis.report.write_own_report`.
+    The folder may be a URL in cloud storage. `profile` is the first and the last step to trace.
+    times.json counts from `launched`, see `stopwatch.launch`, or else from now. `report` writes a
+    page on the finished run, as `hypjax.analysis.report.write_own_report`.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
@@ -112,7 +106,10 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        return _shown_again(folder, config, results)
+        folder.require(given_provenance(config))
+        print(f"{folder.location} holds this run's results already:")
+        print_results(results, config)
+        return results
     require_wandb(config)
     run = build(folder.filled())
     total = run.config.train.total_steps
@@ -137,13 +134,6 @@ def train_and_evaluate(
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
         print(f"the report is {folder.location}/{REPORT}")
-    return results
-
-
-def _shown_again(folder: Workdir, config: ConfigDict, results: dict[str, Any]) -> dict[str, Any]:
-    folder.require(given_provenance(config))
-    print(f"{folder.location} holds this run's results already:")
-    print_results(results, config)
     return results
 
 

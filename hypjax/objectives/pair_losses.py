@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
+from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
     Metrics,
@@ -404,7 +404,7 @@ PAIR_LOSSES = {
     "multi_similarity": pair_loss(
         multi_similarity,
         {"alpha": ABOVE_0, "beta": ABOVE_0, "base": within(-1, 1)}
-        | {"mining": TRUE_OR_FALSE, "epsilon": at_least(0)},
+        | {"mining": ANY, "epsilon": at_least(0)},
         by_class=True,
         variant="ms",
     ),

@@ -59,12 +59,6 @@ def published_delta(config: ConfigDict) -> float | None:
     return next((_scores()[row]["relative_delta"] for row in rows), None)
 
 
-def show(results: Mapping[str, Any], config: ConfigDict) -> None:
-    """Prints the lines of `compare`, if there are any."""
-    if lines := compare(results, config):
-        print(lines)
-
-
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     """Lists the published results that a run's can be compared with, and the differences.
 

@@ -60,20 +60,16 @@ def format_results(results: Mapping[str, Recalls]) -> str:
 
 
 def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    names = next(iter(rows.values()))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[1] = max(8, widths[1])
-    lines = [" " * (sum(widths) + 2 * len(widths) - 1) + "".join(f"{name:>13}" for name in names)]
-    for label, values in rows.items():
-        text = "  ".join(f"{word:<{width}}" for word, width in zip(label, widths, strict=True))
-        lines.append(f"{text} " + "".join(f"{values[name]:>13.4f}" for name in names))
-    return "\n".join(lines)
+    labels, names = len(next(iter(rows))), next(iter(rows.values()))
+    head = ["", " " * 9, "", ""][:labels] + [f"{name:>11}" for name in names]
+    cells = [[*label, *map("{:>11.4f}".format, row.values())] for label, row in rows.items()]
+    return aligned([head, *cells], left=labels)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Aligns the first two columns to the left, and the others to the right."""
+def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:
+    """Aligns the first columns to the left, and the others to the right."""
     columns = []
     for i, cells in enumerate(zip(*rows, strict=True)):
         width = max(map(len, cells))
-        columns.append([f"{cell:{'<' if i < 2 else '>'}{width}}" for cell in cells])
+        columns.append([f"{cell:{'<' if i < left else '>'}{width}}" for cell in cells])
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))

@@ -16,11 +16,11 @@ from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.cloud_copy import CloudCopy, reading
+from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
-from hypjax.system.locks import claimed_or_refused
+from hypjax.system.locks import claimed
 
 SPACE = "score_space"  # In config.json: that of the head.
 _STARTS = "run.json"
@@ -80,12 +80,6 @@ def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
 def saved_architecture(workdir: pathlib.Path) -> object:
     """The `model.architecture` of the run in a folder, known or not; None if it has none."""
     return (_saved(workdir) or {"all": {}})["all"].get("model.architecture")
-
-
-def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
-    """Reads the configuration of a run in a folder, at a URL or on the hub."""
-    with reading(workdir) as folder:
-        return saved_config(folder)
 
 
 def _tuples(value: Any) -> Any:
@@ -226,7 +220,7 @@ class Workdir:
         with contextlib.ExitStack() as stack:
 
             def claim() -> None:
-                stack.enter_context(claimed_or_refused(self.path))
+                stack.enter_context(claimed(self.path))
                 self._begin(provenance, filled or self._config)
                 if self._cloud:
                     stack.enter_context(self._cloud)
@@ -268,12 +262,7 @@ class Workdir:
                 start = files.read_object(self.path / _STARTS) or {}
                 start["warnings"] = list(dict.fromkeys(warnings))
                 write_json(self.path / _STARTS, start)
-            try:
+            with writing(self.path):
                 write_json(self.path / files.RESULTS, results)
-            except OSError as error:
-                raise UserError(
-                    f"the results above could not be written to {self.path} ({error.strerror}); "
-                    "fix that and repeat the command, which then only evaluates the model"
-                ) from error
 
         processes.from_first(write)

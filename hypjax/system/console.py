@@ -80,12 +80,10 @@ class Progress:
         if not self._started:
             self._first, self._started = self._step, time.monotonic()
             say(f"training until step {self._total}")
+        due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
+        self._refresh(due)
         if self._bar:
-            self._bar.set_description_str(self._description(), refresh=False)
             self._bar.update()
-        elif time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total:
-            self._last_line = time.monotonic()
-            say(f"step {self._step}/{self._total}{self._description()}")
 
     def show(self, values: Mapping[str, float]) -> None:
         """Shows the latest loss, its level at chance, the recall and the learning rate.
@@ -93,9 +91,14 @@ class Progress:
         Call it after the last step: only then is the last line printed.
         """
         self._values = values
+        self._refresh(self._step == self._total)
+
+    def _refresh(self, due: bool) -> None:
+        """Updates the bar, or prints a line if it is due."""
         if self._bar:
-            self._bar.set_description_str(self._description())
-        elif self._step == self._total:
+            self._bar.set_description_str(self._description(), refresh=False)
+        elif due:
+            self._last_line = time.monotonic()
             say(f"step {self._step}/{self._total}{self._description()}")
 
     def close(self) -> None:

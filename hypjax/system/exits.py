@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from hypjax.errors import INTERRUPTED, TRY_AGAIN, Interrupted
@@ -61,24 +61,18 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-class Interrupt:
-    """Whether a signal has arrived, and the exit status for it, or 0."""
+@contextlib.contextmanager
+def deferred(message: str) -> Iterator[Callable[[], int]]:
+    """Defers the first SIGINT or SIGTERM, with a message; a second one acts at once.
 
+    Yields a function that returns the exit status for the signal, or 0 while there is none.
+    """
     status = 0
 
-    def __call__(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.status != 0
-
-
-@contextlib.contextmanager
-def deferred(message: str) -> Iterator[Interrupt]:
-    """Defers the first SIGINT or SIGTERM, with a message; a second one acts at once."""
-    interrupt = Interrupt()
-
     def handle(signum: int, frame: object) -> None:
+        nonlocal status
         del frame
-        interrupt.status = ENDING[signum]
+        status = ENDING[signum]
         restore()
         console.say(message, always=True)
 
@@ -89,6 +83,6 @@ def deferred(message: str) -> Iterator[Interrupt]:
     main = threading.current_thread() is threading.main_thread()  # Others catch no signals.
     previous = {number: signal.signal(number, handle) for number in ENDING if main}
     try:
-        yield interrupt
+        yield lambda: status
     finally:
         restore()

@@ -11,7 +11,6 @@ import platform
 import re
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,12 +52,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None and not any(map(os.path.exists, _ACCELERATORS)):
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
             mallopt(parameter, value)
-
-
-def end_with_parent() -> None:
-    """Has Linux kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def usable_cores() -> int:

@@ -62,7 +62,7 @@ class Loop:
                     if step > first + 1:
                         save(self.checkpoints, learner, state, measured)
                     if interrupted():
-                        self._stop(step - 1, interrupted.status)
+                        self._stop(step - 1, interrupted())
                     raise
                 state, metrics = self._step(step, state, batch, announced=step == first + 1)
                 last = step == total
@@ -73,14 +73,14 @@ class Loop:
                 monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
                     # A collapse must not keep a run that is being interrupted from saving.
-                    monitor.report(step, judging=not interrupted.status)
+                    monitor.report(step, judging=not interrupted())
                 score = None
                 if validating:
                     measured = self._validated(step, state, measured)
                     score, best = _score(measured), self.checkpoints.best[1]
                     saving |= best is None or score > best
                 # A signal reaches processes at different steps; all must stop after the same one.
-                status = agreed(interrupted.status)
+                status = agreed(interrupted())
                 stopping = status and not last  # After the last step, results are minutes away.
                 if saving or stopping:
                     # Before it is saved, so that a state that is not finite never is.

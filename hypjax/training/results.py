@@ -77,7 +77,8 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
     print_notes(results)
     _warn_unless_improved(results, config)
-    published.show(results, config)
+    if lines := published.compare(results, config):
+        print(lines)
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:

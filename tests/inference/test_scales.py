@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.evaluate import pretrained_features
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.embedder import resize_images, scaled_side
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import convert_timm, timm_state_dict
-from tests.helpers import small_runs
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
@@ -120,9 +118,3 @@ def test_an_encoder_for_one_size_cannot_embed_at_other_scales():
         else:
             with pytest.raises(UserError, match="embed images of 4 × 4 pixels.*eval.scales=1"):
                 embed(params, images)
-
-
-def test_features_are_measured_at_one_scale(photos_folder):
-    config = small_runs.load(photos_folder, "eval.scales=1.0,0.5")
-    with pytest.raises(UserError, match=r"eval.scales is \(1.0, 0.5\), but the encoder's features"):
-        pretrained_features(config)

@@ -254,6 +254,9 @@ def test_hyperbolicity_is_that_of_unnormalised_features(pretrained, photos_folde
     points, notes = pretrained_features(pretrained[0])
     assert not notes and points.dtype == np.float32 and np.isfinite(points).all()
     assert np.linalg.norm(points, axis=1).std() > 0
+    scaled = pretrained[0].copy_and_resolve_references()
+    scaled.eval.scales = (1.0, 0.5)
+    np.testing.assert_array_equal(pretrained_features(scaled)[0], points)
     weights = f"model.weights={pretrained[0].model.weights}"
     fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
     flags = ["--samples=20", "--trials=5", *(f"--config.{field}" for field in fields)]
