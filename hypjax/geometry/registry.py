@@ -24,9 +24,9 @@ _BUILT_IN = frozenset(SPACES)
 def register_space(name: str, space: type[Space]) -> None:
     """Makes a space of one's own a value of `objective.space`, in this process.
 
-    It is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields have
-    defaults, or the names of fields of `config.objective`, such as `c`, which set them. A later
-    registration replaces it. Raises UserError if the name is hypjax's own, or something is missing.
+    `space` is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
+    have defaults, or the names of fields of `config.objective`, such as `c`, which set them. A
+    later registration replaces it. A name of hypjax's own, or a missing method, is a `UserError`.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):

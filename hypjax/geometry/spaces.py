@@ -59,7 +59,8 @@ class Space(Protocol):
         """Maps features (the unbounded output of a head) to points of the space."""
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks the features that `embed` shortens before it maps them."""
+        """Marks the features that `embed` shortens before it maps them: by default none."""
+        return jnp.zeros(jnp.shape(features)[:-1], bool)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Distances, elementwise over the leading axes; accurate for close points."""

@@ -111,10 +111,10 @@ def open_encoder(
 ) -> ExternalEmbedder:
     """Opens an encoder of another library, whose features are mapped into a space.
 
-    It is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with those of
-    a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a folder;
-    'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `pixels` say how these reach an
-    ONNX model: `mean` and `std` of each channel, and `resize`.
+    `spec` is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
+    those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
+    folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `mean` and `std` of each
+    channel and `resize` prepare the pixels of an ONNX model.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

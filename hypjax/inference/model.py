@@ -81,8 +81,8 @@ class Model(ImageEmbedder):
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
-        They are given by a path, a folder, a pattern, an image of Pillow's, an array of pixels, or
-        a sequence of these; see `hypjax.data.photos.given_images`.
+        `images` is a path, a folder, a pattern, an image of Pillow's, an array of pixels, or a
+        sequence of these; see `hypjax.data.photos.given_images`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
