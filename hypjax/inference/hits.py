@@ -142,7 +142,7 @@ def find_hits(
     elif isinstance(gallery, Embeddings):
         own = gallery.own_rows(paths)
         own_ids = own if (own >= 0).any() else None
-        points, items, space = queries.vectors, gallery.kept_vectors, gallery.space
+        points, items, space = queries.vectors, gallery.vectors, gallery.space
         found = refinement.search(points, own_ids, items, k=k, space=space)
         neighbours = gallery.neighbours(*found, own, k)
     else:
