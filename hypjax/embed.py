@@ -46,7 +46,7 @@ def main() -> None:
         raise UserError("--merge joins all parts; leave out --shard")
     output = FLAGS.output_file("output", ".npz")
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.gallery_files import find_export
+    from hypjax.retrieval.embeddings import find_export
 
     names = [name for value in FLAGS.export for name in value.split(",")]
     exports = {name: find_export(name) for name in names}

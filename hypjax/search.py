@@ -55,8 +55,7 @@ def main() -> None:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_images
     from hypjax.inference.hits import find_hits
-    from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.retrieval.gallery_files import open_gallery
+    from hypjax.retrieval.embeddings import Embeddings, open_gallery
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import caches, console

@@ -36,7 +36,7 @@ def main() -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted."""
     FLAGS.require("workdir", "gallery")
     from hypjax.inference.model import load
-    from hypjax.retrieval.gallery_files import open_gallery
+    from hypjax.retrieval.embeddings import open_gallery
 
     gallery = open_gallery(FLAGS.gallery)
     model = load(FLAGS.workdir, FLAGS.embedding)

@@ -96,15 +96,13 @@ def distance_from_ratio(q: Array, c: Scalar) -> Array:
     return 2 * sqrt(q) * asinh_ratio(c * q)
 
 
-def _jvp_in_ratio(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
+def _jvp_in_ratio(tangent: Array, _: Array, q: Array, c: Scalar) -> Array:
     """Derivative 1/√(q·(1 + c·q)), cheaper than differentiating asinh; set to 0 at q = 0."""
-    del distance
     distinct = q != 0
     return jnp.where(distinct, lax.rsqrt(jnp.where(distinct, q * (1 + c * q), 1)), 0) * tangent
 
 
-def _jvp_in_curvature(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
-    del distance
+def _jvp_in_curvature(tangent: Array, _: Array, q: Array, c: Scalar) -> Array:
     return jax.jvp(lambda c: 2 * sqrt(q) * asinh_ratio(c * q), (c,), (tangent,))[1]
 
 

@@ -156,14 +156,6 @@ class PoincareBall(CurvedSpace):
         """The ball itself."""
         return self
 
-    def to_ball(self, x: Vectors) -> Vectors:
-        """The points themselves."""
-        return x
-
-    def from_ball(self, x: Vectors) -> Vectors:
-        """The points themselves."""
-        return x
-
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not inside the ball in float32, or too far out."""
         (x,) = arithmetic.inexact(x)

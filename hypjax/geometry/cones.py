@@ -40,13 +40,9 @@ from hypjax.geometry.arithmetic import Numbers, Operand, Scalar, Vectors
 def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
     """Half-apertures of the cones of x, asin(2K/(√c‖x‖)), in radians (MERU, Section 3).
 
-    It is a right angle, with gradient 0, for √c‖x‖ ≤ 2K. The gradient is infinite in the limit
-    there, and bounded by rounding.
-
-    Args:
-        x: Points, [..., d].
-        c: Negative curvature.
-        radius: K > 0.
+    Points are [..., d], apertures [...], and K > 0 is the radius. The aperture is a right angle,
+    with gradient 0, for √c‖x‖ ≤ 2K. The gradient is infinite in the limit there, and bounded by
+    rounding.
     """
     (x,) = arithmetic.floating(x)
     square = c * arithmetic.square_norm(x, keepdims=False) - 4 * radius**2
@@ -60,12 +56,7 @@ def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
 
     They are 0 for y beyond x on its ray from the origin. Where there is no angle, at equal points
     or with x at the origin, it is a right one, as MERU's formula has it, with gradient 0. On the
-    ray, where the angle has no gradient, it is 0.
-
-    Args:
-        x: Points, [..., d].
-        y: Points, [..., d].
-        c: Negative curvature.
+    ray, where the angle has no gradient, it is 0. Points are [..., d] and angles [...].
     """
     x, y = arithmetic.floating(x, y)
     square = arithmetic.square_norm(x)

@@ -55,13 +55,9 @@ def relative_delta(
     """Relative δ of random samples of points: 2δ/diameter with Euclidean distances.
 
     It is between 0 (a tree) and 1 (Khrulkov et al.), and invariant to scaling and translation.
-
-    Args:
-        points: Coordinates before any map into a hyperbolic space, [n, d], floating point.
-        num_samples: Points per sample, at least 4, drawn without replacement. If there are no more
-            points, every sample is all of them in their order, and the value is computed once.
-        num_trials: Number of samples.
-        key: Random key. With the same key, more trials start with the same samples.
+    Points are floats, [n, d], from before any map into a hyperbolic space. Each trial draws a
+    sample without replacement; with the same key, more trials start with the same samples. If there
+    are no more points than in a sample, every sample is all of them in their order.
 
     Raises:
         UserError: There are fewer than 4 points, one is not finite, or those of a sample are
@@ -116,17 +112,12 @@ def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
 
 @jax.jit
 def _relative_delta(points: Float[Array, "n d"]) -> Float[Array, ""]:
-    distances = _distances(points)
-    return 2 * _delta(distances) / jnp.max(distances)
-
-
-def _distances(points: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Euclidean distances by subtraction: accurate for close points, and 0 on the diagonal."""
     # Inner products would leave errors of 3e-4 of the diameter, visible in the δ of a line.
     n, dim = points.shape
-    coordinates = jnp.pad(points.T, ((0, _round_up(dim, _CHUNK) - dim), (0, 0)))
+    coordinates = jnp.pad(points.T, ((0, -dim % _CHUNK), (0, 0)))
     zeros = jnp.zeros((n, n), points.dtype)
-    return jnp.sqrt(_fold(lambda s, x, y: s + (x - y) ** 2, coordinates, 0, 0, zeros))
+    distances = jnp.sqrt(_fold(lambda s, x, y: s + (x - y) ** 2, coordinates, 0, 0, zeros))
+    return 2 * _delta(distances) / jnp.max(distances)
 
 
 @jax.jit
@@ -134,9 +125,10 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
     """Implements `gromov_delta`. M ⊗ M is symmetric, so only its upper tiles are computed."""
     masked = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
     products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov's, M.
-    side = _tile_side(len(distances))
+    num_sides = -(-len(distances) // _TILE)
+    side = -(-len(distances) // (num_sides * _CHUNK)) * _CHUNK  # Chosen for little padding.
     # Row 0 is 0, so padding to whole tiles with 0 repeats the first point and does not change δ.
-    products = jnp.pad(products, (0, _round_up(len(products), side) - len(products)))
+    products = jnp.pad(products, (0, -len(products) % side))
     rows, columns = (jnp.asarray(side * tiles) for tiles in np.triu_indices(len(products) // side))
 
     def visit(tile: Int[Array, ""], delta: Float[Array, ""]) -> Float[Array, ""]:
@@ -148,16 +140,6 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
 
     delta = lax.fori_loop(0, len(rows), visit, jnp.zeros((), products.dtype))
     return jnp.where(jnp.all(jnp.isfinite(distances)), delta, jnp.nan)
-
-
-def _tile_side(points: int) -> int:
-    """Side of the tiles: at most `_TILE`, chosen for little padding."""
-    tiles = -(-points // _TILE)
-    return _round_up(-(-points // tiles), _CHUNK)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _max_min(best: Array, x: Array, y: Array) -> Array:

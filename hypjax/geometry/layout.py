@@ -75,11 +75,9 @@ def placing_among(
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
     """The distance that is subtracted from those of the space, and the factor of the rest."""
-    count = len(sample)
-    distances = np.asarray(spaces.distance_matrix(space, sample, sample))[
-        ~np.eye(count, dtype=bool)
-    ]
-    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if count > 1 else (0, 0)
+    apart = ~np.eye(len(sample), dtype=bool)
+    distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
+    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
     nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
     return nearest, _SPREAD / max(median - nearest, _SMALLEST)
 

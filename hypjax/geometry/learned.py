@@ -76,11 +76,6 @@ def named_values(params: LearnedParameters) -> dict[str, Any]:
     }
 
 
-def reported_names(fields: Mapping[str, Any]) -> list[str]:
-    """Names of the numbers that `config.objective` learns, as in `named_values`."""
-    return list(named_values(first_parameters(learned_numbers(fields))))
-
-
 def _value(log: Float[Array, "..."]) -> Any:
     if isinstance(log, jax.core.Tracer):
         return jnp.exp(log)

@@ -132,12 +132,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     return x + move / (root * jnp.where(inward, denominator, 1))
 
 
-def transport(
-    x: Operand,
-    y: Operand,
-    v: Operand,
-    c: Scalar,
-) -> Points:
+def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     """Parallel transport of tangent vectors v from x to y along their geodesic, all [..., d].
 
     That is gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry", 2009).
@@ -239,14 +234,8 @@ def frechet_mean(
     the iteration needs no step size and converges from any start. It is differentiable in x, c and
     the weights: by the implicit function theorem, its derivative is that of a Newton step.
 
-    Args:
-        x: Points of the ball, [..., n, d].
-        c: Negative curvature; 0 gives the arithmetic mean.
-        weights: Non-negative weights, [..., n], not all 0; they are normalised. None stands for
-            equal weights.
-
-    Returns:
-        One mean per leading index of x, [..., d].
+    Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0; None
+    stands for equal ones.
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
     x, weights = arithmetic.floating(x, weights)

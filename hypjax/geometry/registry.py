@@ -24,14 +24,9 @@ _BUILT_IN = frozenset(SPACES)
 def register_space(name: str, space: type[Space]) -> None:
     """Makes a space of one's own a value of `objective.space`, in this process.
 
-    Args:
-        name: The name, which is not one of hypjax's own. A later registration replaces it.
-        space: A frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
-            have defaults, or the names of fields of `config.objective`, such as `c`, which set
-            them.
-
-    Raises:
-        UserError: The name is taken, or something is missing.
+    `space` is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
+    have defaults, or the names of fields of `config.objective`, such as `c`, which set them. A
+    later registration replaces it. A name of hypjax's own, or a missing method, is a `UserError`.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):

@@ -3,16 +3,7 @@
 import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    Self,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +14,6 @@ from jaxtyping import Array, Bool, Float
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
-
-if TYPE_CHECKING:
-    from hypjax.geometry.ball import PoincareBall
 
 Role = Literal["query", "gallery"]
 # Above this ‖x‖², the search terms of a point would overflow in float32.
@@ -75,7 +63,8 @@ class Space(Protocol):
         """Maps features (the unbounded output of a head) to points of the space."""
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks the features that `embed` shortens before it maps them."""
+        """Marks the features that `embed` shortens before it maps them: by default none."""
+        return jnp.zeros(jnp.shape(features)[:-1], bool)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Distances, elementwise over the leading axes; accurate for close points."""
@@ -113,17 +102,17 @@ class Space(Protocol):
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
         """Distances of all pairs, from one matrix product."""
 
-    def ball(self) -> "PoincareBall | None":
-        """The Poincaré ball to which the space is isometric, or None."""
+    def ball(self) -> "Space | None":
+        """The `PoincareBall` to which the space is isometric, or None."""
         return None
 
     def to_ball(self, x: Vectors) -> Vectors:
-        """The isometry to that ball; a `TypeError` where there is none."""
-        raise TypeError(f"{self} is not isometric to a Poincaré ball")
+        """The isometry to that ball: of a ball, the points themselves."""
+        return x
 
     def from_ball(self, x: Vectors) -> Vectors:
-        """The isometry from that ball: the inverse of `to_ball`."""
-        raise TypeError(f"{self} is not isometric to a Poincaré ball")
+        """The inverse of `to_ball`."""
+        return x
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks finite rows that are not points of the space, by what a message says of them."""

@@ -34,10 +34,6 @@ class Sphere(InnerProductSpace):
         zero = square == 0
         return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
 
-    def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks none, since lengths do not matter."""
-        return jnp.zeros(jnp.shape(features)[:-1], bool)
-
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
         x, y = arithmetic.inexact(x, y)

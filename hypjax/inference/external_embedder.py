@@ -109,15 +109,12 @@ class ExternalEmbedder(ImageEmbedder):
 def open_encoder(
     spec: str, space: Space | None = None, batch_size: int | None = None, **pixels: Any
 ) -> ExternalEmbedder:
-    """Opens an encoder of another library.
+    """Opens an encoder of another library, whose features are mapped into a space.
 
-    Args:
-        spec: 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
-            those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
-            a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
-        space: Space to map features into; `Sphere()` if it is None.
-        batch_size: `BATCH_SIZE` if it is None.
-        pixels: How pixels reach an ONNX model: `mean` and `std` of each channel, and `resize`.
+    `spec` is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
+    those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
+    folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `mean` and `std` of each
+    channel and `resize` prepare the pixels of an ONNX model.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

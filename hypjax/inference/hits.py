@@ -140,7 +140,11 @@ def find_hits(
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, paths)
     elif isinstance(gallery, Embeddings):
-        neighbours = gallery.nearest_refined(queries.vectors, k, paths, refinement)
+        own = gallery.own_rows(paths)
+        own_ids = own if (own >= 0).any() else None
+        points, items, space = queries.vectors, gallery.vectors, gallery.space
+        found = refinement.search(points, own_ids, items, k=k, space=space)
+        neighbours = gallery.neighbours(*found, own, k)
     else:
         raise UserError(
             "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"

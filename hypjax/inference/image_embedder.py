@@ -17,7 +17,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedding import fingerprint
 from hypjax.inference.hits import Match
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.embeddings import COLUMNS, Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import remove
@@ -183,8 +183,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
         first = last
     if first != len(images):
         raise UserError(f"the parts hold {first} images, but --images lists {len(images)}")
-    names = ("vectors", "ids", "labels", "given", "splits", "superlabels")
-    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    columns = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
     gallery = dataclasses.replace(
         parts[0],
         **{name: np.concatenate(own) for name, own in columns.items() if own[0] is not None},

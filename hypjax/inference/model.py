@@ -23,9 +23,8 @@ from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.save import describe
 from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
-from hypjax.retrieval.gallery_files import is_gallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
@@ -82,9 +81,8 @@ class Model(ImageEmbedder):
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
-        Args:
-            images: A path, an image of Pillow's, an array of pixels, or a sequence of these; see
-                `hypjax.data.photos.given_images`. A folder or a pattern stands for its images.
+        `images` is a path, a folder, a pattern, an image of Pillow's, an array of pixels, or a
+        sequence of these; see `hypjax.data.photos.given_images`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -108,13 +106,9 @@ class Model(ImageEmbedder):
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
-        `print(hits[0])` shows those of the first query.
-
-        Args:
-            gallery: What `gallery` returned, what `hypjax.search` accepts as --gallery, or images.
-            query: As for `embed`. A file is not found as its own neighbour.
-            k: Number of neighbours.
-            refinement: Query expansion or re-ranking.
+        `print(hits[0])` shows those of the first query. The gallery is what `gallery` returned,
+        what `hypjax.search` accepts as --gallery, or images; the query is given as for `embed`. A
+        file is not found as its own neighbour.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)

@@ -23,8 +23,6 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.types import Judgements
 
-QueryScores = dict[str, Float[np.ndarray, " queries"]]  # NaN where nothing is to be found.
-
 
 def task_of(
     embeddings: Embeddings,
@@ -121,7 +119,7 @@ def task_scores(
     queries: Float[np.ndarray, "n d"],
     gallery: Float[np.ndarray, "m d"] | None,
     **options: Any,
-) -> QueryScores:
+) -> dict[str, Float[np.ndarray, " queries"]]:
     """Scores the points of a task's queries; options are those of `query_scores`.
 
     Judged queries have scores at each level of difficulty, such as "medium/map".

@@ -14,11 +14,7 @@ from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.embedding import (
-    fingerprint,
-    part_of,
-    scored_spaces,
-)
+from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder

@@ -1,15 +1,16 @@
-"""Embedded images and their files: galleries to search, to score, or to export.
+"""Embedded images and their files: galleries to search, to score, to export, or to open.
 
 A file holds points of a space, as runs embed them, or the features of any other model, which are
 mapped into a space when they are read.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,19 +18,18 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, require_utf8, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
-from hypjax.retrieval.galleries import ArrayGallery, Neighbours
-from hypjax.retrieval.inputs import Points
+from hypjax.retrieval.galleries import ArrayGallery, Gallery
 from hypjax.retrieval.projection import prefix_points
-from hypjax.retrieval.refinement import Refinement
+from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
-_COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -93,7 +93,7 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """The embeddings of some rows."""
-        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns = {name: getattr(self, name) for name in COLUMNS}
         chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
         return dataclasses.replace(self, **chosen)
 
@@ -119,7 +119,7 @@ class Embeddings(ArrayGallery):
         `superlabels`.
         """
         self.check()
-        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns = {name: getattr(self, name) for name in COLUMNS}
         columns["features"] = given = columns.pop("given")
         if given is not None:
             del columns["vectors"]
@@ -176,15 +176,6 @@ class Embeddings(ArrayGallery):
             return found
         return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
 
-    def nearest_refined(
-        self, points: Points, k: int, paths: Sequence[str], refinement: Refinement
-    ) -> list[Neighbours]:
-        """Like `nearest`, but with expanded queries or re-ranked results."""
-        own = self.own_rows(paths)
-        own_ids = own if (own >= 0).any() else None
-        found = refinement.search(points, own_ids, self.kept_vectors, k=k, space=self.space)
-        return self.neighbours(*found, own, k)
-
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
         if not hasattr(self.space, "search_vectors"):
@@ -212,3 +203,52 @@ def read_features(
     if "features" not in arrays and "space" in arrays:
         arrays |= {"features": Embeddings._of_arrays(arrays, str(path), None).features()}
     return feature_table(arrays, str(path))
+
+
+def open_gallery(location: str | os.PathLike[str]) -> Gallery:
+    """Opens a gallery: a .npz file, an exported file or folder, or a collection at a URL.
+
+    Raises UserError if it is missing, damaged or something else, or a package is not installed.
+    """
+    location = os.fspath(location)
+    if not (engine := _engine(location)):
+        return Embeddings.load(location)
+    path = location if "://" in location else pathlib.Path(location).expanduser()
+    return integrations.find("open", engine)(path)
+
+
+def is_gallery(location: str | os.PathLike[str]) -> bool:
+    """Whether `open_gallery` opens such locations."""
+    location = os.fspath(location)
+    return location.endswith(".npz") or _engine(location) in integrations.names("open")
+
+
+def _engine(location: str) -> str:
+    """Name of the engine that opens a location; '' for a file of embeddings."""
+    suffix = pathlib.Path(location).suffix.removeprefix(".")
+    known = suffix in integrations.names("open")
+    return integrations.scheme(location) or (suffix if known else "")
+
+
+def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
+    """Finds the export to a format or a URL.
+
+    The function that it returns writes embeddings beside a path, or to the URL, and returns a
+    sentence that says where they are. Raises UserError if the format is unknown, or a package is
+    not installed.
+    """
+    scheme = integrations.scheme(name)
+    if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):
+        raise UserError(f"{name} names no repository to write; write {scheme}OWNER/NAME")
+    write = integrations.find("export", scheme or name)
+    if scheme:
+        write = functools.partial(write, url=name)
+
+    def export(embeddings: Embeddings, path: pathlib.Path) -> str:
+        require_utf8(embeddings.ids.tolist())
+        if not len(embeddings):
+            raise UserError("there are no embeddings to export")
+        embeddings.check()
+        return write(embeddings, path)
+
+    return export

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
@@ -34,7 +34,6 @@ _CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
 _TIED = 1e-5  # Relative difference of distances up to which they are equal.
 
 _Points = Float32[np.ndarray, "n d"]
-_Found = tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]]  # Distances, and items.
 # From points and a number m to the indices of the m items nearest to each point in Euclidean
 # distance, [n, m]; −1 where there is none.
 Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
@@ -51,7 +50,7 @@ def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) 
 
 def nearest(
     search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
-) -> _Found:
+) -> Found:
     """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
 
     The index of `search` holds the points of the gallery as `in_ball` returns them. The nearest of
@@ -167,7 +166,7 @@ def rank(
     return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
 
 
-def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
+def found_neighbours(exact: Found, found: Found) -> Bool[np.ndarray, "n k"]:
     """Marks the exact neighbours, ascending, that a search found in any order, each listed once."""
     hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
     known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
@@ -179,7 +178,7 @@ def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
 
 
 def tune(
-    search: Callable[[int], _Found], exact: _Found, candidates: Sequence[int] = _CANDIDATES
+    search: Callable[[int], Found], exact: Found, candidates: Sequence[int] = _CANDIDATES
 ) -> float:
     """Raises the candidates of a search for a sample until it finds 98% of the exact neighbours.
 

@@ -24,8 +24,8 @@ _Metrics = Mapping[str, Metric]
 _Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
-    "recall": rules.recall_at,
-    "precision": rules.precision_at,
+    "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
+    "precision": lambda k: Metric(lambda _: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k),
     "mp": rules.mean_precision_at,
 }
 WITHOUT_K: dict[str, Metric] = {
@@ -151,13 +151,10 @@ def _refined(
     refinement: Refinement | None, queries: Points, own_ids: OwnIds, gallery: Points, space: Space
 ) -> tuple[Points, Ids | None]:
     """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
-    inputs.check_space(space)
-    if refinement is None:
+    refinement = refinement or Refinement()
+    queries, numbers = refinement.expanded(queries, own_ids, gallery, space), refinement.reranking
+    if numbers is None:
         return queries, None
-    queries = refinement.expanded(queries, own_ids, gallery, space)
-    if refinement.reranking is None:
-        return queries, None
-    numbers = refinement.reranking
     return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
 
 

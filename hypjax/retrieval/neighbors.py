@@ -16,7 +16,7 @@ from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Found, Ids, OwnIds, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
-from hypjax.retrieval.selection import AnyGallery, StreamedGallery
+from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
@@ -68,7 +68,7 @@ def nearest_neighbors(
 def search(
     queries: Points,
     own_ids: OwnIds,
-    gallery: AnyGallery,
+    gallery: Points | StreamedGallery,
     *,
     k: int,
     space: Space,

@@ -15,7 +15,6 @@ from hypjax.retrieval.inputs import Found, OwnIds, Points
 from hypjax.retrieval.neighbors import nearest_among, search
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.retrieval.selection import AnyGallery, StreamedGallery
 
 # Largest size, in float64, of the points of a block and of the Hessians that a mean may need.
 _BLOCK_BYTES = 64 * 2**20
@@ -55,25 +54,24 @@ class Refinement:
         return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
 
     def search(
-        self, queries: Points, own_ids: OwnIds, gallery: AnyGallery, *, k: int, space: Space
+        self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Found:
         """Like `neighbors.search`, but refined.
 
         Re-ranking takes at least k results, and their distances are those by which it sorts them.
         """
-        array = gallery.array if isinstance(gallery, StreamedGallery) else gallery
-        queries = self.expanded(queries, own_ids, array, space)
+        queries = self.expanded(queries, own_ids, gallery, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
         if self.reranking is not None:
             numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
+            found = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
             return tuple(array[:, :k] for array in found)
         listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short = (prefix_points(x, self.prefix, space=space) for x in (queries, array))
+        short = (prefix_points(x, self.prefix, space=space) for x in (queries, gallery))
         _, candidates = search(next(short), own_ids, next(short), k=listed, space=space)
-        return nearest_among(queries, candidates, array, k=k, space=space)
+        return nearest_among(queries, candidates, gallery, k=k, space=space)
 
 
 def expand_queries(

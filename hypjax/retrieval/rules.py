@@ -46,16 +46,6 @@ def average_precision(ranks: Ranks, positives: Counts) -> Scores:
     return np.sum(mean, axis=1) / np.maximum(positives, 1)
 
 
-def recall_at(k: int) -> Metric:
-    """Whether a positive is among the K nearest items."""
-    return Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k)
-
-
-def precision_at(k: int) -> Metric:
-    """Share of positives among the K nearest items."""
-    return Metric(lambda positives: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k)
-
-
 def mean_precision_at(k: int) -> Metric:
     """Precision among the K nearest items, or up to the last positive if all are among these."""
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Ids, Points
+from hypjax.retrieval.inputs import Ids
 from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
@@ -118,9 +118,6 @@ class StreamedGallery:
 
 def _by_rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(AXIS))
-
-
-AnyGallery = Points | StreamedGallery
 
 
 def num_threads(mesh: Mesh) -> int:

@@ -6,7 +6,7 @@ import types
 import numpy as np
 
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval.gallery_files import find_export, is_gallery, open_gallery
+from hypjax.retrieval.embeddings import find_export, is_gallery, open_gallery
 from hypjax.system import integrations
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 from tests.helpers.shown_objective import blocks

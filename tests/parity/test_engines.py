@@ -12,7 +12,7 @@ from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
-from hypjax.retrieval.gallery_files import find_export, open_gallery
+from hypjax.retrieval.embeddings import find_export, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.system import integrations
 from tests.helpers.galleries import (

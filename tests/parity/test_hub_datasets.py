@@ -12,8 +12,7 @@ import hypjax
 from hypjax.data.photos import find_images, list_folder
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.gallery_files import find_export
+from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.images import give, open_splits

@@ -7,7 +7,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.gallery_files import find_export, open_gallery
+from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers.galleries import (
     check_neighbours,
     check_wrong_points_are_refused,

@@ -21,7 +21,7 @@ from PIL import Image
 
 import hypjax
 from hypjax.errors import UserError
-from hypjax.retrieval.gallery_files import find_export, open_gallery
+from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers import commands, small_runs
 from tests.helpers.browsers import check_accessible, opening
 

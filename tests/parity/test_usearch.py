@@ -10,7 +10,7 @@ from benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.integrations.usearch import GraphGallery, export_usearch
-from hypjax.retrieval.gallery_files import open_gallery
+from hypjax.retrieval.embeddings import open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import (
     check_neighbours,
