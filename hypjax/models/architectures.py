@@ -34,23 +34,15 @@ class Weights(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Encoders that differ in their size alone.
+    """Encoders that differ in their size alone."""
 
-    Attributes:
-        title: Its name, and where it is described.
-        encoder: The module.
-        options: Attributes of the module, unless a member differs.
-        pooling: That of timm.
-        members: Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
-        weights: Published weights; of several patterns that match, the first counts.
-    """
-
-    title: str
+    title: str  # Its name, and where it is described.
     encoder: type[Encoder]
-    options: Mapping[str, Any]
-    pooling: str
+    options: Mapping[str, Any]  # Attributes of the module, unless a member differs.
+    pooling: str  # That of timm.
+    # Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
     members: Mapping[str, Mapping[str, Any]]
-    weights: tuple[Weights, ...]
+    weights: tuple[Weights, ...]  # Of several patterns that match, the first counts.
 
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -23,13 +23,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import (
-    Metrics,
-    Objective,
-    Spec,
-    adjacent_samples,
-    declare,
-)
+from hypjax.objectives.base import Metrics, Objective, Spec, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Compared,
@@ -92,14 +86,10 @@ def multi_similarity(
     (1/n) Σ_i [log(1 + Σ_{same class} exp(−α·(s_ij − λ)))/α + log(1 + Σ_{other class} exp(β·(s_ij −
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
-    Settings:
-        alpha: α > 0, the scale of positives.
-        beta: β > 0, the scale of negatives.
-        base: λ, the similarity that separates them.
-        mining: Whether an image's negatives count only if they are more similar than its least
-            similar positive, less ε, and its positives only if they are less similar than its most
-            similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
-        epsilon: ε.
+    `alpha` is α > 0, `beta` β > 0, and `base` λ, the similarity that separates positives and
+    negatives. By `mining`, an image's negatives count only if they are more similar than its least
+    similar positive, less ε, and its positives only if they are less similar than its most similar
+    negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
     """
     pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
@@ -129,11 +119,8 @@ def circle(
     the cosine on the sphere and 1 − distance / 2 in other spaces. The weights α_n = max(s + m, 0)
     and α_p = max(1 + m − s, 0) of Eq. 5 are constants to the gradient, which then is larger the
     farther a pair is from its goal. The loss is the mean over the images that have a pair of each
-    kind.
-
-    Settings:
-        scale: γ > 0: 80 for fine-grained retrieval in the paper, 128 for persons, 256 for faces.
-        margin: m: 0.4 for fine-grained retrieval in the paper, 0.25 for persons and faces.
+    kind. For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for
+    faces), and its `margin` m is 0.4 (0.25 for persons and faces).
     """
     pairs = compare_images(embeddings, labels, **compared)
     s = similarity(pairs.distances)
@@ -210,13 +197,8 @@ def triplet(
     On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
     distances without normalisation.
 
-    Settings:
-        margin: Margin of the distances.
-        mining: How triplets are chosen.
-        **compared: For semi-hard triplets with traced labels, as by `jit`, no class may have more
-            images than `samples_per_class`. `references` are only for the hardest triplets.
-
-    Another mining, or a semi-hard one with references, is a `ValueError`.
+    For semi-hard triplets with traced labels, as by `jit`, no class may have more images than
+    `samples_per_class`. Another mining, or a semi-hard one with references, is a `ValueError`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -262,13 +244,9 @@ def tuple_contrastive(
     code sums over the tuples, so that weight decay and the weights of other losses are relative to
     five times as much there.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`. Those of a tuple are adjacent: the
-            anchor, its positive, and its negatives.
-        size: Images of a tuple.
-        space: Space that measures the distances.
-        margin: m, the distance above which a negative does not count. IRT does not give it; this is
-            that of the code on which it builds.
+    Embeddings are points of the space. Each `size` adjacent ones are a tuple: the anchor, its
+    positive, and its negatives, which do not count beyond the distance `margin`, m. IRT does not
+    give it; the default is that of the code on which it builds.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
