@@ -297,8 +297,8 @@ def create_encoder(
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
         image_size: Side of the images in pixels, or height and width; None for timm's.
-        pooling: How tokens are pooled, see `hypjax.models.layers.poolings`, or `map` for encoders
-            that pool by attention. None pools as timm does.
+        pooling: See `hypjax.models.layers.poolings`, or `map` for encoders that pool by attention;
+            None for timm's.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
 

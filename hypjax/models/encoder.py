@@ -1,5 +1,7 @@
 """What every encoder has: a module that maps images to embeddings, and its tensors' names."""
 
+import re
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -58,6 +60,13 @@ class Encoder(nn.Module):
     def poolings(self) -> list[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)
+
+
+def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
+    """Replaces all patterns of a table in a name, one row after the other."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 class ConvNet(Encoder):

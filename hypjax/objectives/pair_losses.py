@@ -39,7 +39,7 @@ from hypjax.objectives.comparisons import (
     similarity,
 )
 from hypjax.objectives.koleo import koleo
-from hypjax.objectives.memory import empty_memory, number_of_rows
+from hypjax.objectives.memory import empty_memory
 from hypjax.types import Batch, Outputs
 
 
@@ -286,12 +286,12 @@ class PairObjective(Objective):
         del key
         if not self.memory:
             return {}, {}
-        rows = number_of_rows(self.memory, spec.training_images)
-        if not spec.batch_size <= rows <= spec.training_images:
+        images = spec.training_images
+        rows = round(self.memory * images) if self.memory <= 1 else int(self.memory)
+        if not spec.batch_size <= rows <= images:
             raise UserError(
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
-                f"hold a batch of {spec.batch_size}, and at most all {spec.training_images} "
-                "training images"
+                f"hold a batch of {spec.batch_size}, and at most all {images} training images"
             )
         one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
         dim = jax.eval_shape(self.space.embed, one).shape[-1]

@@ -40,7 +40,7 @@ def pairwise_cross_entropy(
     Args:
         embeddings: Points of the space, as from `space.embed`: [classes, samples, dim], or
             [images, dim] with labels; at least 2 classes and 2 samples.
-        space: It measures the distances.
+        space: Space that measures the distances.
         temperature: τ > 0; the smaller it is, the more weight the nearest negatives have.
         labels: Class of each image of a flat batch, in any order, with the same number of images in
             each class. An image's subset is the number of images of its class before it.
