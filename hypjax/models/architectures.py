@@ -292,7 +292,7 @@ def create_encoder(
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> Encoder:
-    """Builds the encoder that has a given name in timm.
+    """Builds the encoder that has a given name in timm: [batch, h, w, channels] to [batch, dim].
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
@@ -301,9 +301,6 @@ def create_encoder(
             None for timm's.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
-
-    Returns:
-        A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
     """
     if timm_name not in ARCHITECTURES:
         raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")

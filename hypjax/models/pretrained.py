@@ -68,16 +68,10 @@ def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
-    Args:
-        name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
-            `hf-hub:OWNER/NAME` for other models on the hub, such as `hf-hub:facebook/dinov2-small`,
-            which may have Transformers' names of tensors; or a file: `.safetensors`, or `.pth`,
-            `.pt` and `.bin`, which need torch and may contain only tensors.
-        encoder: Encoder that the weights are for.
-        channels: Channels of the images.
-
-    Raises:
-        UserError: The weights do not exist, are damaged, or belong to another model.
+    Weights have timm's name on the hub, such as `vit_small_patch16_224.dino`, or that of another
+    model, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers' names; or
+    they are a file: `.safetensors`, or `.pth`, `.pt` and `.bin`, which need torch and may contain
+    only tensors. Weights that are absent, damaged or of another model are a `UserError`.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -94,10 +88,8 @@ def convert_timm(
     """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
     Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
-    size are interpolated as in timm: bicubic with antialiasing.
-
-    Raises:
-        UserError: A tensor is missing, unknown or of another shape; the message names it.
+    size are interpolated as in timm: bicubic with antialiasing. A `UserError` names a tensor that
+    is missing, unknown or of another shape.
     """
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)

@@ -50,18 +50,13 @@ def contrastive(
 
     (1/n) Σ_i [Σ_{same class} (1 − s_ij) + Σ_{other class} max(s_ij − β, 0)], over j ≠ i, where s is
     the cosine on the sphere and 1 − distance / 2 in other spaces. The sums grow with the batch.
+    `margin` is β, the similarity above which images of different classes repel each other.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        margin: β, the similarity above which images of different classes repel each other.
-        **compared: The `space` that measures the distances; `samples_per_class`, if every so many
-            images are of one class, whose distances are then computed by subtraction, which keeps
-            the digits of small ones; and `references` to compare the images with, such as a memory.
-
-    Raises:
-        ValueError: There is not one label for each image, or the images are no multiple of
-            `samples_per_class`.
+    Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
+    every `samples_per_class` images are of one class, their distances are computed by subtraction,
+    which keeps the digits of small ones. `references` are points to compare the images with, such
+    as a memory. It is a `ValueError` if there is not one label for each image, or if the images are
+    no multiple of `samples_per_class`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
