@@ -64,8 +64,3 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
         optim.decay_every = epochs * schedule.epoch
         if variant.loss == "hyp":  # 22 classes, of which its released command takes 8 images each.
             train.batch_size, train.samples_per_class = 176, 8
-
-
-def shrink(config: ConfigDict) -> None:
-    """Takes fewer proxies and triplets: the paper's would take longer than a small encoder."""
-    config.objective.hier_proxies, config.objective.hier_triplets = 128, 10

@@ -15,7 +15,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Space
 from hypjax.geometry.registry import simple_spaces
 from hypjax.models.encoder import Encoder
-from hypjax.models.own import known_fields, register_encoder
+from hypjax.models.own import SIZES, known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
 from hypjax.objectives.create import register_objective
@@ -64,7 +64,7 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
         config.model.pooling = config.model.eval_pooling = encoder.pooling
     if known is None:
         register_encoder(name, encoder)
-        known = {"architecture": name, "patch_size": 0, "width": 0, "depth": 0, "num_heads": 0}
+        known = {"architecture": name, **dict.fromkeys(SIZES, 0)}
         weights = config.model.weights
         if weights and not (is_url(weights) or pathlib.Path(weights).expanduser().exists()):
             console.say(f"the weights {weights} do not fit {name}, so it starts at random")

@@ -86,8 +86,8 @@ def train_head(config: ConfigDict) -> None:
     config.model.pooling = config.model.eval_pooling
     optim.frozen, optim.learning_rate, optim.schedule = ("encoder",), 1e-4, "cosine"
     _divide_proxy_rates(config, 10)  # They learn at HIER's rate.
-    if "hier_rate" in config.objective:
-        hier.shrink(config)  # The paper's numbers would take most of the time.
+    if "hier_rate" in config.objective:  # The paper's numbers would take most of the time.
+        config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
     config.run.eval_batch_size = 64  # As fast on a CPU as 256, of which it would hold 9 GB.
     train.cached_features = True
     optim.warmup_steps = train.batch_size = train.samples_per_class = train.total_steps = None

@@ -1,7 +1,6 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from hypjax.geometry.learned import has_curvature, learned_numbers
 from hypjax.geometry.registry import named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
-from hypjax.models.own import ENCODERS
+from hypjax.models.own import ENCODERS, SIZES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
@@ -29,7 +28,6 @@ _FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
 FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
 _FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
-_SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 
 
 def validate(config: ConfigDict) -> None:
@@ -60,9 +58,11 @@ def validate_relations(config: ConfigDict) -> None:
         default = declared[field].default
         if fields[field] != default and not holds(config):
             refuse(field, fields[field], f"{default} unless {words}")
-    for broken, field, words in itertools.chain(*(relations(config) for relations in _RELATIONS)):
-        if broken:
-            refuse(field, fields[field], words)
+    of_model = _of_model, _of_product, _of_learned_scalars, _of_prefixes
+    for relations in (_of_batches, *of_model, _of_data, _of_training):
+        for broken, field, words in relations(config):
+            if broken:
+                refuse(field, fields[field], words)
 
 
 def _has_head(config: ConfigDict) -> bool:
@@ -153,8 +153,8 @@ def _of_model(config: ConfigDict) -> Relations:
                 "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
             )
         yield True, field, words
-    sizes = " ".join(f"--config.model.{size}=0" for size in _SIZES if model[size])
-    for name in _SIZES:
+    sizes = " ".join(f"--config.model.{size}=0" for size in SIZES if model[size])
+    for name in SIZES:
         if model.architecture == "vit":
             yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
         elif model.architecture != FEATURES or name != "width":
@@ -257,12 +257,6 @@ def _of_training(config: ConfigDict) -> Relations:
     words = "False unless optim.frozen names the encoder, or its lowest layers"
     moving = train.cached_features and not any(map(choices.in_encoder, blocks))
     yield moving, "train.cached_features", words
-
-
-_RELATIONS = (
-    *(_of_batches, _of_model, _of_product, _of_learned_scalars),
-    *(_of_prefixes, _of_data, _of_training),
-)
 
 
 def refuse_objective(name: Any) -> None:

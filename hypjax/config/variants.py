@@ -95,11 +95,8 @@ def parse_variant(
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
-    Args:
-        name: The variant.
-        short: Short names with their variants.
-        released: Whether Hyp-ViT's authors released commands for the dataset.
-        with_irt: Whether the dataset has `IRT_VARIANTS`.
+    `short` maps short names to variants. A dataset for which Hyp-ViT's authors released commands is
+    `released`, and one `with_irt` has `IRT_VARIANTS`.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:

@@ -34,23 +34,15 @@ class Weights(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Encoders that differ in their size alone.
+    """Encoders that differ in their size alone."""
 
-    Attributes:
-        title: Its name, and where it is described.
-        encoder: The module.
-        options: Attributes of the module, unless a member differs.
-        pooling: That of timm.
-        members: Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
-        weights: Published weights; of several patterns that match, the first counts.
-    """
-
-    title: str
+    title: str  # Its name, and where it is described.
     encoder: type[Encoder]
-    options: Mapping[str, Any]
-    pooling: str
+    options: Mapping[str, Any]  # Attributes of the module, unless a member differs.
+    pooling: str  # That of timm.
+    # Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
     members: Mapping[str, Mapping[str, Any]]
-    weights: tuple[Weights, ...]
+    weights: tuple[Weights, ...]  # Of several patterns that match, the first counts.
 
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -300,18 +292,15 @@ def create_encoder(
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> Encoder:
-    """Builds the encoder that has a given name in timm.
+    """Builds the encoder that has a given name in timm: [batch, h, w, channels] to [batch, dim].
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
         image_size: Side of the images in pixels, or height and width; None for timm's.
-        pooling: How tokens are pooled, see `hypjax.models.layers.poolings`, or `map` for encoders
-            that pool by attention. None pools as timm does.
+        pooling: See `hypjax.models.layers.poolings`, or `map` for encoders that pool by attention;
+            None for timm's.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
-
-    Returns:
-        A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
     """
     if timm_name not in ARCHITECTURES:
         raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")

@@ -23,14 +23,10 @@ class ConvNeXt(ConvNet):
 
     It follows any pooling, and does not normalise the features of `return_tokens`. As in timm, rows
     and columns that do not fill a patch are ignored. The residual stream is float32.
-
-    Attributes:
-        depths: Number of blocks in each stage. Each stage has half the side of the one before.
-        widths: Number of channels in each stage.
     """
 
-    depths: tuple[int, ...] = (3, 3, 27, 3)
-    widths: tuple[int, ...] = (96, 192, 384, 768)
+    depths: tuple[int, ...] = (3, 3, 27, 3)  # Blocks; each stage halves the side.
+    widths: tuple[int, ...] = (96, 192, 384, 768)  # Channels of each stage.
     classifiers = ("head.fc",)
     names = (
         ("^stem_conv", "stem.0"),

@@ -46,15 +46,10 @@ _STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
 
 
 class EfficientNetLite(ConvNet):
-    """Maps images to the pooled features of the last layer; the residual stream is float32.
+    """Maps images to the pooled features of the last layer; the residual stream is float32."""
 
-    Attributes:
-        width_factor: Factor of the number of channels, relative to Lite0.
-        depth_factor: Factor of the number of blocks.
-    """
-
-    width_factor: float = 1
-    depth_factor: float = 1
+    width_factor: float = 1  # Of the number of channels, relative to Lite0.
+    depth_factor: float = 1  # Of the number of blocks.
     classifiers = ("classifier",)
     names = (
         ("^stem_conv", "conv_stem"),

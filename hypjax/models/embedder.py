@@ -23,14 +23,11 @@ class Embedder(nn.Module):
 
     The head is a float32 Dense layer, initialised with a semi-orthogonal kernel and zero bias
     (Hyp-ViT, Section 3.2), perhaps after a LayerNorm without parameters (ε = 1e-5, as in HIER's
-    code), or nothing (IRT). Its output is not yet mapped into any space.
+    code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
+    encoder's dimension. The head's output is not yet mapped into any space.
 
-    Attributes:
-        encoder: The encoder.
-        head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
-        head_kind: 'dense', 'norm_dense', or 'none'.
-        learned: Numbers of the objective that are learned, by name, as they are before training.
-            The parameters, see `hypjax.geometry.learned`, are the model's; its modules ignore them.
+    `learned` are numbers of the objective that are learned, by name, as they are before training.
+    The parameters, see `hypjax.geometry.learned`, are the model's; its modules ignore them.
     """
 
     encoder: Encoder

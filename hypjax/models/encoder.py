@@ -1,5 +1,7 @@
 """What every encoder has: a module that maps images to embeddings, and its tensors' names."""
 
+import re
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -60,17 +62,19 @@ class Encoder(nn.Module):
         return poolings(0)
 
 
+def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
+    """Replaces all patterns of a table in a name, one row after the other."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 class ConvNet(Encoder):
     """A stem, stages of residual blocks, and the pooled features of the last one.
 
     A subclass has the number of blocks of each stage, `depths`, and applies `stem` and `block`.
-
-    Attributes:
-        image_size: Side of the images in pixels.
-        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of convolutions, matrix products, and the activations within blocks. Products
-            in float32 are true float32 on every device. Parameters and the result are float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
+    Activations within blocks have the `dtype` of products, which in float32 are true float32 on
+    every device.
     """
 
     image_size: int

@@ -21,10 +21,9 @@ SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` 
 def register_encoder(name: str, module: nn.Module) -> None:
     """Makes a module of one's own a value of `model.architecture`, in this process.
 
-    Args:
-        name: The name, which is not one of hypjax's own. A later registration replaces it.
-        module: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
-            channels] to [images, dim] and has no other variables than parameters.
+    It is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
+    channels] to [images, dim] and has no other variables than parameters. The name is not one of
+    hypjax's own; a later registration replaces it.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
@@ -38,7 +37,6 @@ class OwnEncoder(Encoder):
     module: nn.Module
     dim: int
     image_size: int
-    channels: int
     pooling: str = "own"
     classifiers = ("head",)
     poolings = ("own",)
@@ -80,7 +78,7 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
             f"without BatchNorm; it has {', '.join(variables)}, and returns "
             f"{jax.tree.map(lambda x: x.shape, found)}"
         )
-    return OwnEncoder(module, found.shape[1], view.side, view.channels)
+    return OwnEncoder(module, found.shape[1], view.side)
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
-from hypjax.models.tensors import renamed
+from hypjax.models.encoder import renamed
 
 # The package's file and timm's are conversions of Google's checkpoint, for pixels from -1 to 1:
 # with ImageNet's mean and deviation, which the package's examples use, it errs more often.

@@ -13,15 +13,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
-from hypjax.models import tensors
 from hypjax.models.architectures import create_encoder, encoder_shapes, timm_name
 from hypjax.models.embedder import Embedder
-from hypjax.models.encoder import Encoder
+from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
@@ -32,21 +32,46 @@ _IGNORED = re.compile(
 )
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
+_LEAVES = dict(kernel="weight", scale="weight", mean="running_mean", variance="running_var")
+
+
+def name_in_timm(encoder: Encoder, path: Path) -> str:
+    """Name of a parameter in timm, or for a user's module its path: 'encoder/Dense_0/kernel'."""
+    if encoder.names is None:
+        return "/".join(("encoder", *path))
+    *modules, leaf = (part for part in path if part != "statistics")
+    return renamed(".".join((*modules, _LEAVES.get(leaf, leaf))), encoder.names)
+
+
+def to_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
+    """Lays out a parameter as in timm.
+
+    Kernels are [inputs, outputs] and [h, w, inputs, outputs] here, [outputs, inputs] and [outputs,
+    inputs, h, w] there. A convolution of patches is a dense layer on their values here.
+    """
+    if encoder.names is None or path[-1] != "kernel":
+        return array
+    if side := encoder.patches.get(path[-2]):
+        return rearrange(array, "(p q i) o -> o i p q", p=side, q=side)
+    return array.T if array.ndim == 2 else rearrange(array, "h w i o -> o i h w")
+
+
+def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
+    """Inverts `to_timm`."""
+    if encoder.names is None or path[-1] != "kernel":
+        return array
+    if path[-2] in encoder.patches:
+        return rearrange(array, "o i p q -> (p q i) o")
+    return array.T if array.ndim == 2 else rearrange(array, "o i h w -> h w i o")
 
 
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
-    Args:
-        name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
-            `hf-hub:OWNER/NAME` for other models on the hub, such as `hf-hub:facebook/dinov2-small`,
-            which may have Transformers' names of tensors; or a file: `.safetensors`, or `.pth`,
-            `.pt` and `.bin`, which need torch and may contain only tensors.
-        encoder: Encoder that the weights are for.
-        channels: Channels of the images.
-
-    Raises:
-        UserError: The weights do not exist, are damaged, or belong to another model.
+    Weights have timm's name on the hub, such as `vit_small_patch16_224.dino`, or that of another
+    model, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers' names; or
+    they are a file: `.safetensors`, or `.pth`, `.pt` and `.bin`, which need torch and may contain
+    only tensors. Weights that are absent, damaged or of another model are a `UserError`.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -63,10 +88,8 @@ def convert_timm(
     """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
     Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
-    size are interpolated as in timm: bicubic with antialiasing.
-
-    Raises:
-        UserError: A tensor is missing, unknown or of another shape; the message names it.
+    size are interpolated as in timm: bicubic with antialiasing. A `UserError` names a tensor that
+    is missing, unknown or of another shape.
     """
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)
@@ -86,17 +109,16 @@ def convert_timm(
                 f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
                 f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
-    named = {path: state[tensors.name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
-    return unflatten_dict({k: tensors.from_timm(encoder, k, x) for k, x in named.items()})
+    named = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
+    return unflatten_dict({k: from_timm(encoder, k, x) for k, x in named.items()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
+    arrays = {path: np.asarray(x) for path, x in flatten_dict(params).items()}
     return {
-        tensors.name_in_timm(encoder, path): np.ascontiguousarray(
-            tensors.to_timm(encoder, path, np.asarray(x))
-        )
-        for path, x in flatten_dict(params).items()
+        name_in_timm(encoder, path): np.ascontiguousarray(to_timm(encoder, path, x))
+        for path, x in arrays.items()
     }
 
 
@@ -217,7 +239,7 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
     """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
     arrays = {path: np.broadcast_to(0, leaf.shape) for path, leaf in flatten_dict(params).items()}
     return {
-        tensors.name_in_timm(encoder, path): tensors.to_timm(encoder, path, array).shape
+        name_in_timm(encoder, path): to_timm(encoder, path, array).shape
         for path, array in arrays.items()
     }
 

@@ -21,12 +21,8 @@ _Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 class ResNet(ConvNet):
     """Maps images to pooled features of the last stage.
 
-    The size of images, pooling, dtype and rematerialisation are as in `ConvNet`.
-
-    Attributes:
-        stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
-            width of the one before.
-        width: Inner channels of a bottleneck in the first stage; its output has four times as many.
+    Each stage has half the side of the one before, and twice the width. `stage_sizes` are numbers
+    of bottlenecks; in the first stage, their `width` is the inner one, a quarter of the output's.
     """
 
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)

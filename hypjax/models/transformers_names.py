@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hypjax.models.tensors import renamed
+from hypjax.models.encoder import renamed
 
 _PARTS = ("q", "k", "v")
 # Patterns of names below a model's prefix, and timm's names. Queries, keys and values, which

@@ -46,22 +46,14 @@ class Rotary(NamedTuple):
 
     In each head, pairs of coordinates of queries and keys are rotated, half of them by angles that
     are proportional to the row of a patch, half to its column. Other tokens are not rotated.
-
-    Attributes:
-        temperature: Ratio of the highest frequency to the lowest, if there were one more.
-        centred: Whether rows and columns are measured from −π to π (DINOv3), and not counted.
-        reference: Side to which grids of other sizes are scaled where patches are counted.
-        offset: Number of the first row and column.
-        columns_first: Whether columns turn the first pairs, and not rows.
-        halves: Whether a pair is one coordinate of each half, and not two adjacent ones.
     """
 
-    temperature: float = 1e4
-    centred: bool = False
-    reference: int = 1
-    offset: float = 0
-    columns_first: bool = False
-    halves: bool = False
+    temperature: float = 1e4  # Ratio of the highest frequency to the one after the lowest.
+    centred: bool = False  # Rows and columns are measured from −π to π (DINOv3), and not counted.
+    reference: int = 1  # Side to which grids of other sizes are scaled where patches are counted.
+    offset: float = 0  # Number of the first row and column.
+    columns_first: bool = False  # Columns turn the first pairs, and not rows.
+    halves: bool = False  # A pair is one coordinate of each half, and not two adjacent ones.
 
     def angles(self, height: int, width: int, dim: int) -> Float[np.ndarray, "patches dim/2"]:
         """The angles of each patch, row by row, for heads of a dimension."""
@@ -88,27 +80,17 @@ class Rotary(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BlockDesign:
-    """In what the blocks of a family of encoders differ from those of the first Transformers.
+    """In what the blocks of a family of encoders differ from those of the first Transformers."""
 
-    Attributes:
-        norm_eps: ε of all LayerNorms.
-        activation: That of perceptrons, see `hypjax.models.layers.activate`.
-        gate: If not '', the activation is multiplied by a second linear map of the tokens (GLU;
-            Shazeer, 2020). 'packed' keeps both maps in one matrix, 'separate' in two.
-        mlp_norm: Whether a LayerNorm precedes the perceptron's last layer (EVA-02).
-        qkv_bias: Which of queries, keys and values have biases: 'qkv', 'qv' or ''.
-        qkv_packed: Whether one matrix has the weights of queries, keys and values.
-        layer_scale: Whether learned factors multiply the branches (Touvron et al., ICCV 2021).
-        rotary: Rotary position embeddings, or None.
-    """
-
-    norm_eps: float = 1e-6
-    activation: str = "gelu"
+    norm_eps: float = 1e-6  # ε of all LayerNorms.
+    activation: str = "gelu"  # Of perceptrons, see `hypjax.models.layers.activate`.
+    # If not '', the activation is multiplied by a second linear map of the tokens (GLU; Shazeer,
+    # 2020). 'packed' keeps both maps in one matrix, 'separate' in two.
     gate: str = ""
-    mlp_norm: bool = False
-    qkv_bias: str = "qkv"
-    qkv_packed: bool = True
-    layer_scale: bool = False
+    mlp_norm: bool = False  # Whether a LayerNorm precedes the perceptron's last layer (EVA-02).
+    qkv_bias: str = "qkv"  # Which of queries, keys and values have biases: 'qkv', 'qv' or ''.
+    qkv_packed: bool = True  # Whether one matrix has the weights of queries, keys and values.
+    layer_scale: bool = False  # Learned factors multiply the branches (Touvron et al., ICCV 2021).
     rotary: Rotary | None = None
 
 
@@ -322,24 +304,14 @@ def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch to
 
 
 class Block(nn.Module):
-    """Pre-norm Transformer block: attention, then a perceptron.
-
-    Attributes:
-        num_heads: Number of attention heads.
-        mlp_ratio: Width of the perceptron divided by that of the tokens.
-        dtype: Dtype of matrix products.
-        kernel: That of attention on NVIDIA GPUs, see `attend`.
-        tokens: On tensor cores (see `VisionTransformer`), the number of tokens before padding.
-        outputs: How many of the first tokens are returned; None for all.
-        design: Options of the family.
-    """
+    """Pre-norm Transformer block: attention, then a perceptron."""
 
     num_heads: int
-    mlp_ratio: float
-    dtype: DTypeLike
-    kernel: str = "auto"
-    tokens: int | None = None
-    outputs: int | None = None
+    mlp_ratio: float  # Width of the perceptron divided by that of the tokens.
+    dtype: DTypeLike  # Of matrix products.
+    kernel: str = "auto"  # Of attention on NVIDIA GPUs, see `attend`.
+    tokens: int | None = None  # On tensor cores, see `VisionTransformer`: those before padding.
+    outputs: int | None = None  # How many of the first tokens are returned; None for all.
     design: BlockDesign = BlockDesign()
 
     @nn.compact

@@ -128,9 +128,6 @@ class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
 
     Spaces, groups, state and teacher are by default those of the other one.
-
-    Attributes:
-        base: The other objective.
     """
 
     base: Objective
@@ -223,16 +220,10 @@ def declare(
     learnable: Sequence[str] = (),
     **facts: Any,
 ) -> Declaration:
-    """Declares a loss that is a function, with fields by the names of its arguments.
+    """Declares a loss that is a function, whose arguments with rules are fields.
 
-    Args:
-        function: The loss; arguments have the defaults of their fields.
-        rules: Rules of the arguments that are fields.
-        build: Builds the objective from the function with its settings, a run's configuration and
-            its space.
-        shared: Further fields, which all losses of this kind have.
-        learnable: Arguments that may be learned.
-        **facts: See `Declaration`.
+    `build` makes the objective from the function with its settings, a run's configuration and its
+    space; `shared` are fields of all losses of this kind; `facts` are those of `Declaration`.
     """
     defaults = inspect.signature(function).parameters
     own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}

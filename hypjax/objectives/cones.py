@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
-from hypjax.geometry import PoincareBall, Space, arithmetic, cones, lorentz
+from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import mean_where
@@ -53,14 +53,8 @@ def entailment(
     cones (Ganea et al., Section 4). There z is clipped at 0, which leaves points deep in a wrong
     cone without a gradient; here it is not.
 
-    Args:
-        points: Points of the hyperboloid of this c, as are the apexes, see `hypjax.geometry.cones`.
-        labels: Number of each point's cone, from 0.
-        apexes: Apexes of the cones.
-        c: Negative curvature.
-        radius: K > 0.
-        negatives: λ; 0 in MERU.
-        margin: γ.
+    Points and apexes lie on the hyperboloid of curvature −c, see `hypjax.geometry.cones`; labels
+    number the cones from 0. `radius` is K > 0 of the cones, `negatives` λ, and `margin` γ.
     """
     points, apexes = arithmetic.floating(points, apexes)
     outside = _outside(points, apexes, c, radius)
@@ -89,7 +83,9 @@ def create_cones(
             f"config.objective.space is {fields.space}; it must be poincare or lorentz for "
             f"{fields.name}, whose cones are hyperbolic"
         )
-    if not _has_cones(ball, fields.cone_radius):
+    # Features that are not clipped must reach apexes as they are first.
+    radius = math.inf if ball.clip_radius is None else ball.clip_radius
+    if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= radius:
         raise UserError(
             f"config.objective.c is {fields.c}, where no cone of cone_radius {fields.cone_radius} "
             f"is narrower than 90 degrees within the clip_radius {fields.clip_radius}; choose a "
@@ -97,13 +93,6 @@ def create_cones(
         )
     settings = {name.removeprefix("cone_"): fields[name] for name in CONE_FIELDS}
     return Cones(base=create_base(config, space), **settings)
-
-
-def _has_cones(ball: PoincareBall, radius: float) -> bool:
-    """Whether features that are not clipped reach apexes as they are first."""
-    if ball.c == 0:
-        return False
-    return ball.clip_radius is None or _first_length(radius, ball.c) < ball.clip_radius
 
 
 def _first_length(radius: float, c: float) -> float:

@@ -60,17 +60,11 @@ def hier(
         + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
 
     or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
-    through a softmax (straight-through Gumbel softmax).
+    through a softmax (straight-through Gumbel softmax). The loss is the mean over the triplets that
+    are `valid`, by default all, and 0 without any.
 
-    Args:
-        points: Points of the ball, as are the proxies.
-        proxies: The hierarchical proxies.
-        triplets: Indices of i, j and k among the points.
-        noise: Gumbel noise of ρ_ij, and of ρ_ijk.
-        space: The ball.
-        margin: δ.
-        temperature: τ > 0.
-        valid: Which triplets count; by default all. Their mean, 0 without any, is the loss.
+    Points and proxies lie in the ball. Triplets index i, j and k among the points; `noise` is the
+    Gumbel noise of ρ_ij, then of ρ_ijk; `margin` is δ, and `temperature` τ > 0.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
     distances = space.distance_matrix(points, proxies)
@@ -169,16 +163,10 @@ class Hier(Extension):
     and over triplets of the hierarchical proxies themselves. These are parameters that the ball
     embeds like the head's outputs, or points of it. As in the authors' code, the other loss takes
     the angles of the ball's points, so that gradients of both losses are scaled by the inverse
-    metric, (1 − c‖x‖²)²/4, on their way to the head.
-
-    Attributes:
-        base: The loss of the angles, on the sphere.
-        ball: The ball, in which the head is compared.
-        weight: λ of the loss of triplets; the next ones are those of `HIER_FIELDS`, too.
-        points: Whether these proxies are points of the ball, which Riemannian Adam moves.
+    metric, (1 − c‖x‖²)²/4, on their way to the head. For numbers see `HIER_FIELDS`.
     """
 
-    ball: PoincareBall
+    ball: PoincareBall  # In which the head is compared.
     weight: float
     proxies: int
     neighbors: int
@@ -186,7 +174,7 @@ class Hier(Extension):
     margin: float
     temperature: float
     rate: float
-    points: bool = False
+    points: bool = False  # Whether proxies are points of the ball, which Riemannian Adam moves.
 
     @property
     def space(self) -> PoincareBall:

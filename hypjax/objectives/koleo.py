@@ -27,11 +27,8 @@ def koleo(
     the nearest may be found. Points within 1e-8 of each other count as that far apart, and
     have no gradient. Fewer than two points are a `ValueError`.
 
-    Args:
-        points: Points of the space, as from `space.embed`.
-        space: The space.
-        ids: Image of each point. An image may be in a batch several times, as tuples share
-            negatives, and is not pushed away from itself; None if all are different.
+    `ids` number the image of each point, None if all are different: an image may be in a batch
+    several times, as tuples share negatives, and is not pushed away from itself.
     """
     points = jnp.asarray(points)
     if len(points) < 2:

@@ -42,8 +42,3 @@ def empty_memory(size: int, dim: int) -> Memory:
     return Memory(
         jnp.zeros((size, dim)), jnp.full((size,), _EMPTY, jnp.int32), jnp.zeros((), jnp.int32)
     )
-
-
-def number_of_rows(memory: float, training_images: int) -> int:
-    """Rows that a configuration asks for: their number, or, up to 1, a share of the images."""
-    return round(memory * training_images) if memory <= 1 else int(memory)

@@ -23,13 +23,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import (
-    Metrics,
-    Objective,
-    Spec,
-    adjacent_samples,
-    declare,
-)
+from hypjax.objectives.base import Metrics, Objective, Spec, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Compared,
@@ -45,7 +39,7 @@ from hypjax.objectives.comparisons import (
     similarity,
 )
 from hypjax.objectives.koleo import koleo
-from hypjax.objectives.memory import empty_memory, number_of_rows
+from hypjax.objectives.memory import empty_memory
 from hypjax.types import Batch, Outputs
 
 
@@ -56,18 +50,13 @@ def contrastive(
 
     (1/n) Σ_i [Σ_{same class} (1 − s_ij) + Σ_{other class} max(s_ij − β, 0)], over j ≠ i, where s is
     the cosine on the sphere and 1 − distance / 2 in other spaces. The sums grow with the batch.
+    `margin` is β, the similarity above which images of different classes repel each other.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        margin: β, the similarity above which images of different classes repel each other.
-        **compared: The `space` that measures the distances; `samples_per_class`, if every so many
-            images are of one class, whose distances are then computed by subtraction, which keeps
-            the digits of small ones; and `references` to compare the images with, such as a memory.
-
-    Raises:
-        ValueError: There is not one label for each image, or the images are no multiple of
-            `samples_per_class`.
+    Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
+    every `samples_per_class` images are of one class, their distances are computed by subtraction,
+    which keeps the digits of small ones. `references` are points to compare the images with, such
+    as a memory. It is a `ValueError` if there is not one label for each image, or if the images are
+    no multiple of `samples_per_class`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
@@ -92,14 +81,10 @@ def multi_similarity(
     (1/n) Σ_i [log(1 + Σ_{same class} exp(−α·(s_ij − λ)))/α + log(1 + Σ_{other class} exp(β·(s_ij −
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
-    Settings:
-        alpha: α > 0, the scale of positives.
-        beta: β > 0, the scale of negatives.
-        base: λ, the similarity that separates them.
-        mining: Whether an image's negatives count only if they are more similar than its least
-            similar positive, less ε, and its positives only if they are less similar than its most
-            similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
-        epsilon: ε.
+    `alpha` is α > 0, `beta` β > 0, and `base` λ, the similarity that separates positives and
+    negatives. By `mining`, an image's negatives count only if they are more similar than its least
+    similar positive, less ε, and its positives only if they are less similar than its most similar
+    negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
     """
     pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
@@ -129,11 +114,8 @@ def circle(
     the cosine on the sphere and 1 − distance / 2 in other spaces. The weights α_n = max(s + m, 0)
     and α_p = max(1 + m − s, 0) of Eq. 5 are constants to the gradient, which then is larger the
     farther a pair is from its goal. The loss is the mean over the images that have a pair of each
-    kind.
-
-    Settings:
-        scale: γ > 0: 80 for fine-grained retrieval in the paper, 128 for persons, 256 for faces.
-        margin: m: 0.4 for fine-grained retrieval in the paper, 0.25 for persons and faces.
+    kind. For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for
+    faces), and its `margin` m is 0.4 (0.25 for persons and faces).
     """
     pairs = compare_images(embeddings, labels, **compared)
     s = similarity(pairs.distances)
@@ -210,13 +192,8 @@ def triplet(
     On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
     distances without normalisation.
 
-    Settings:
-        margin: Margin of the distances.
-        mining: How triplets are chosen.
-        **compared: For semi-hard triplets with traced labels, as by `jit`, no class may have more
-            images than `samples_per_class`. `references` are only for the hardest triplets.
-
-    Another mining, or a semi-hard one with references, is a `ValueError`.
+    For semi-hard triplets with traced labels, as by `jit`, no class may have more images than
+    `samples_per_class`. Another mining, or a semi-hard one with references, is a `ValueError`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -262,13 +239,9 @@ def tuple_contrastive(
     code sums over the tuples, so that weight decay and the weights of other losses are relative to
     five times as much there.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`. Those of a tuple are adjacent: the
-            anchor, its positive, and its negatives.
-        size: Images of a tuple.
-        space: Space that measures the distances.
-        margin: m, the distance above which a negative does not count. IRT does not give it; this is
-            that of the code on which it builds.
+    Embeddings are points of the space. Each `size` adjacent ones are a tuple: the anchor, its
+    positive, and its negatives, which do not count beyond the distance `margin`, m. IRT does not
+    give it; the default is that of the code on which it builds.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
@@ -308,12 +281,12 @@ class PairObjective(Objective):
         del key
         if not self.memory:
             return {}, {}
-        rows = number_of_rows(self.memory, spec.training_images)
-        if not spec.batch_size <= rows <= spec.training_images:
+        images = spec.training_images
+        rows = round(self.memory * images) if self.memory <= 1 else int(self.memory)
+        if not spec.batch_size <= rows <= images:
             raise UserError(
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
-                f"hold a batch of {spec.batch_size}, and at most all {spec.training_images} "
-                "training images"
+                f"hold a batch of {spec.batch_size}, and at most all {images} training images"
             )
         one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
         dim = jax.eval_shape(self.space.embed, one).shape[-1]

@@ -197,13 +197,8 @@ def mixed_space(
     """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
 
     Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), where both distances are
-    those of the normalised features. The ball thus never clips them.
-
-    Args:
-        ball: The ball, which measures d.
-        sphere_temperature: τ_e.
-        ball_temperature: τ_h.
-        ball_weight: λ.
+    those of the normalised features. The ball, which measures d, thus never clips them.
+    `sphere_temperature` is τ_e, `ball_temperature` τ_h, and `ball_weight` λ.
     """
     of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
     return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
@@ -274,10 +269,8 @@ def negative_weights(
     denominator. With s images it has s − 1, one for each positive: negatives of the anchor's own
     subset are in all of them, each other one in one.
 
-    Args:
-        distances: Distances in the space of the loss; for HypMix that is `mixed_space`.
-        negatives: Which items are negatives of each anchor, at least one for each.
-        temperature: τ > 0; 1 for HypMix, see `softmax_temperature`.
+    Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
+    τ > 0 of `softmax_temperature`. `negatives` marks at least one item for each anchor.
     """
     logits = -jnp.asarray(distances) / temperature
     return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))

@@ -20,14 +20,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import (
-    Group,
-    Metrics,
-    Objective,
-    Spec,
-    adjacent_samples,
-    declare,
-)
+from hypjax.objectives.base import Group, Metrics, Objective, Spec, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Embeddings,
@@ -55,19 +48,11 @@ def proxy_anchor(
     The mean over the proxies of classes in the batch of log(1 + Σ_{own} exp(−α·(s − δ))), plus the
     mean over all proxies of log(1 + Σ_{others} exp(α·(s + δ))), where the sums are over the images
     that are, or are not, of the proxy's class. s is the cosine on the sphere and 1 − distance / 2
-    in other spaces.
+    in other spaces. `margin` is δ, and `alpha` α > 0.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image, from 0.
-        proxies: Points of the space, one for each class.
-        space: Space that measures the distances.
-        margin: δ.
-        alpha: α > 0.
-
-    Raises:
-        ValueError: There is not one label for each image, or a label that is not traced has no
-            proxy.
+    Embeddings and proxies, one for each class, are points of the space, as from `space.embed`;
+    labels count from 0. It is a `ValueError` if there is not one label for each image, or if a
+    label that is not traced has no proxy.
     """
     distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
@@ -89,10 +74,7 @@ def proxy_nca(
     The mean of −log softmax(−distance / τ) at the image's class, over the proxies of all classes.
     This is the form of ProxyNCA++ (Teh et al., ECCV 2020) and of pytorch-metric-learning. The
     original leaves the proxy of the image's class out of the denominator, which makes the loss
-    unbounded below.
-
-    Settings:
-        temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
+    unbounded below. The temperature τ > 0 is 1 in the original, and 1/9 in ProxyNCA++.
     """
     distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     return _cross_entropy(-distances[..., 0] / temperature, own)
@@ -127,19 +109,14 @@ def soft_triple(
 ) -> Float[Array, ""]:
     """SoftTriple loss, with several centres for each class (Qian et al., ICCV 2019, Eq. 10).
 
-    The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the centres of the
+    The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the K centres of the
     class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is
     the cross-entropy of λ times these similarities, of which that of the image's class is lowered
     by δ. The regularisation draws the centres of a class together: it is the mean over the classes
     of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
 
-    Settings:
-        proxies: Points of the space, K centres for each class.
-        scale: λ > 0.
-        gamma: γ > 0.
-        margin: δ.
-        regularization: Weight of the regularisation, the paper's τ; none with 0.
+    `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` a weight, the paper's τ.
     """
     distances, own = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)
@@ -172,11 +149,8 @@ def arcface(
     the sphere alone. In the ball it would not depend on how far out points lie. `Hier` adds this
     loss of the angles to one of the ball's distances; `cosface` has a margin for any space.
 
-    Settings:
-        proxies: Points of the sphere, K centres for each class.
-        scale: s > 0.
-        margin: m, in radians, 0 or more; m2 in the paper's combined margin (with m1 = 1).
-        cosine_margin: m′, m3 in the combined margin.
+    `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
+    combined margin (with m1 = 1).
     """
     if not space.squared:
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
@@ -200,12 +174,7 @@ def cosface(
     The cross-entropy of λ times the similarities of an image and the classes, of which that of its
     own class is lowered by m. The similarity is the cosine on the sphere and 1 − distance / 2 in
     other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
-    the margin. Of a class with several centres, the nearest counts.
-
-    Settings:
-        proxies: Points of the space, K centres for each class.
-        scale: λ > 0, the paper's s.
-        margin: m.
+    the margin. `scale` is λ > 0, the paper's s, and `margin` m.
     """
     distances, own = compare_proxies(space, embeddings, labels, proxies)
     return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * own), own)

@@ -98,9 +98,8 @@ def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
     named = {field: [n for n in names if n not in GROUPS] for field, names in named.items()}
     if not any(named.values()) and learner.lora is None:
         return  # Names may stand for nothing, such as the patch projection in a ResNet.
-    params = jax.eval_shape(
-        lambda: create_state(learner, spec)
-    ).params  # Raises for LoRA's targets.
+    # Raises for LoRA's targets.
+    params = jax.eval_shape(lambda: create_state(learner, spec)).params
     paths = flatten_dict(params)
     trained = flatten_dict(split_frozen(params, learner.frozen)[0])
     for field, own in (("frozen", paths), ("groups", trained)):
@@ -182,7 +181,7 @@ def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
 def shared_provenance(run: Setup) -> dict[str, str]:
     """The provenance of a run, after a check that all its processes agree on it."""
     facts, cache = provenance(run.config, run.splits), run.config.run.cache
-    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
+    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
     shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
     shared["run.cache"] = cache if cache == "device" else "none or host"
     shared = {f"config.{name}": value for name, value in shared.items()}

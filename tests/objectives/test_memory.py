@@ -14,7 +14,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import Spec, contrastive, create_objective, koleo, loss_function
 from hypjax.objectives.comparisons import References
-from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
+from hypjax.objectives.memory import Memory, empty_memory
 from hypjax.types import Batch, Outputs
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
 
@@ -180,7 +180,6 @@ def test_a_teacher_embeds_the_images_of_the_memory(float64):
 
 
 def test_wrong_settings_are_refused():
-    assert [number_of_rows(size, 200) for size in (1.0, 0.2, 64.0)] == [200, 40, 64]
     for fields, words in (
         ({"memory": 2.5}, "memory is 2.5; it must be a number of images, or a share of the"),
         ({"memory_decay": 1.0, "memory": 1.0}, "memory_decay is 1.0; it must be at least 0 and b"),

@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypjax.models import create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
-from hypjax.models.tensors import name_in_timm
+from hypjax.models.pretrained import name_in_timm
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import (
