@@ -100,6 +100,7 @@ def find_images(where: str) -> Dataset:
         images = _files([path for path in paths if path.is_file()])
     if not len(images):
         raise UserError(f"no images at {where}")
+    check_columns(where, images)
     rows = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
     images = images.take(np.sort([*rows.values()]))
     names = [str(pathlib.Path(name).absolute()) for name in images.names]

@@ -41,29 +41,45 @@ class Match(NamedTuple):
         )
 
 
-def choose(splits: Splits) -> tuple[str, Dataset] | None:
-    """Chooses images to measure a `Match` on: whole classes of a split, whose name comes first.
+def choose(splits: Splits) -> tuple[str, Dataset, Dataset] | None:
+    """Chooses images to measure a `Match` on: the name of their split, queries and gallery.
 
     None are chosen where queries are judged: their matches are not the images of a class.
     """
-    name, images = "validation", splits.validation
-    if images is None:
-        name, images = "test", splits.gallery or splits.test
-        if splits.judgements is not None:
-            return None
+    if splits.validation is not None:
+        images = _of_some_classes(splits.validation)
+        return "validation", images, images
+    if splits.judgements is not None:
+        return None
+    items = _of_some_classes(splits.gallery or splits.test)
+    if splits.gallery is None:
+        return "test", items, items
+    alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
+    return "test", splits.test.take(alike[:_MAX_IMAGES]), items
+
+
+def _of_some_classes(images: Dataset) -> Dataset:
     classes, indices = np.unique(images.labels, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(classes))[indices]
-    return name, images.take(np.sort(np.argsort(order, kind="stable")[:_MAX_IMAGES]))
+    return images.take(np.sort(np.argsort(order, kind="stable")[:_MAX_IMAGES]))
 
 
 def match_distance(
-    points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], space: Space
+    queries: Float[np.ndarray, "n d"],
+    labels: Int[np.ndarray, " n"],
+    gallery: Float[np.ndarray, "m d"],
+    gallery_labels: Int[np.ndarray, " m"],
+    space: Space,
 ) -> float | None:
-    """The distance of a `Match` among images; None if fewer than 10 of them have one."""
-    distances = np.array(spaces.distance_matrix(space, points, points))
-    distances[labels[:, None] != labels] = np.inf
-    np.fill_diagonal(distances, np.inf)
-    nearest = distances.min(axis=1)
+    """The distance of a `Match`; None if fewer than 10 queries have one.
+
+    Queries that are the gallery itself search among each other.
+    """
+    distances = np.array(spaces.distance_matrix(space, queries, gallery))
+    distances[labels[:, None] != gallery_labels] = np.inf
+    if queries is gallery:
+        np.fill_diagonal(distances, np.inf)
+    nearest = distances.min(axis=1, initial=np.inf)
     nearest = nearest[np.isfinite(nearest)]
     if len(nearest) < _MIN_QUERIES:
         return None

@@ -156,10 +156,12 @@ class Run:
         """The distance of matches by the embeddings' fingerprint, where enough images have one."""
         if (chosen := choose(self.splits)) is None:
             return {}
-        split, images = chosen
-        points, trained, matches = self._points(params, images), self.trained(params), {}
+        split, queries, gallery = chosen
+        points, trained, matches = self._points(params, queries), self.trained(params), {}
+        items = points if gallery is queries else self._points(params, gallery)
         for part in PARTS:
-            distance = match_distance(points[part], images.labels, self.spaces(params)[part])
+            compared = points[part], queries.labels, items[part], gallery.labels
+            distance = match_distance(*compared, self.spaces(params)[part])
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)

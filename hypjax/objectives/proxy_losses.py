@@ -152,7 +152,7 @@ def arcface(
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
     combined margin (with m1 = 1).
     """
-    if not space.squared:
+    if not (space.squared and space.normalized):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
     distances, own = compare_proxies(space, embeddings, labels, proxies)
     distances = jnp.min(distances, axis=-1)

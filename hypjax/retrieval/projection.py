@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, reason, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Points
@@ -68,9 +68,12 @@ class Projection:
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
-        """Reads a file that `save` wrote."""
-        arrays = read_npz(path)
-        return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
+        """Reads a file that `save` wrote; raises UserError if it is damaged."""
+        try:
+            arrays = read_npz(path)
+            return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
 
 
 def fit(

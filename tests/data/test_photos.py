@@ -11,7 +11,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from hypjax.config import default_config
 from hypjax.data import pixels
 from hypjax.data import splits as opening
-from hypjax.data.photos import list_folder, read_table
+from hypjax.data.photos import find_images, list_folder, read_table
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
@@ -39,6 +39,9 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     assert found.class_names.tolist() == ["a", "a", "b", "b"]
     write_pictures(tmp_path, ["train/1.png"])
     assert {*list_folder(tmp_path).class_names} == {"a", "b", "train"}
+    write_pictures(tmp_path, ["train/steam/1.png"])
+    with pytest.raises(UserError, match="has the split 'a'"):  # Or its class would be lost.
+        find_images(str(tmp_path))
 
 
 def test_train_and_test_folders_are_splits(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -12,13 +13,15 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.inference.hits import read_matches
+from hypjax.geometry import Sphere
+from hypjax.inference.hits import choose, match_distance, read_matches
 from hypjax.integrations.hub import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import Commit, FakeHub, serving
+from tests.helpers.pictures import dataset_without_images
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,20 @@ def test_what_is_no_image_is_refused(model):
     ]:
         with pytest.raises(UserError, match=message):
             model.embed(images)
+
+
+def test_matches_of_queries_are_measured_in_their_gallery():
+    splits = SimpleNamespace(
+        validation=None,
+        judgements=None,
+        test=dataset_without_images(np.arange(20) % 10),
+        gallery=dataset_without_images(np.arange(10)),
+    )
+    _, queries, gallery = choose(splits)
+    assert len(queries) == 20 and len(gallery) == 10
+    points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
+    found = match_distance(points, queries.labels, items, gallery.labels, Sphere())
+    assert found == pytest.approx(2)  # Half of the queries are at 2, the others at 0.
 
 
 def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_folder):

@@ -69,3 +69,6 @@ def test_files_hold_the_projection(tmp_path):
     x = points(Sphere(), seed=1)
     read = Projection.load(tmp_path / "p.npz", Sphere())
     np.testing.assert_array_equal(read.apply(x), found.apply(x))
+    (tmp_path / "p.npz").write_bytes((tmp_path / "p.npz").read_bytes()[:-40])
+    with pytest.raises(UserError, match="cannot read the projection"):
+        Projection.load(tmp_path / "p.npz", Sphere())
