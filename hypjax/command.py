@@ -11,15 +11,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, machine
-
-if TYPE_CHECKING:  # It imports JAX.
-    from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.system import console, exits, machine
 
 _OVERRIDE = "--config."
 FIGURES = (".png", ".pdf", ".svg", ".jpg")
@@ -132,8 +129,8 @@ class Flags(flags.FlagValues):
         require_writable(path.parent)
         return path
 
-    def open_embedder(self, space: Any = None, batch_size: int | None = None) -> "ImageEmbedder":
-        """Opens the run of --workdir, or the encoder of the flags `ENCODER`."""
+    def open_embedder(self, space: Any = None, batch_size: int | None = None) -> Any:
+        """Opens the run of --workdir, or the encoder of `ENCODER`, as an `ImageEmbedder`."""
         if "workdir" in self and self.workdir:
             from hypjax.inference.model import Model
 
@@ -221,7 +218,6 @@ def require_writable(folder: pathlib.Path) -> None:
 
 def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> None:
     """Writes numbers as JSON, and says so of them and of the figures beside them."""
-    from hypjax.system import console
     from hypjax.system.files import write_json
 
     with errors.writing(path):

@@ -58,10 +58,8 @@ class UserError(ValueError):
         super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
-def require_free(kind: str, name: object, taken: Collection[str]) -> None:
+def require_free(kind: str, name: str, taken: Collection[str]) -> None:
     """Raises an error unless a piece of the user's may have this name in configurations."""
-    if not isinstance(name, str) or not name.strip():
-        raise UserError(f"{name!r} is no name for {kind}; give a word")
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
@@ -122,20 +120,16 @@ def reported() -> Iterator[None]:
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
     except (AssertionError, RuntimeError):
-        if not _lacks_devices():
+        if _has_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
         sys.exit(1)
 
 
-def _lacks_devices() -> bool:
-    """Whether JAX finds no device of those that JAX_PLATFORMS names."""
-    if "jax" not in sys.modules or "JAX_PLATFORMS" not in os.environ:
-        return False
-    try:
-        sys.modules["jax"].default_backend()
-    except (AssertionError, RuntimeError):
-        return True
+def _has_devices() -> bool:
+    """Whether JAX finds a device of those that JAX_PLATFORMS names."""
+    with contextlib.suppress(AssertionError, RuntimeError):
+        return "JAX_PLATFORMS" not in os.environ or bool(sys.modules["jax"].default_backend())
     return False
 
 

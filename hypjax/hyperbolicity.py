@@ -1,7 +1,5 @@
 """Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1)."""
 
-import pathlib
-
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
@@ -32,7 +30,7 @@ def main(overrides: list[str]) -> None:
     caches.keep_compiled_programs()
     if FLAGS.embeddings:
         command.refuse_overrides(overrides)
-        embeddings = Embeddings.load(pathlib.Path(FLAGS.embeddings).expanduser())
+        embeddings = Embeddings.load(FLAGS.embeddings)
         points, notes, published = embeddings.features(), (), None
         if embeddings.space.normalized:
             console.warn(

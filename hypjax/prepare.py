@@ -27,14 +27,8 @@ def main() -> None:
     FLAGS.require("dataset")
     from hypjax.data.preparation import prepare
 
-    folder = prepare.prepare(
-        FLAGS.dataset,
-        data_dir=FLAGS.data_dir,
-        manual_dir=FLAGS.manual_dir,
-        part=FLAGS.part,
-        allow_partial=FLAGS.allow_partial,
-        skip_corrupt=FLAGS.skip_corrupt,
-    )
+    names = ("data_dir", "manual_dir", "part", "allow_partial", "skip_corrupt")
+    folder = prepare.prepare(FLAGS.dataset, **{name: FLAGS[name].value for name in names})
     print(prepare.summary(folder))
 
 

@@ -146,11 +146,9 @@ def _embedded(splits: Any, space: Any) -> Any:
 def _space() -> Any:
     from hypjax.geometry import PoincareBall, Sphere
 
-    if FLAGS.space == "ball":
-        return PoincareBall(FLAGS.c, FLAGS.clip_radius or None)
-    if FLAGS.space == "euclidean":  # The flat ball: distances are twice the Euclidean ones.
-        return PoincareBall(0.0, None)
-    return Sphere() if FLAGS.space else None
+    spaces = {"sphere": Sphere(), "ball": PoincareBall(FLAGS.c, FLAGS.clip_radius or None)}
+    # The flat ball: distances are twice the Euclidean ones.
+    return (spaces | {"euclidean": PoincareBall(0.0, None)}).get(FLAGS.space)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,6 @@ def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:
     """Aligns the first columns to the left, and the others to the right."""
-    columns = []
-    for i, cells in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, cells))
-        columns.append([f"{cell:{'<' if i < left else '>'}{width}}" for cell in cells])
-    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    forms = [f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths)]
+    return "\n".join("  ".join(forms).format(*row).rstrip() for row in rows)

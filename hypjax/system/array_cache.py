@@ -43,9 +43,8 @@ class ArrayCache:
         return False
 
     def _read_index(self) -> np.ndarray:
-        if not self._index.exists():
-            return np.zeros(0, _ENTRY)
-        return np.fromfile(self._index, _ENTRY)  # Without an entry that a kill has cut off.
+        # Without an entry that a kill has cut off.
+        return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
 
     @contextlib.contextmanager
     def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
