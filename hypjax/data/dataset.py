@@ -284,10 +284,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
-    """Returns tables one below the other, to be embedded; their images are not decoded before.
-
-    Classes of equal names are one. Raises UserError if only some of the tables are features.
-    """
+    """Returns tables one below the other, to be embedded; classes of equal names are one."""
     if len(tables) == 1:
         return tables[0]
     if len({table.vectors is None for table in tables}) > 1:
@@ -322,8 +319,7 @@ def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
     """The boxes of a dataset's images, or those of the whole images."""
     if dataset.boxes is not None:
         return dataset.boxes
-    height, width = dataset.sizes.T
-    return np.stack([np.zeros_like(width), np.zeros_like(width), width, height], axis=1)
+    return np.concatenate([np.zeros_like(dataset.sizes), dataset.sizes[:, ::-1]], axis=1)
 
 
 def hash_facts(facts: Iterable[Any]) -> str:

@@ -30,6 +30,7 @@ _PART = 2**27  # Bytes copied to the devices at once: the host needs memory for 
 _MIN_PARTS = 16
 _SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
 _PADDING_BOX = (0, 0, 1, 1)  # One pixel.
+_in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1.25MB'.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,10 +161,6 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         store.block_until_ready()
     console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.largest[0], layout.channels)
-
-
-def _in_bytes(number: float) -> str:
-    return tqdm.tqdm.format_sizeof(number, "B")  # Such as '1.25MB'.
 
 
 def crop_batches(

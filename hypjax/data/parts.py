@@ -109,7 +109,7 @@ def divide(
     """Returns training, validation and test images and the gallery, as `Splits` holds them.
 
     What parts lack is held out of `train`: test classes, or images of all classes, and validation
-    classes. `where` is for messages. Raises UserError if there are too few classes.
+    classes.
     """
     train, validation = parts.get("train"), parts.get("validation")
     test, gallery = parts.get("test"), None

@@ -78,8 +78,7 @@ def find_images(where: str) -> Dataset:
     They are given by a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a
     .txt file with one path per line, relative to the file's folder; a pattern such as
     'photos/*.jpg'; one image; or a dataset, see `find_dataset`. A file of features, see
-    `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none, or a
-    name is not UTF-8, which the formats of galleries cannot hold.
+    `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none.
     """
     from hypjax.retrieval.feature_files import has_features
 
@@ -124,10 +123,7 @@ def _files(
 
 
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
-    """Reads a file of features, or of points, as a table whose rows stand for images.
-
-    `labels` is a file with the classes, if the first one has none.
-    """
+    """Reads a file of features, or points, and one of labels, if it has none, as a table."""
     from hypjax.retrieval.embeddings import read_features
 
     return _table_of_features(read_features(path, labels))
@@ -170,7 +166,7 @@ def list_folder(root: pathlib.Path) -> Dataset:
 
     They are splits if one is named `train` and has sub-folders itself. Files at any depth below a
     class belong to it; outside classes the label is ''. Hidden files and files without an image
-    suffix are ignored. Raises UserError if a folder cannot be read.
+    suffix are ignored.
     """
     names = sorted(map(pathlib.PurePath, files_below(root)))
     names = [name for name in names if name.suffix.lower() in IMAGES]
@@ -184,8 +180,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     """Reads the images that a CSV or Parquet table lists.
 
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
-    `split` and `superlabel`. Raises UserError if the table cannot be read, lacks a column or a
-    value, or lists a file twice.
+    `split` and `superlabel`.
     """
     row_of: dict[str, int] = {}
     rows = []

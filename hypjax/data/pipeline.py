@@ -146,8 +146,7 @@ def training_batches(
     """Yields the batches of the given steps, counted from 0, prepared ahead of their use.
 
     Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
-    labels and ids are those of the whole batch. Close the generator to end the workers. Raises
-    UserError if an image cannot be read or a worker process dies.
+    labels and ids are those of the whole batch. Close the generator to end the workers.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.
@@ -176,8 +175,7 @@ def readable_batches(
 
     All batches have the same size, so that one compiled program serves them: the last one is padded
     with zeros. Of each, the given rows are delivered, or all. Unreadable images are black and
-    reported, if `tolerant`. Close the generator to end the workers. Raises UserError if a worker
-    process dies.
+    reported, if `tolerant`. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
     batches = range(-(-len(dataset) // batch_size))

@@ -37,8 +37,7 @@ def find_dataset(where: str) -> Dataset | None:
     `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
     columns `image`, `label` and `superlabel`; the `split`, or several, as in train+test, which
     count as one; and the `subset` of a repository. If there are several splits and none was named,
-    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17. Raises
-    UserError if it cannot be read, has no images, or lacks a column or a split.
+    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17.
     """
     location, options = _options(where)
     load = _loader(location, options.get("subset"))
@@ -111,10 +110,7 @@ def _library() -> types.ModuleType:
 
 
 def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Names of visible files at any depth of a folder, with '/'; follows links.
-
-    Raises a UserError if a folder cannot be read.
-    """
+    """Names of visible files at any depth of a folder, with '/'; follows links."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
@@ -149,7 +145,6 @@ def table_of(
 
     Images are the column of that type, or of bytes; classes are named `label`, for example, or are
     the first `ClassLabel`. Without a place, to which names of images refer, images are in memory.
-    Raises UserError if there is no column of images, or several.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]

@@ -38,8 +38,7 @@ def open_prepared(
 ) -> Splits:
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
-    `data_dir` is the folder or URL of prepared datasets. Test classes are held out only if there
-    are no test images.
+    `data_dir` is the folder or URL of prepared datasets.
     """
     parts, known = _open(name, data_dir, decoding)
     if "train" not in parts and known["judgements"] is None:
@@ -124,8 +123,7 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
 
     Every image is decoded once to check that it is readable, unless that was done before and no
-    file has changed. Raises UserError if one is not, a class is unknown, or there are too few
-    classes or images to train or to search.
+    file has changed.
     """
     path = pathlib.Path(where).expanduser()
     images = shards.find_dataset(where)
@@ -150,10 +148,7 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
-    """Opens the features of a file as `open_photos` opens images.
-
-    `labels` is a file with the classes, if the first one has none.
-    """
+    """Opens the features of a file, whose classes may be in a second one, as images are opened."""
     images = photos.read_vectors(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
@@ -165,10 +160,7 @@ def open_images(
     held_out: HeldOutClasses,
     root: pathlib.Path = pathlib.Path(),
 ) -> Splits:
-    """Opens listed images as `open_photos` does; their names below the root are part of the hash.
-
-    `where` is for messages.
-    """
+    """Opens listed images as `open_photos` does; the hash has their names below the root."""
     names = [os.path.relpath(name, root) for name in images.names]
     measured = _measure(images)
     columns = (images.class_names, images.splits, images.groups, measured)
@@ -228,10 +220,7 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed.
-
-    Decodes each image; raises UserError if any cannot be read, and names the first ones.
-    """
+    """Returns height, width and checksum of each image, from the cache if no file has changed."""
     cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
     in_memory = not images.facts[0]
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.

@@ -17,8 +17,7 @@ from hypjax.system import console
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names without a suffix get that of the image's format. Raises UserError if the folder exists or
-    cannot be written, or there is no such dataset.
+    Names without a suffix get that of the image's format.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")

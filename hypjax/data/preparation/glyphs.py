@@ -60,9 +60,7 @@ def example(pixels: np.ndarray, name: str, class_name: str, superlabel: str) -> 
     return Example(file.getvalue(), *pixels.shape, name, class_name, superlabel)
 
 
-def split_classes(
-    classes: Sequence[fonts.GlyphClass],
-) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
+def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:
     """Splits the classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
     tested = set(order[: round(TEST_SHARE * len(classes))].tolist())

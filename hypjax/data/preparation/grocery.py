@@ -28,10 +28,7 @@ class _Product(NamedTuple):
 
 
 def _list_photos(tree: FileTree, tested: str) -> Iterator[Entry]:
-    """Lists photos by product, then in the order of the published lists.
-
-    Those of the products that are not trained on are in the split `tested`.
-    """
+    """Lists photos by product, then in published order; `tested` is the split not trained on."""
     products = _products(tree)
     trained, numbered = _trained(products), []
     for part in _PARTS:

@@ -82,13 +82,10 @@ class FileTree(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """A .zip or .tar file with all or part of a dataset.
-
-    It is opened only if nothing in the dataset's folder matches the pattern of what it unpacks to.
-    """
+    """A .zip or .tar file with all or part of a dataset."""
 
     file: str  # Its name, or its path below the dataset's folder.
-    unpacked: str
+    unpacked: str  # Pattern of its contents; if anything in the folder matches, it is not opened.
     url: str = ""
     sha256: str | None = None  # Of the file at that address; None if downloads may differ.
 
@@ -178,8 +175,7 @@ class OfficialDataset(NamedTuple):
 
         `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
         None, `downloads` is searched, and missing archives are downloaded where possible. Archives
-        are unpacked there for the time being. Listed images without a file are left out. Raises
-        UserError if no images are found, or a list or an archive is damaged.
+        are unpacked there for the time being. Listed images without a file are left out.
         """
         base = (manual_dir or downloads).absolute()
         root = self._find_root(base)
@@ -258,10 +254,7 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
 def write_files(
     folder: pathlib.Path, name: str, files: Files, part: str | None, *, skip_corrupt: bool
 ) -> None:
-    """Writes the listed images that can be read, which threads decode once, into a new folder.
-
-    Raises UserError if some cannot be read and are not to be left out.
-    """
+    """Writes the listed images, which threads decode once, into a new folder."""
     broken: dict[str, str] = {}  # Why images cannot be read, by name.
     total = sum(map(len, files.images.values()))
     check = functools.partial(_check, files.tree)

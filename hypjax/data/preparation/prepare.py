@@ -42,10 +42,7 @@ def prepare(
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordFolder:
-    """Prepares a dataset unless it is already prepared, and reports progress.
-
-    The arguments are the flags of `python -m hypjax.prepare`.
-    """
+    """Prepares a dataset unless that was done; arguments are flags of `hypjax.prepare`."""
     root, parts = _root(data_dir), getattr(declared(name), "parts", {})
     if is_url(root):
         raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")

@@ -248,8 +248,7 @@ class View(NamedTuple):
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
     """Chooses two faces of each letter without accents, at random, by what they are for.
 
-    Letters that resemble an earlier one when drawn at the same size are left out. No letter is in
-    two of the lists.
+    Letters that resemble an earlier one when drawn at the same size are left out.
     """
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]

@@ -15,13 +15,11 @@ from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"
 _PARTS = {"train": "train", "val": "test"}  # Names in the list, and ours.
-
-
 _Part = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their names.
 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
-    """Reads the list; raises UserError if it is missing, damaged or could run code."""
+    """Reads the list, without running code that it may hold."""
     loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
         return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
