@@ -1,7 +1,6 @@
 """Finds the nearest neighbours of query images."""
 
 import dataclasses
-import functools
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -82,10 +81,8 @@ def main() -> None:
     results = find_hits(queries, images, gallery, FLAGS.k, refinement, match)
     if output:
         from hypjax.analysis.hit_grid import draw
-        from hypjax.data.pixels import read_image
 
-        files = draw(results, output, functools.partial(read_image, channels=3))
-        console.say(f"wrote {', '.join(map(str, files))}")
+        console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
     for hits in results:
         print(hits)
 

@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
+from hypjax.data.pixels import read_image
 from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
@@ -59,16 +60,14 @@ class ImageReader:
             )
 
 
-def draw(
-    found: Sequence[Hits], output: pathlib.Path, read: Callable[[str], Image.Image]
-) -> list[pathlib.Path]:
+def draw(found: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
     """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
     rows = []
     for hits in found:
         marks = map(hits.mark, range(len(hits.paths)))
         columns = zip(hits.paths, hits.labels, hits.distances, marks, strict=True)
         rows.append(hit_row(hits.query, hits.label, columns))
-    return draw_rows(rows, output, read)
+    return draw_rows(rows, output, lambda path: read_image(path, 3))
 
 
 def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]]) -> list[Picture]:

@@ -67,18 +67,17 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
     answerable = (test.num_classes > 1) & (counts[test.labels] > alone)
-    wrong = np.flatnonzero(answerable & ~right[:, 0])
-    correct = np.flatnonzero(answerable & right[:, 0])
-    wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
-    correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
+    correct, nearest = right[:, 0], distances[:, 0]
+    order = np.lexsort((np.where(correct, -nearest, nearest), correct))
     searches = []
-    for i in np.concatenate([wrong, correct]).tolist():
+    for i in order[answerable[order]].tolist():
         names = test.class_name(i), items.class_name(found[i, 0])
         hits = found[i].tolist(), distances[i].tolist(), right[i].tolist()
         searches.append(Search(i, *hits, names))
-    first = right[answerable, 0].astype(np.float64)
+    first = correct[answerable].astype(np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
-    return RunSearches(run, points, space, searches, len(wrong), interval, _classes(searches))
+    failures = int(np.sum(first == 0))
+    return RunSearches(run, points, space, searches, failures, interval, _classes(searches))
 
 
 def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
