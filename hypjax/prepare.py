@@ -1,13 +1,11 @@
 """Downloads, checks and packs a dataset."""
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
 
 EXAMPLE = "python -m hypjax.prepare --dataset=scenes"
 FLAGS = command.Flags(
-    dataset=command.string(
-        "Name of the dataset: grocery, grocery_icons, cub200, cars196, sop, inshop, omniglot, "
-        "sfm120k, roxford5k, rparis6k, revisitop1m, glyphs or scenes."
-    ),
+    dataset=command.string(f"Name of the dataset: {', '.join(PREPARED)}."),
     manual_dir=command.string(
         "Folder with the published archives or their extracted contents. Default: download the "
         "dataset, where its publisher allows that."

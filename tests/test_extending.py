@@ -1,5 +1,6 @@
 """What docs/extending.md shows does what the page says."""
 
+import functools
 import itertools
 import json
 import sys
@@ -18,12 +19,15 @@ from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
 from hypjax.data import views
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, PoincareBall, Sphere
+from hypjax.geometry import SPACES, PoincareBall, Product, Sphere
+from hypjax.geometry.registry import describe_space, space_of
+from hypjax.inference.external_embedder import open_encoder
 from hypjax.inference.run import Run
 from hypjax.objectives import Objective, create_objective, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.system import integrations
 from hypjax.training.optim import create_optimizer
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees
@@ -104,6 +108,7 @@ def test_the_loss_of_pairs_equals_a_plain_loop():
 
 def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     (code,) = shown_objective.blocks("A space")
+    assert "from hypjax.geometry import" not in code  # It is not complete yet in `registry.py`.
     module = types.SimpleNamespace()
     exec(code, vars(module))
     monkeypatch.setitem(SPACES, "klein", None)  # It is removed afterwards.
@@ -126,6 +131,37 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     assert space.mean(x) == pytest.approx(space.from_ball(PoincareBall(0.3).mean(expected)))
     with pytest.raises(UserError, match="embedding 1 is not inside the ball"):
         space.check(np.array([[0.1, 0], [2, 0]]))
+
+
+def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
+    class Largest(Product):
+        def combined(self, distances):
+            return functools.reduce(jnp.maximum, distances)
+
+    monkeypatch.setitem(SPACES, "largest", None)  # It is removed afterwards.
+    hypjax.register_space("largest", Largest)
+    config = default_config()
+    config.objective.space, config.objective.parts = "largest", ("poincare", "sphere")
+    validate(config)
+    space = create_objective(config).space
+    x = space.embed(np.random.default_rng(0).normal(size=(20, 6)))
+    parts = [
+        part.distance_matrix(a, a) for (part, _), a in zip(space.parts, space.split(x), strict=True)
+    ]
+    far = np.maximum(*parts)
+    found = nearest_neighbors(x, x, k=4, space=space)[1]
+    np.testing.assert_array_equal(found[:, 1:], np.argsort(far, axis=1)[:, 1:4])
+    assert space_of(describe_space(space)) == space
+
+
+def test_the_encoder_of_another_library_embeds(monkeypatch):
+    code, line = shown_objective.blocks("An encoder of another library")
+    module = types.ModuleType("hypjax.integrations.colours")
+    exec(code, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    ((name, row),) = eval("{" + line + "}", vars(integrations)).items()
+    monkeypatch.setitem(integrations.INTEGRATIONS, name, row)
+    assert open_encoder(f"{name}:2").columns(np.ones((1, 12), "f"))["vectors"].shape == (1, 12)
 
 
 def test_the_metrics_tell_the_first_places(monkeypatch):

@@ -14,7 +14,7 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, learned_numbers
-from hypjax.geometry.registry import named_parts
+from hypjax.geometry.registry import has_parts, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS, SIZES
@@ -96,8 +96,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.load_head", "model.head is set", _has_head),
     ("objective.curvatures", _CURVED, _is_curved),
     ("objective.learn_c", _CURVED, _is_curved),
-    ("objective.parts", "objective.space is product", lambda c: c.objective.space == "product"),
-    ("objective.summed", "objective.space is product", lambda c: c.objective.space == "product"),
+    ("objective.parts", "objective.space is product", lambda c: has_parts(c.objective.space)),
+    ("objective.summed", "objective.space is product", lambda c: has_parts(c.objective.space)),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "the encoder is trained", _trains_encoder),
@@ -166,7 +166,7 @@ def _of_model(config: ConfigDict) -> Relations:
 
 def _of_product(config: ConfigDict) -> Relations:
     fields, model = config.objective, config.model
-    if fields.space != "product":
+    if not has_parts(fields.space):
         return
     count, curved = len(fields.parts), sum(has_curvature(SPACES[name]) for name in fields.parts)
     yield not count, "objective.parts", "two or more spaces if objective.space is product"

@@ -70,9 +70,14 @@ def simple_spaces() -> list[str]:
     return [name for name, space in SPACES.items() if hasattr(space, "search_terms")]
 
 
+def has_parts(space: str) -> bool:
+    """Whether a space, by its name, is a product, whose parts `objective.parts` names."""
+    return issubclass(SPACES[space], Product)
+
+
 def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
     """Names of the spaces that `config.objective` describes: of a product, its parts."""
-    return fields["parts"] if fields["space"] == "product" else [fields["space"]]
+    return fields["parts"] if has_parts(fields["space"]) else [fields["space"]]
 
 
 def create_space(fields: Mapping[str, Any]) -> Space:
@@ -88,9 +93,9 @@ def create_space(fields: Mapping[str, Any]) -> Space:
 
     name, curvatures = fields["space"], fields["curvatures"]
     scalars = {"curvatures": curvatures} if curvatures else {}
-    if name == "product":
+    if has_parts(name):
         parts = tuple((one(part), 1.0) for part in fields["parts"])
-        return Product(parts, fields["summed"]).with_scalars(scalars)
+        return SPACES[name](parts, fields["summed"]).with_scalars(scalars)
     if not scalars or not has_curvature(SPACES[name]):
         return one(name)
     parts = ((one(name), 1 / len(curvatures)),) * len(curvatures)
