@@ -10,7 +10,7 @@ schedule, batch, crops and image scale were chosen on the validation classes.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, hier, recipes, variant_error, variants
+from hypjax.config import default_config, recipes, variant_error, variants
 
 VARIANTS = ("hyp", "sph", "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
 
@@ -46,7 +46,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     recipes.choose_loss(config, variant, proxy_rate=1.0)
     if variant == "hier":
         config.objective.hier_rate = 1.0
-        hier.shrink(config)
+        config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
     elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
         config.objective.margin = 0.9

@@ -129,7 +129,8 @@ def reported() -> Iterator[None]:
 def _has_devices() -> bool:
     """Whether JAX finds a device of those that JAX_PLATFORMS names."""
     with contextlib.suppress(AssertionError, RuntimeError):
-        return "JAX_PLATFORMS" not in os.environ or bool(sys.modules["jax"].default_backend())
+        named = "jax" in sys.modules and "JAX_PLATFORMS" in os.environ
+        return not named or bool(sys.modules["jax"].default_backend())
     return False
 
 

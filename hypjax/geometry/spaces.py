@@ -108,10 +108,15 @@ class Space(Protocol):
 
     def to_ball(self, x: Vectors) -> Vectors:
         """The isometry to that ball: of a ball, the points themselves."""
-        return x
+        return self._in_own_ball(x)
 
     def from_ball(self, x: Vectors) -> Vectors:
         """The inverse of `to_ball`."""
+        return self._in_own_ball(x)
+
+    def _in_own_ball(self, x: Vectors) -> Vectors:
+        if self.ball() is not self:  # Or coordinates of another space would pass for the ball's.
+            raise TypeError(f"{self} defines no isometry to a ball")
         return x
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:

@@ -30,7 +30,7 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     # HyperView writes ids into URLs.
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
-    if not space.squared:
+    if not (space.squared and space.normalized):
         ball = space.ball()
         if ball is None or ball.c <= 0:
             raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")

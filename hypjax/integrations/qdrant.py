@@ -214,7 +214,7 @@ class QdrantGallery:
         self.space.check(points)
         in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         centres = in_ball
-        for _ in range(1 if self.space.squared else 2):
+        for _ in range(1 if self.space.ball() is None else 2):
             found = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, found)))
             by_id = {image.id: image for of_query in found for image in of_query}

@@ -233,7 +233,7 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
-    if space.squared:
+    if space.ball() is None:
         return points
     points = euclidean.in_ball(points, space)
     factors = euclidean.separation_factors(points, space)[:, None]
@@ -253,10 +253,10 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
-    """An empty graph for a space that is isometric to a ball, or the sphere."""
+    """An empty graph for a space that is isometric to a ball, or else the sphere."""
     import usearch.index
 
-    if space.squared:
+    if space.ball() is None:
         metric, size = usearch.index.MetricKind.L2sq, dim
     else:
         metric, size = _separation(dim, rounded)[0], dim + 1

@@ -3,16 +3,19 @@
 import contextlib
 import ctypes
 import errno
+import glob
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+_ABANDONED = 86400  # Seconds after which a temporary file is no longer being written.
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
 
@@ -34,6 +37,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     A kill or a power failure leaves the old state or the new one. Several processes may replace a
     path at once: the last one counts.
     """
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+        with contextlib.suppress(OSError):
+            if time.time() - abandoned.stat().st_mtime > _ABANDONED:
+                remove(abandoned)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     try:
         yield temporary

@@ -1,5 +1,7 @@
 """The configurations of the four benchmarks: published values."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,6 +218,13 @@ def test_hypmix_changes_the_objective_and_scores_the_head_by_cosine(dataset):
         expected = recipe | {f"objective.{field}": value for field, value in own.items()}
         expected |= {"eval.spaces.head": ["sphere", "objective"], "variant": f"mix-{encoder}"}
         assert identity(load(dataset, f"mix-{encoder}")) == expected
+
+
+@pytest.mark.parametrize("dataset", ["glyphs", "omniglot"])
+def test_all_variants_of_the_examples_are_valid(dataset):
+    module = importlib.import_module(f"configs.{dataset}")
+    for variant in module.VARIANTS:
+        validate(load(dataset, variant))
 
 
 def test_the_examples_have_the_same_losses():
