@@ -108,7 +108,7 @@ class Flattened(nn.Module):
 
 
 def test_an_encoder_for_one_size_cannot_embed_at_other_scales():
-    model = Embedder(OwnEncoder(Flattened(), dim=4, image_size=8, channels=3), head_dim=2)
+    model = Embedder(OwnEncoder(Flattened(), dim=4, image_size=8), head_dim=2)
     images = np.zeros((2, 8, 8, 3), np.uint8)
     params = model.init(jax.random.key(0), images / 255)["params"]
     for scales in ((1.0,), (1.0, 0.5)):
