@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from hypjax import parallel
 from hypjax.config.choices import OWN
@@ -74,8 +74,6 @@ class Model(ImageEmbedder):
         self.config, self.model, self.params, _ = trained
         self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size
-        scaling, scales = (self.config.data.mean, self.config.data.std), self.config.eval.scales
-        self._function = embed_function(self.model, scaling, {part: self.space}, scales)
         self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
 
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
@@ -162,6 +160,10 @@ class Model(ImageEmbedder):
         """Whether it embeds images, and not features of another model."""
         return self.model.encoder.takes_pixels
 
+    def _embed_batch(self, params: PyTree, images: Array) -> dict[str, Array]:
+        scaling, spaces = (self.config.data.mean, self.config.data.std), {self.part: self.space}
+        return embed_function(self.model, scaling, spaces, self.config.eval.scales)(params, images)
+
     def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
         """The embedding of a batch on each of some devices."""
         # Each device has a whole batch: a program of fewer rows would round differently, and a
@@ -169,7 +171,7 @@ class Model(ImageEmbedder):
         if count not in self._programs:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            program = jax.jit(parallel.map_local_images(self._function, mesh))
+            program = jax.jit(parallel.map_local_images(self._embed_batch, mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
         return self._programs[count]
 

@@ -54,8 +54,8 @@ def test_embeds_as_the_command_does(model, run, photos_folder, tmp_path):
 
 def test_few_images_are_embedded_in_programs_of_a_power_of_two(run, photos_folder):
     model, sizes = hypjax.load(run), set()
-    gallery, function = model.gallery(photos_folder), model._function
-    model._function = lambda params, x: (sizes.add(len(x)), function(params, x))[1]
+    gallery, function = model.gallery(photos_folder), model._embed_batch
+    model._embed_batch = lambda params, x: (sizes.add(len(x)), function(params, x))[1]
     model._programs.clear()
     for count in (1, 3, 16, 19):
         points = model.embed(gallery.ids[:count].tolist())
