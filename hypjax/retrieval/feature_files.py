@@ -74,12 +74,12 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], place: str) -> Feature
 
 
 def as_names(
-    given: ArrayLike | None, name: str, count: int, place: str
+    column: ArrayLike | None, name: str, count: int, place: str
 ) -> Shaped[np.ndarray, " n"] | None:
     """One of the other columns as strings; None if there is none."""
-    if given is None:
+    if column is None:
         return None
-    values = np.asarray(given)
+    values = np.asarray(column)
     if values.shape != (count,) or values.dtype.kind not in "iubUO":
         kind = f"{values.dtype} of shape {list(values.shape)}"
         raise UserError(f"{name} of {place} must be {count} whole numbers or strings, not {kind}")

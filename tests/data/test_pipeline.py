@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, fill_cache
+from hypjax.data.dataset import fill_cache
 from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
@@ -22,7 +22,7 @@ from hypjax.errors import UserError
 from hypjax.models.layers import mirror, normalize
 from hypjax.system.array_cache import ArrayCache
 from hypjax.types import Batch, View
-from tests.helpers.pictures import dataset_of, encoded
+from tests.helpers.pictures import dataset_of, dataset_without_images, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
 CROP = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
@@ -126,13 +126,10 @@ jpeg = functools.partial(encoded, kind="JPEG")
 
 
 def dataset_of_files(*files, **options):
-    sizes = []
-    for file in files:
-        image = pixels.decode(file, 3, upright=options.get("upright", False))
-        sizes.append((image.height, image.width))
-    everything = np.arange(len(files))
-    records = list(files)
-    return Dataset(records, everything, everything, np.array(sizes), **options)
+    images = [pixels.decode(file, 3, upright=options.get("upright", False)) for file in files]
+    sizes = np.array([image.size[::-1] for image in images])
+    records = {"records": [*files], "sizes": sizes}
+    return dataset_without_images(np.arange(len(files)), **records, **options)
 
 
 BOX = np.array([31, 57, 300, 280])
