@@ -1,5 +1,6 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
+import functools
 import io
 import re
 import zlib
@@ -27,39 +28,14 @@ FIRST, SECOND = (f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(2))
 
 
 @pytest.fixture
-def complete(monkeypatch):
-    """Makes a small copy count as the complete dataset."""
-
-    def complete(name, written):
-        counts = {
-            split: records.Count(len(part), len({image.label for image in part}))
-            for split, part in written.items()
-        }
-        dataset, declared = preparation.declared(name), preparation.declared
-        dataset = dataset._replace(counts=counts)
-        monkeypatch.setattr(
-            preparation, "declared", lambda other: dataset if other == name else declared(other)
-        )
-        return written
-
-    return complete
+def cub(tmp_path):
+    """Writes a small CUB, some of whose files may be replaced."""
+    return functools.partial(official_files.write_cub, tmp_path / "files")
 
 
-@pytest.fixture
-def cub(tmp_path, complete):
-    """Writes a small CUB that counts as complete; some files may be replaced."""
-
-    def cub(broken=None, **kwargs):
-        folder = tmp_path / "files"
-        return complete("cub200", official_files.write_cub(folder, broken=broken, **kwargs))
-
-    return cub
-
-
-def prepared(tmp_path, name="cub200", **kwargs):
-    return prepare(
-        name, data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "files"), **kwargs
-    )
+def prepared(tmp_path, name="cub200", allow_partial=True, **kwargs):
+    folders = {"data_dir": str(tmp_path / "data"), "manual_dir": str(tmp_path / "files")}
+    return prepare(name, **folders, allow_partial=allow_partial, **kwargs)
 
 
 def contents(dataset):
@@ -71,11 +47,10 @@ def left(data_dir):
     return sorted(path.relative_to(data_dir).as_posix() for path in data_dir.glob("cub200/[!.]*"))
 
 
-def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete):
-    written = complete("inshop", official_files.write_inshop(tmp_path / "files"))
+def test_records_hold_the_files_and_the_index_describes_them(tmp_path):
+    written = official_files.write_inshop(tmp_path / "files")
     folder = prepared(tmp_path, "inshop")
     assert list(folder.splits) == list(written)
-    assert preparation.notes(folder) == ()
     numbers = {}
     for split, files in written.items():
         found = records.open_records(folder, split)
@@ -117,7 +92,7 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     names = [f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(7)]
     images = dict(zip(names, unusual_images().items(), strict=True))
-    cub({name: content for name, (_, content) in images.items()}, classes=(1,), images=7)
+    cub(broken={name: content for name, (_, content) in images.items()}, classes=(1,), images=7)
     folder = prepared(tmp_path)
     assert list(folder.splits) == ["train"]  # A split without images is left out.
     found = records.open_records(folder, "train")
@@ -127,15 +102,13 @@ def test_unusual_images_are_kept_unchanged(tmp_path, cub, monkeypatch):
         assert tuple(size) == ((1, 1) if kind == "1x1" else (10, 12))
 
 
-def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, complete):
-    folder = tmp_path / "files"
-    written = complete("grocery_icons", official_files.write_grocery(folder, icons=True))
+def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path):
+    written = official_files.write_grocery(tmp_path / "files", icons=True)
     stored = prepared(tmp_path, "grocery_icons")
     labels = {n: set(records.open_records(stored, n).class_names) for n in written}
     assert labels["train"] | labels["query"] == labels["gallery"] and len(labels["gallery"]) == 9
     assert not labels["train"] & labels["query"]
     # Both tasks have the same photos for training and as queries, so they share their caches.
-    complete("grocery", official_files.write_grocery(folder))
     prepared(tmp_path, "grocery")
     fields = [f"run.data_dir={tmp_path / 'data'}", "data.validation_classes=0"]
     shop, icons = (
@@ -181,7 +154,7 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, 
     jpeg = encoded(picture, "JPEG")
     broken = {FIRST: jpeg[: len(jpeg) // 2], SECOND: b"text"}
     reasons = "is truncated", "not an image"
-    cub(broken)
+    cub(broken=broken)
     with pytest.raises(UserError, match=r"2 of 12 images cannot be read .* --skip_corrupt"):
         prepared(tmp_path)
     lines = re.findall(r"cannot read .*", capsys.readouterr().err)
@@ -192,15 +165,14 @@ def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, 
     skipped = (folder.path / "skipped.tsv").read_text().splitlines()
     assert skipped[0] == "name\treason" and skipped[2] == f"{SECOND}\tnot an image"
     assert len(skipped) == 3 and SECOND not in records.open_records(folder, "train").names
-    assert preparation.notes(folder) == ("a partial copy of cub200: train 4 of 6 images",)
+    assert preparation.notes(folder)[0].startswith("a partial copy of cub200: train 4 of 5864 im")
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
     written = official_files.write_half_cars(tmp_path / "files", box=(3, 2, 18, 12))
     with pytest.raises(UserError, match="no part 'half'; --part is one of train, train_boxes"):
         prepared(tmp_path, "cars196", part="half")
-    options = {"part": "train_boxes", "allow_partial": True}
-    folder = prepared(tmp_path, "cars196", **options)
+    folder = prepared(tmp_path, "cars196", part="train_boxes")
     note, partial = preparation.notes(prepared_folder("cars196", str(tmp_path / "data")))
     assert note.startswith("the training half of Cars-196 (8144 of 16185 photos), cut to their box")
     assert "train 4 of 4052 images in 2 of 98 classes, test 4 of 4092 images in 2 of 98" in partial
@@ -211,26 +183,29 @@ def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
         cut = np.asarray(pixels.decode(found.content(i), 3), np.int32)
         assert np.abs(whole - cut).mean() < 3
     with pytest.raises(UserError, match="holds the part train_boxes"):
-        prepared(tmp_path, "cars196", allow_partial=True)
+        prepared(tmp_path, "cars196")
 
 
-def test_a_partial_copy_is_rejected_or_described(tmp_path, capsys, monkeypatch):
-    official_files.write_cub(tmp_path / "files", classes=(1, 101), images=3)
+def test_a_partial_copy_is_rejected_or_described(tmp_path, cub, capsys, monkeypatch):
+    cub(classes=(1, 101))
     counted = (
         "train 3 of 5864 images in 1 of 100 classes, test 3 of 5924 images in 1 of 100 classes"
     )
     with monkeypatch.context() as patch:  # Before any image is read.
         patch.setattr(pixels, "decode", lambda *_, **__: pytest.fail("read an image"))
         with pytest.raises(UserError, match=f"{counted}.*use --allow_partial"):
-            prepared(tmp_path)
+            prepared(tmp_path, allow_partial=False)
     folders = [f"--manual_dir={tmp_path / 'files'}", f"--data_dir={tmp_path / 'data'}"]
     the_command.FLAGS(["prepare", "--dataset=cub200", *folders, "--allow_partial"])
     the_command.main()
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].split() == ["train", "3", "images,", "1", "classes"]
     assert shown[3].startswith(f"  a partial copy of cub200: {counted}")
-    prepared(tmp_path)
+    folder = prepared(tmp_path, allow_partial=False)
     assert "already prepared" in capsys.readouterr().err
+    complete = preparation.declared("cub200")._replace(counts=folder.splits)
+    monkeypatch.setattr(preparation, "declared", lambda name: complete)
+    assert preparation.notes(folder) == ()
 
 
 def test_classes_in_both_splits_are_rejected(tmp_path):
@@ -239,7 +214,7 @@ def test_classes_in_both_splits_are_rejected(tmp_path):
     for small, large in (("small1", "background"), ("small2", "evaluation")):
         (files / f"images_background_{small}").rename(files / f"images_{large}")
     with pytest.raises(UserError, match="Greek/character01 is in both train and test"):
-        prepared(tmp_path, "omniglot", allow_partial=True)
+        prepared(tmp_path, "omniglot")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, cub):
@@ -283,7 +258,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
 
 def test_exported_files_are_the_prepared_ones(tmp_path, cub):
     gif = unusual_images()["animated"]
-    written = cub({FIRST: gif})
+    written = cub(broken={FIRST: gif})
     prepared(tmp_path)
     assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12
     files = sorted((tmp_path / "out/train/001.Bird_1").iterdir())
