@@ -199,8 +199,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
     `split` and `superlabel`.
     """
-    row_of: dict[str, int] = {}
-    rows = []
+    row_of, rows = {}, []
     for number, row in enumerate(_read_rows(table), start=1):
         place = f"{table}, row {number}"
         path, label, split, superlabel = (

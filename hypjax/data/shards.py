@@ -95,7 +95,7 @@ def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
         if suffixes & IMAGES or not suffixes & _FORMATS.keys():
             return None
         return functools.partial(_library().load_dataset, str(path.absolute()), subset)
-    if path.suffix not in _FORMATS or _is_table(path):
+    if path.suffix not in _FORMATS or (path.suffix == ".parquet" and _is_table(path)):
         return None
     files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
     return functools.partial(_library().load_dataset, _FORMATS[path.suffix], data_files=files)
@@ -128,14 +128,11 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
 
 def _is_table(path: pathlib.Path) -> bool:
-    """Whether a .parquet file lists paths of images, or holds features, in place of images."""
-    if path.suffix != ".parquet" or not path.is_file():
-        return False
+    """Whether a .parquet file lists paths of images."""
     try:
-        names = pyarrow.parquet.read_schema(path).names
+        return path.is_file() and "path" in pyarrow.parquet.read_schema(path).names
     except Exception:  # It is damaged; who reads it as a table says so.
         return True
-    return bool({"path", "features"} & set(names))
 
 
 def table_of(
