@@ -14,6 +14,19 @@ from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair, free_port, python
 
 
+@pytest.mark.parametrize(
+    ("capability", "flags", "triton"),
+    [("9.0", "", False), ("gfx90a", "", None), ("9.0", "--xla_gpu_enable_triton_gemm=true", None)],
+)
+def test_nvidia_gpus_multiply_by_cublas_unless_flags_say_otherwise(
+    monkeypatch, capability, flags, triton
+):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(compute_capability=capability)]))
+    assert parallel.compiler_options(mesh).get("xla_gpu_enable_triton_gemm") is triton
+    assert parallel.compiler_options(parallel.create_mesh()) == {}
+
+
 def trajectories(path, training, *cases):
     """Returns what `tests.helpers.trajectories` finds in each case."""
     command = ("-m", "tests.helpers.trajectories", path, training, *cases)
