@@ -1,6 +1,7 @@
 """The Poincaré ball as a space, and what it shares with the hyperboloid."""
 
 import dataclasses
+import math
 import numbers
 from types import ModuleType
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from hypjax.geometry.spaces import (
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
-_SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
+SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
 _SQRT2 = 2**0.5
 
 
@@ -66,7 +67,7 @@ class CurvedSpace(InnerProductSpace):
 
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
-        if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
+        if not (self.c == 0 or self.c >= SMALLEST_CURVATURE):
             raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
         super().check(x, first=first)
 
@@ -113,6 +114,15 @@ class PoincareBall(CurvedSpace):
     def features(self, x: Vectors) -> Points:
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
+        """min(‖v‖, the longest), and tanh(√c·that)/√c."""
+        root = max(float(self.c), SMALLEST_CURVATURE) ** 0.5
+        longest = math.atanh(poincare.MAX_NORM) / root
+        if self.clip_radius is not None:
+            longest = min(self.clip_radius, longest)
+        clipped = xp.clip(norms, None, longest)
+        return clipped, [xp.tanh(root * clipped) / root]
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

@@ -77,16 +77,23 @@ def test_without_an_anchor_or_different_ancestors_the_loss_is_zero():
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
 
-def test_noise_chooses_the_ancestors():
-    """d(i, 0) − d(i, 1) + δ + d(j, 0) − d(j, 1) + δ + d(k, 1) − d(k, 0) + δ, each at least 0."""
-    points = jnp.array([[0.1, 0], [0.2, 0], [1.0, 0]])
+@pytest.mark.parametrize(("of_two", "of_three"), [(0, 1), (1, 0)])
+def test_the_first_noise_chooses_the_ancestor_of_two_and_the_second_that_of_three(of_two, of_three):
+    """d(i, ρ_ij) − d(i, ρ_ijk) + δ + d(j, ρ_ij) − d(j, ρ_ijk) + δ + d(k, ρ_ijk) − d(k, ρ_ij) + δ.
+
+    Each term is at least 0. In the second case i and j are far from their own ancestor.
+    """
+    points = jnp.array([[0.1, 0], [0.2, 0], [0.9, 0]])
     proxies = jnp.array([[0.0, 0], [1.5, 0]])
-    noise = np.array([[[99.0, 0]], [[0, 99.0]]])
+    noise = 99.0 * np.eye(2, dtype=np.float32)[[of_two, of_three]][:, None]
     d = np.asarray(BALL.distance_matrix(points, proxies))
-    expected = sum(
-        max(0, x + 0.1) for x in (d[0, 0] - d[0, 1], d[1, 0] - d[1, 1], d[2, 1] - d[2, 0])
+    signs = ((0, 1), (1, 1), (2, -1))
+    terms = [sign * (d[row, of_two] - d[row, of_three]) for row, sign in signs]
+    expected = sum(max(0, term + 1.0) for term in terms)
+    value = jax.jit(functools.partial(hier, space=BALL, margin=1.0))(
+        points, proxies, TRIPLETS[:1], noise
     )
-    value = LOSS(points, proxies, TRIPLETS[:1], noise)
+    assert expected > 0.1
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
