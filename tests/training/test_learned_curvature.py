@@ -123,7 +123,7 @@ def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatc
     assert published.fingerprint == model.fingerprint
     text = (folder / "hypjax.json").read_text()
     (folder / "hypjax.json").write_text(re.sub('"log_c": [^}]*', '"log_c": 1e9', text))
-    with pytest.raises(UserError, match="hypjax.json is damaged .space holds no valid log_c"):
+    with pytest.raises(UserError, match="hypjax.json is damaged .learned holds no valid log_c"):
         hypjax.load(folder)
 
 
