@@ -8,20 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import (
-    Group,
-    Spec,
-    create_objective,
-    hier,
-    loss_function,
-    reciprocal_triplets,
-)
-from hypjax.types import Batch, Outputs
+from hypjax.objectives import Group, Spec, hier, reciprocal_triplets
+from tests.helpers.losses import BALL, SPHERE, loss_of, objective
 
-BALL = PoincareBall(0.1, 2.3)
+NAME = "hier+proxy_anchor"
 KEY = jax.random.key(0)
 # Compiled as one: op by op, these take most of the tests' time.
 LOSS = jax.jit(functools.partial(hier, space=BALL))
@@ -97,25 +88,16 @@ def test_the_first_noise_chooses_the_ancestor_of_two_and_the_second_that_of_thre
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-def objective(**fields):
-    config = default_config("hier+proxy_anchor")
-    config.objective.update(fields)
-    return create_objective(config)
-
-
 @pytest.mark.slow
 def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric_scales():
-    built = objective(hier_proxies=16, hier_neighbors=4)
-    assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian
+    built = objective(NAME, hier_proxies=16, hier_neighbors=4)
+    assert built.base.space == SPHERE and built.score_space == BALL and built.space.riemannian
     params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
     features = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
     labels = jnp.arange(12) // 2
-    batch = Batch(None, labels, labels, None)
 
     def loss(features, of, params):
-        found, (_, metrics) = loss_function(of)(
-            params, state, Outputs(None, features), None, batch, KEY
-        )
+        found, (_, metrics) = loss_of(of, (params, state), features, labels, key=KEY)
         return found, metrics
 
     @jax.jit
@@ -138,7 +120,7 @@ def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric
 
 
 def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_radius():
-    built = objective(proxy_rate=1e4)
+    built = objective(NAME, proxy_rate=1e4)
     assert built.groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
     params, _ = built.init(KEY, Spec(6, 2, 8, 128, 12, 12))
     lengths = np.linalg.norm(params["hierarchy"], axis=1)
@@ -148,4 +130,4 @@ def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_r
 
 def test_the_space_must_be_the_ball():
     with pytest.raises(UserError, match="it must be poincare for hier\\+proxy_anchor"):
-        objective(space="sphere")
+        objective(NAME, space="sphere")
