@@ -63,7 +63,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
-    learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
+    learned = {name: named_values(x["scalars"]) for name, x in states.items() if "scalars" in x}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
@@ -127,7 +127,7 @@ def pretrained_features(
 def _pretrained(run: Run) -> PyTree:
     """The parameters with which the encoder alone is scored."""
     config, model = run.config, run.images.model
-    params = {"space": first_parameters(learned_numbers(config.objective))}
+    params = {"scalars": first_parameters(learned_numbers(config.objective))}
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
         read = functools.partial(pretrained_encoder, config, model.encoder)

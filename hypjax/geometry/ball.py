@@ -25,7 +25,7 @@ from hypjax.geometry.spaces import (
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
-SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
+_SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
 _SQRT2 = 2**0.5
 
 
@@ -65,9 +65,22 @@ class CurvedSpace(InnerProductSpace):
         """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
         return self.functions.dist_matrix(x, y, self.c)
 
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """√c times the norms of points at √c times some norms of scaled features."""
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
+        """Norms up to the longest, and norms of their points."""
+        root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
+        scale = float(getattr(self, "feature_scale", 1.0))
+        longest = math.atanh(poincare.MAX_NORM) / root
+        if self.clip_radius is not None:
+            longest = min(self.clip_radius, longest)
+        clipped = xp.clip(norms, None, longest / scale)
+        return clipped, [self.length_at(root * scale * clipped, xp) / root]
+
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
-        if not (self.c == 0 or self.c >= SMALLEST_CURVATURE):
+        if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
             raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
         super().check(x, first=first)
 
@@ -115,14 +128,9 @@ class PoincareBall(CurvedSpace):
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
 
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """min(‖v‖, the longest), and tanh(√c·that)/√c."""
-        root = max(float(self.c), SMALLEST_CURVATURE) ** 0.5
-        longest = math.atanh(poincare.MAX_NORM) / root
-        if self.clip_radius is not None:
-            longest = min(self.clip_radius, longest)
-        clipped = xp.clip(norms, None, longest)
-        return clipped, [xp.tanh(root * clipped) / root]
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """Tanh."""
+        return xp.tanh(radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Points, Rows, Vectors
-from hypjax.geometry.ball import SMALLEST_CURVATURE, CurvedSpace, PoincareBall
+from hypjax.geometry.ball import CurvedSpace, PoincareBall
 from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
@@ -73,14 +73,9 @@ class Lorentz(CurvedSpace):
         v = lorentz.logmap0(x, self.c) / 2
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """With the scaled norm s, at most the longest: s by the scale, and sinh(2√c·s)/√c."""
-        root, scale = max(float(self.c), SMALLEST_CURVATURE) ** 0.5, float(self.feature_scale)
-        longest = lorentz.MAX_RADIUS / 2 / root
-        if self.clip_radius is not None:
-            longest = min(self.clip_radius, longest)
-        clipped = xp.clip(norms, None, longest / scale)
-        return clipped, [xp.sinh(2 * root * scale * clipped) / root]
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """Sinh, of twice the radius."""
+        return xp.sinh(2 * radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

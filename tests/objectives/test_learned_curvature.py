@@ -111,7 +111,7 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 def test_the_space_before_training_is_that_of_the_configuration():
     config = configured("pairwise_cross_entropy")
     assert create_objective(config).space.c == config.objective.c == 0.1
-    learned = learned_values(config.objective, {"space": {"log_c": np.log(0.5)}})
+    learned = learned_values(config.objective, {"scalars": {"log_c": np.log(0.5)}})
     assert create_objective(config).with_scalars(learned).space.c == 0.5
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
         learned_values(config.objective, {})
