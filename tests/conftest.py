@@ -19,12 +19,13 @@ _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _OPTIMISED = (
     "parity/test_benchmark",
     "parity/test_convolutions",
-    "parity/test_engines",
-    "parity/test_qdrant",
     "parity/test_timm",
-    "parity/test_usearch",
     "data/test_device_cache",
-    "integrations",
+    "integrations/test_engines",
+    "integrations/test_euclidean",
+    "integrations/test_qdrant",
+    "integrations/test_shown_engine",
+    "integrations/test_usearch",
     "geometry/test_layout",
     "retrieval/test_exactness",
 )
