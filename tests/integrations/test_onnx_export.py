@@ -222,10 +222,8 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     distances, paths = zip(*lines, strict=True)
     assert paths[0].endswith(query.name)  # hypjax leaves the query itself out.
-    names = [
-        [pathlib.Path(path).name for path in some] for some in (paths[1:10], expected.paths[:9])
-    ]
-    assert names[0] == names[1]
+    shown, found = ([pathlib.Path(path).name for path in x] for x in (paths[1:], expected.paths))
+    assert shown[:9] == found[:9]
     np.testing.assert_allclose(np.float64(distances[1:]), expected.distances[:9], atol=1e-3)
 
 
