@@ -153,15 +153,6 @@ def figures(monkeypatch):
     return saved
 
 
-@pytest.fixture
-def open_folder():
-    """A temporary folder that every user may enter, unlike those of pytest."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory):
     """Gives the tests their own cache folder instead of the user's."""

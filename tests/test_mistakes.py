@@ -46,18 +46,18 @@ def test_folders_that_hold_no_classes(mistake, tmp_path):
     assert "splits are named train" in mistake(tmp_path)
 
 
-def test_images_that_cannot_be_read_are_named(mistake, open_folder):
+def test_images_that_cannot_be_read_are_named(mistake, tmp_path):
     """Each with its reason."""
-    write_pictures(open_folder, CLASSES)
-    broken = open_folder / "a/3.jpg"
+    write_pictures(tmp_path, CLASSES)
+    broken = tmp_path / "a/3.jpg"
     write_picture(broken, size=(64, 64))
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
-    assert f"cannot read 1 of 17 images: {broken} (" in mistake(open_folder)
+    assert f"cannot read 1 of 17 images: {broken} (" in mistake(tmp_path)
     broken.unlink()
-    (open_folder / "a/1.png").chmod(0)
+    (tmp_path / "a/1.png").chmod(0)
     with ordinary_user():
-        line = mistake(open_folder, workdir=open_folder / "run")
-    assert f"{open_folder}/a/1.png (Permission denied)" in line
+        line = mistake(tmp_path, workdir=tmp_path / "run")
+    assert f"{tmp_path}/a/1.png (Permission denied)" in line
 
 
 @pytest.mark.parametrize(
