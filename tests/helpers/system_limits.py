@@ -1,6 +1,7 @@
-"""Disks that fill up, or lose their power."""
+"""Limits of the system that tests impose: full disks, lost power and missing permissions."""
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import struct
@@ -8,6 +9,8 @@ import subprocess
 
 import pytest
 
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+_READ_AND_WRITE_ALL = 0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
 _EXT4_SHUTDOWN = 0x8004587D
 _WITHOUT_FLUSH = 2
 
@@ -73,3 +76,26 @@ def lossy_disk(folder):
         yield disk
     finally:
         disk.unmount()
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Drops root's right to read and write everything.
+
+    The user stays root, who alone may reach a clone in /root.
+    """
+    if os.geteuid():
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    header = struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    before = ctypes.create_string_buffer(24)
+    if libc.capget(header, before):
+        pytest.skip("capabilities cannot be read here")
+    effective, *others = struct.unpack("6I", before.raw)
+    if libc.capset(header, struct.pack("6I", effective & ~_READ_AND_WRITE_ALL, *others)):
+        pytest.skip("capabilities cannot be dropped here")
+    try:
+        yield
+    finally:
+        libc.capset(header, before)
