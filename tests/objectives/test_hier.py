@@ -70,10 +70,16 @@ def test_without_an_anchor_or_different_ancestors_the_loss_is_zero():
     noise = np.zeros((2, 2, 5), np.float32)
     assert LOSS(points, jnp.zeros((1, 3)), TRIPLETS, noise[..., :1]) == 0
 
-    def loss(points, proxies):
-        return hier(points, proxies, TRIPLETS, noise, space=BALL, valid=np.zeros(2, bool))
+    noise[[0, 1], :, [0, 1]] = 99  # Else the ancestors are different.
 
-    value, slopes = jax.jit(jax.value_and_grad(loss, (0, 1)))(points, jnp.zeros((5, 3)))
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
+    def loss(points, proxies, valid):
+        return hier(points, proxies, TRIPLETS, noise, space=BALL, valid=valid)
+
+    proxies = BALL.embed(np.random.default_rng(1).normal(size=(5, 3)))
+    assert loss(points, proxies, np.ones(2, bool))[0] > 0
+    value, slopes = loss(points, proxies, np.zeros(2, bool))
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
 
