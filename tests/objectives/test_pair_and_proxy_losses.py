@@ -574,3 +574,16 @@ def test_numbers_are_by_default_those_of_the_papers():
     for name, numbers in PUBLISHED.items():
         fields = objectives.OBJECTIVES[name].fields
         assert {field: fields[field].default for field in numbers} == numbers, name
+
+
+def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
+    objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
+    assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
+    features, points = (
+        each.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))[0]["proxies"]
+        for each in (create_objective(configured("proxy_anchor")), objective)
+    )
+    np.testing.assert_array_equal(points, FEW.embed(features))
+    for fields in ({"space": "sphere"}, {"space": "lorentz"}, {"learn_c": True}):
+        with pytest.raises(UserError, match="proxy_optimizer is riemannian"):
+            create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
