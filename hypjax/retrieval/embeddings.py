@@ -1,7 +1,7 @@
-"""Embedded images and their files: galleries to search, to score, to export, or to open.
+"""Embedded images and their files: galleries to search, to score and to export.
 
-A file holds points of a space, as runs embed them, or the features of any other model, which are
-mapped into a space when they are read.
+A file holds points of a space, as runs embed them, or features of any other model, which are mapped
+into a space when they are read.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ class Embeddings(ArrayGallery):
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
-        raw_features: Features that the points were mapped from, [n, d], as far as they are known.
-        splits: Names of the images' splits, [n] strings, if they have any.
-        superlabels: Names of the groups of their classes, [n] strings, if there are any.
+        raw_features: Features that the points were mapped from, [n, d], if known.
+        splits: Names of the images' splits, [n] strings, if known.
+        superlabels: Names of coarse classes, [n] strings, if known.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -67,11 +67,10 @@ class Embeddings(ArrayGallery):
         space: Space | None = None,
         ids: Sequence[str] | None = None,
     ) -> "Embeddings":
-        """Embeddings of any model.
+        """Maps features of any model into the space, by default `Sphere()`, which is cosine.
 
-        They are mapped into the space; by default `Sphere()`, which compares by cosine. Labels are
-        names or numbers of classes, [n], and ids are paths or other names, [n], by default the
-        numbers of the rows.
+        Labels are names or numbers of classes, [n]; ids are paths or other names, [n], by default
+        row numbers.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -94,7 +93,7 @@ class Embeddings(ArrayGallery):
         return f"Embeddings({points}, {classes} classes)"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
-        """The embeddings of some rows."""
+        """Returns the embeddings of these rows."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
         return dataclasses.replace(self, **chosen)
@@ -114,7 +113,7 @@ class Embeddings(ArrayGallery):
         inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz file atomically, unless a vector is not a point of the space.
+        """Checks the points and writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
         path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, and perhaps
@@ -143,9 +142,9 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
-        `hypjax.retrieval.feature_files` says which files hold features. They, and points of another
-        space, are mapped into `space`; None is the space of the file, or else `Sphere()`. `labels`
-        is a file with the classes, if the first one has none.
+        Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
+        `space`, by default the file's, or else `Sphere()`. `labels` is a file with the classes, if
+        the first one has none.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -156,10 +155,10 @@ class Embeddings(ArrayGallery):
 
     @classmethod
     def _of_arrays(
-        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], place: str, space: Space | None
+        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], source: str, space: Space | None
     ) -> "Embeddings":
         if "space" not in arrays:
-            return cls._of_table(feature_table(arrays, place), space)
+            return cls._of_table(feature_table(arrays, source), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _FINGERPRINTS}
@@ -168,15 +167,15 @@ class Embeddings(ArrayGallery):
             kind = "features" if "features" in arrays else "vectors"
             vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{place} is damaged ({error}); embed the images again") from error
+            raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
-            return cls._of_table(feature_table(arrays, place), space or known, **origin)
-        labels = as_names(labels, "labels", len(vectors), place)  # Perhaps of another file.
+            return cls._of_table(feature_table(arrays, source), space or known, **origin)
+        labels = as_names(labels, "labels", len(vectors), source)  # Perhaps of another file.
         groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
-        found = cls(vectors, ids, labels, known, **groups, **origin)
+        loaded = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
-            return found
-        return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
+            return loaded
+        return cls._of_table(FeatureTable(loaded.features(), ids, labels, **groups), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
@@ -190,7 +189,7 @@ class Embeddings(ArrayGallery):
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Features before they were mapped into the space, as far as the map can be inverted."""
+        """Features from which points were mapped; after clipping, where only points are known."""
         if self.raw_features is not None:
             return np.asarray(self.raw_features, np.float32)
         return np.asarray(self.space.features(self.vectors))
@@ -235,9 +234,8 @@ def _engine(location: str) -> str:
 def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
     """Finds the export to a format or a URL.
 
-    The function that it returns writes embeddings beside a path, or to the URL, and returns a
-    sentence that says where they are. Raises UserError if the format is unknown, or a package is
-    not installed.
+    It writes embeddings beside a path or to the URL, and returns a sentence that says where. Raises
+    UserError if the format is unknown, or a package is not installed.
     """
     scheme = integrations.scheme(name)
     if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):

@@ -1,6 +1,6 @@
 """Encoders of other libraries embed, resume, search and are scored; here a few lines stand for one.
 
-tests/parity/test_encoders.py compares features with those of the libraries themselves.
+tests/integrations/test_other_encoders.py compares features with those of the libraries themselves.
 """
 
 import dataclasses
