@@ -40,7 +40,7 @@ configs:
     path: data/train-00001*
 ---
 """
-KINDS = ["saved", "saved splits", "parquet", "arrow", "folder", "hub", "webdataset"]
+KINDS = ["saved splits", "parquet", "arrow", "hub", "webdataset"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +78,9 @@ def written(dataset, photos_folder, tmp_path_factory):
         patch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
         hub.put("datasets/me/photos", root / "hub/me/photos")
         yield {
-            "saved": root / "saved",
             "saved splits": root / "saved splits?split=train+val",
             "parquet": root / "photos.parquet",
             "arrow": root / "saved/data-*.arrow",
-            "folder": root / "hub/me/photos",
             "hub": "hf://me/photos",
             "webdataset": root / "photos-*.tar",
         }
