@@ -10,6 +10,7 @@ from hypjax import errors, evaluate, train
 from hypjax.runs.images import open_splits
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
+from tests.helpers.system_limits import ordinary_user
 
 CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
 TEST = ["train"] * 8 + ["test"] * 8
@@ -45,12 +46,18 @@ def test_folders_that_hold_no_classes(mistake, tmp_path):
     assert "splits are named train" in mistake(tmp_path)
 
 
-def test_an_image_that_cannot_be_read_is_named(mistake, tmp_path):
+def test_images_that_cannot_be_read_are_named(mistake, tmp_path):
+    """Each with its reason."""
     write_pictures(tmp_path, CLASSES)
     broken = tmp_path / "a/3.jpg"
     write_picture(broken, size=(64, 64))
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
     assert f"cannot read 1 of 17 images: {broken} (" in mistake(tmp_path)
+    broken.unlink()
+    (tmp_path / "a/1.png").chmod(0)
+    with ordinary_user():
+        line = mistake(tmp_path, workdir=tmp_path / "run")
+    assert f"{tmp_path}/a/1.png (Permission denied)" in line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Disks that fill up, or lose their power."""
+"""Limits of the system that tests impose: disks that fill up and missing permissions."""
 
 import contextlib
 import fcntl
@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+_NOBODY = 65534
 _EXT4_SHUTDOWN = 0x8004587D
 _WITHOUT_FLUSH = 2
 
@@ -73,3 +74,16 @@ def lossy_disk(folder):
         yield disk
     finally:
         disk.unmount()
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Drops root's permission to read and write everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)

@@ -159,10 +159,8 @@ def test_features_of_a_resnet_agree():
     params, images = convert_timm(state_of(peer), encoder), pixels(200, 2)
     with torch.no_grad():
         features = peer.forward_features(as_torch(images))
-    expected = {
-        "avg": features.mean((2, 3)),
-        "avg_max": features.mean((2, 3)) + features.amax((2, 3)),
-    }
+    mean = features.mean((2, 3))
+    expected = {"avg": mean, "avg_max": mean + features.amax((2, 3))}
     for pooling, theirs in expected.items():
         ours = encoder.clone(pooling=pooling).apply({"params": params}, images)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * features.abs().max().item())
