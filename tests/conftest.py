@@ -103,7 +103,7 @@ def repository() -> pathlib.Path:
 def data_dir(tmp_path_factory) -> pathlib.Path:
     """A data folder with a tenth of the glyphs dataset, shared by all processes of pytest."""
     from hypjax.data.preparation import fonts
-    from hypjax.data.preparation.prepare import open_prepared
+    from hypjax.data.preparation.prepare import prepared_folder
     from hypjax.system.locks import claimed
 
     root = tmp_path_factory.getbasetemp()
@@ -111,7 +111,7 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
     all_classes = fonts.glyph_classes
     with claimed(directory, "preparing glyphs"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
-        open_prepared("glyphs", str(directory))
+        prepared_folder("glyphs", str(directory))
     return directory
 
 

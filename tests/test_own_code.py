@@ -58,7 +58,7 @@ def forget():
     for name in [name for name in OBJECTIVES if name.startswith("own:")]:
         del OBJECTIVES[name]
     ENCODERS.clear()
-    run_images._given.clear()
+    run_images._in_memory.clear()
 
 
 @pytest.fixture(autouse=True)

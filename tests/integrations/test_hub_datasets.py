@@ -140,6 +140,26 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, untr
     np.testing.assert_array_equal(model.embed(dataset), model.embed(str(photos_folder)))
 
 
+def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
+    pictures = [Image.new("RGB", (20, 20), (i, 0, 0)) for i in range(8)]
+    columns = {"label": list("aabbccdd"), "superlabel": list("xxyyzzzz")}
+
+    def opened(*splits):
+        made = datasets.Dataset.from_dict({"image": pictures, "split": splits, **columns})
+        config = small_runs.load("unused", "data.validation_classes=0")
+        with config.ignore_type():
+            config.data.update(give(made.cast_column("image", datasets.Image())))
+        return open_splits(config)
+
+    splits = opened(*["train"] * 4, *["test"] * 4)
+    assert splits.train.class_names.tolist() == list("aabb")
+    assert splits.test.class_names.tolist() == list("ccdd")
+    assert splits.train.coarse_classes() == (0, 1)
+    assert splits.test.image(0, 3).getpixel((0, 0)) == (4, 0, 0)
+    with pytest.raises(UserError, match="split 'dev'"):
+        opened(*["train"] * 4, *["dev"] * 4)
+
+
 @pytest.fixture
 def birds(tmp_path):
     """A function that writes four birds, with further columns, and returns the location."""
