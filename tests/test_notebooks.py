@@ -79,6 +79,7 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
             assert any("image/png" in shown.get("data", ()) for shown in cell["outputs"])
 
 
+@pytest.mark.hygiene
 def test_notebooks_begin_alike_and_have_no_outputs():
     assert len({"".join(cells(path, "code")[0]["source"]) for path in NOTEBOOKS}) == 1
     for path in NOTEBOOKS:

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from benchmarks import peers  # noqa: F401  Lets a CPU build of torch import timm.
+from tests.helpers import small_runs
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,11 @@ def browser():
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def untrained(photos_folder, tmp_path_factory):
+    """A run on photos with random weights."""
+    workdir = tmp_path_factory.mktemp("runs") / "untrained"
+    small_runs.save_untrained(small_runs.load(photos_folder), workdir)
+    return workdir

@@ -40,7 +40,7 @@ configs:
     path: data/train-00001*
 ---
 """
-KINDS = ["saved", "saved splits", "parquet", "arrow", "folder", "hub", "webdataset"]
+KINDS = ["saved splits", "parquet", "arrow", "hub", "webdataset"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +78,9 @@ def written(dataset, photos_folder, tmp_path_factory):
         patch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
         hub.put("datasets/me/photos", root / "hub/me/photos")
         yield {
-            "saved": root / "saved",
             "saved splits": root / "saved splits?split=train+val",
             "parquet": root / "photos.parquet",
             "arrow": root / "saved/data-*.arrow",
-            "folder": root / "hub/me/photos",
             "hub": "hf://me/photos",
             "webdataset": root / "photos-*.tar",
         }
@@ -130,7 +128,7 @@ def test_subsets_and_splits_of_a_repository(written):
             find_images(where)
 
 
-def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_path):
+def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, untrained):
     config = small_runs.load(photos_folder, "data.test_classes=2")
     expected = open_splits(config)
     with config.ignore_type():
@@ -138,8 +136,7 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_
     found = open_splits(config)
     np.testing.assert_array_equal(found.train.labels, expected.train.labels)
     np.testing.assert_array_equal(found.test.image(3, 3), expected.test.image(3, 3))
-    small_runs.save_untrained(small_runs.load(photos_folder), tmp_path / "run")
-    model = hypjax.load(tmp_path / "run")
+    model = hypjax.load(untrained)
     np.testing.assert_array_equal(model.embed(dataset), model.embed(str(photos_folder)))
 
 

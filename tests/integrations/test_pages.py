@@ -9,7 +9,6 @@ from tests.helpers import commands, small_runs
 from tests.helpers.browsers import check_accessible, opening
 
 pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
-WIDTHS = (400, 1600)
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +39,22 @@ def opened(browser, pages):
         yield opened_page
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("name", ["report", "disk"])
 def test_a_page_fits_its_window_and_is_accessible(opened, name, width):
     page = opened(name, width)
-    side = "document.documentElement.scroll{}".format
-    assert page.evaluate(side("Width")) <= width and page.evaluate(side("Height")) < 16_000
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("main, .bk-Column").first.bounding_box()["width"] > 0.8 * width
     check_accessible(page)
 
 
 def test_the_keyboard_reaches_every_query(opened):
-    page = opened("report", 800)
-    queries = page.locator("#searches li").count()
-    assert queries == 12 and page.locator("#searches li:visible").count() == 6
-    reached = set()
-    for _ in range(20 + 2 * queries):
+    page, reached = opened("report", 800), set()
+    assert page.locator("#searches li:visible").count() == 6
+    index = "[...document.querySelectorAll('#searches li')].indexOf(document.activeElement)"
+    for _ in range(44):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent.endsWith('more queries')"):
             page.keyboard.press("Enter")
-        reached.add(
-            page.evaluate(
-                "[...document.querySelectorAll('#searches li')].indexOf(document.activeElement)"
-            )
-        )
-    assert reached >= set(range(queries))
+        reached.add(page.evaluate(index))
+    assert reached >= set(range(12))

@@ -22,7 +22,7 @@ from PIL import Image
 import hypjax
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import find_export, open_gallery
-from tests.helpers import commands, small_runs
+from tests.helpers import commands
 from tests.helpers.browsers import check_accessible, opening
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
@@ -35,15 +35,8 @@ from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def run(photos_folder, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("runs") / "a"
-    small_runs.save_untrained(small_runs.load(photos_folder), workdir)
-    return workdir
-
-
-@pytest.fixture(scope="module")
-def model(run):
-    return hypjax.load(run)
+def model(untrained):
+    return hypjax.load(untrained)
 
 
 @pytest.fixture(scope="module")
@@ -185,19 +178,19 @@ def test_slow_requests_end(port, monkeypatch):
             assert connection.recv(999)[:12] == answered
 
 
-def test_mistakes_of_the_command_are_one_sentence(run, file, model, gallery):
+def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, gallery):
     with server.listen("127.0.0.1", 0) as listener:
         port = f"--port={listener.getsockname()[1]}"
         with pytest.raises(UserError, match="--port"):
-            commands.call("serve", f"--workdir={run}", f"--gallery={file}", port)
+            commands.call("serve", f"--workdir={untrained}", f"--gallery={file}", port)
     with pytest.raises(UserError, match="another run"):
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
     with pytest.raises(UserError, match="no images"):
         Searcher(model, model.gallery(gallery.ids[59]))
 
 
-def test_the_command_serves_until_it_is_interrupted(run, file, repository):
-    command = (sys.executable, "-m", "hypjax.serve", f"--workdir={run}", f"--gallery={file}")
+def test_the_command_serves_until_it_is_interrupted(untrained, file, repository):
+    command = (sys.executable, "-m", "hypjax.serve", f"--workdir={untrained}", f"--gallery={file}")
     process = subprocess.Popen(
         [*command, "--host=0.0.0.0", "--port=0"],
         env=os.environ | {"PYTHONPATH": str(repository)},

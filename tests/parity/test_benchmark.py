@@ -7,11 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import loss, measure, programs, retrieval, train
-from hypjax.training import optim
+from benchmarks import loss, measure, retrieval
 from tests.helpers import commands
-
-TASKS = {"loss": 15, "retrieval": 12, "input": 6, "train": 4}
 
 
 @pytest.fixture
@@ -51,11 +48,9 @@ def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1100, 220, 1000))
     written, shown = run(tmp_path / "all.json", "all"), capsys.readouterr().out
     assert written["machine"]["versions"]["jax"]
-    for suite, count in TASKS.items():
-        assert len(written[suite]) == count
-        for task in written[suite]:
-            assert task["name"] in shown
-            assert task["ratio"]
+    for suite in ("loss", "retrieval", "input", "train"):
+        assert written[suite] and all(task["ratio"] for task in written[suite])
+        assert all(task["name"] in shown for task in written[suite])
 
 
 def test_searches_are_right_where_points_crowd(tmp_path):
@@ -91,14 +86,3 @@ def test_peers_of_the_other_losses_compute_the_same(torch_peers):
         for own, other in zip(slopes, their_slopes, strict=True):
             largest = np.abs(other).max()
             np.testing.assert_allclose(own, other, atol=1e-5 * largest, err_msg=name)
-
-
-def test_the_peer_trains_the_same_parameters(torch_peers):
-    config = programs.config_of(*programs.TINY, "train.batch_size=24", "model.precision=float32")
-    ours = train.Trainer(config)
-    trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
-    theirs = torch_peers.TorchTrainer(config, compile=False)
-    assert sum(x.size for x in jax.tree.leaves(trained)) == sum(x.numel() for x in theirs._trained)
-    before = theirs._head.weight.detach().clone()
-    theirs.train(1)
-    assert (theirs._head.weight != before).any()

@@ -1,4 +1,4 @@
-"""ConvNeXt and EfficientNet-Lite against timm."""
+"""ConvNeXt, EfficientNet-Lite and ResNet against timm."""
 
 import functools
 import importlib.metadata
@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
+from hypjax.models import ConvNeXt, EfficientNetLite, ResNet, create_encoder, packaged
 from hypjax.models.architectures import published_weights
 from hypjax.models.layers import normalize
-from hypjax.models.pretrained import (
-    convert_timm,
-    load_timm,
-    timm_state_dict,
-)
+from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -43,6 +39,12 @@ def small_lite():
     return peer, EfficientNetLite(image_size=75, width_factor=0.3, depth_factor=0.5)
 
 
+def small_resnet():
+    sizes = (1, 2, 1, 1)
+    peer = timm.models.ResNet(timm.models.resnet.Bottleneck, sizes, num_classes=0)
+    return peer, ResNet(image_size=75, stage_sizes=sizes)
+
+
 def randomised(model):
     """Draws all parameters and statistics."""
     torch.manual_seed(0)
@@ -65,7 +67,7 @@ def as_torch(images):
     return torch.tensor(np.asarray(images, np.float32).transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("build", [small_convnext, small_lite])
+@pytest.mark.parametrize("build", [small_convnext, small_lite, small_resnet])
 def test_tokens_embeddings_and_gradients_agree(build):
     """On images with odd sides; gradients of a random function of the embeddings."""
     peer, encoder = build()

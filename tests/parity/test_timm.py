@@ -153,40 +153,17 @@ def assert_gradients_agree(gradient, peer):
         assert error < 1e-4, (name, error)
 
 
-@pytest.mark.parametrize(("name", "image_size"), [("resnet50", 200), ("resnet101", 96)])
-def test_features_of_a_resnet_agree(name, image_size):
-    peer = randomised(timm.create_model(name), amount=0.002)
-    encoder = create_encoder(name, image_size=image_size)
-    params = convert_timm(state_of(peer), encoder)
-    images = pixels(image_size, 2)
+def test_features_of_a_resnet_agree():
+    peer = randomised(timm.create_model("resnet50"), amount=0.002)
+    encoder = create_encoder("resnet50", image_size=200)
+    params, images = convert_timm(state_of(peer), encoder), pixels(200, 2)
     with torch.no_grad():
         features = peer.forward_features(as_torch(images))
-        pooled = peer.forward_head(features, pre_logits=True).numpy()
-        both = torch.amax(features, (2, 3)) + features.mean((2, 3))
-    expected = features.flatten(2).transpose(1, 2).numpy()
-    tokens = encoder.apply({"params": params}, images, return_tokens=True)
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(tokens / scale, expected / scale, atol=2e-5)
-    both_ours = encoder.clone(pooling="avg_max").apply({"params": params}, images)
-    for ours, peer in ((encoder.apply({"params": params}, images), pooled), (both_ours, both)):
-        np.testing.assert_allclose(ours / scale, np.asarray(peer) / scale, atol=2e-5)
-
-
-def test_gradients_of_a_resnet_agree():
-    """Those of a random function of all features, with few blocks."""
-    sizes = (2, 2, 1, 1)
-    peer = randomised(timm.models.ResNet(timm.models.resnet.Bottleneck, sizes), 0.002)
-    encoder = create_encoder("resnet50", image_size=96).clone(stage_sizes=sizes)
-    images = pixels(96)
-    features = peer.forward_features(as_torch(images)).flatten(2).transpose(1, 2)
-    weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
-    (torch.tensor(weights) * features).sum().backward()
-
-    def value(params):
-        return (weights * encoder.apply({"params": params}, images, return_tokens=True)).sum()
-
-    gradient = jax.jit(jax.grad(value))(convert_timm(state_of(peer), encoder))
-    assert_gradients_agree(timm_state_dict(gradient, encoder), peer)
+    mean = features.mean((2, 3))
+    expected = {"avg": mean, "avg_max": mean + features.amax((2, 3))}
+    for pooling, theirs in expected.items():
+        ours = encoder.clone(pooling=pooling).apply({"params": params}, images)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * features.abs().max().item())
 
 
 def test_converted_model_gives_the_same_outputs_in_timm():
