@@ -41,10 +41,10 @@ ONE_SCALE = (1.0,)
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
 
-    Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
-    are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2). A
-    curvature that the model has learned is that of all of them. Prefixes of the head's output, of
-    `eval.prefixes` and of the objective, have names such as "head@16" and "head@16:sphere".
+    The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
+    default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
+    Section 4.2). Learned scalars, such as the curvature, apply to all spaces. Prefixes of the
+    head's output, those of `eval.prefixes` and of the objective, are "head@16", "head@16:sphere".
     """
     spaces, fields = {}, config.objective
     scalars = learned_values(fields, params)
