@@ -64,7 +64,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
-    learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
+    learned = {name: named_values(x["scalars"]) for name, x in states.items() if "scalars" in x}
     return _report(f"the models in {workdir}", results, splits.notes, config, learned)
 
 
@@ -126,7 +126,7 @@ def pretrained_features(
 def _pretrained(run: Run) -> PyTree:
     """The parameters with which the encoder alone is scored."""
     config, model = run.config, run.embedder.model
-    params = {"space": first_parameters(learned_numbers(config.objective))}
+    params = {"scalars": first_parameters(learned_numbers(config.objective))}
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
         read = functools.partial(pretrained_encoder, config, model.encoder)

@@ -283,11 +283,13 @@ class DatasetEmbedder:
             function = functools.partial(encode, self.model, scaling, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
-        return jax.jit(encode_batch, static_argnums=0)
+        options = parallel.compiler_options(self.mesh)
+        return jax.jit(encode_batch, static_argnums=0, compiler_options=options)
 
     @functools.cached_property
     def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        return jax.jit(parallel.map_images(lambda args, x: place(self.model, *args, x), self.mesh))
+        place_batch = parallel.map_images(lambda args, x: place(self.model, *args, x), self.mesh)
+        return jax.jit(place_batch, compiler_options=parallel.compiler_options(self.mesh))
 
 
 def _concatenated(batches: Iterable[PyTree]) -> PyTree:

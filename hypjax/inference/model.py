@@ -171,7 +171,8 @@ class Model(ImageEmbedder):
         if count not in self._programs:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            program = jax.jit(parallel.map_local_images(self._embed_batch, mesh))
+            embed = parallel.map_local_images(self._embed_batch, mesh)
+            program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
         return self._programs[count]
 

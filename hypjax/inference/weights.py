@@ -148,7 +148,7 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
         if model.learned:
             first = learned.first_parameters(dict(model.learned))
-            params["space"] = files.published_numbers(folder, first)
+            params["scalars"] = files.published_numbers(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
@@ -173,7 +173,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "space"."""
+    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "scalars"."""
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}
@@ -190,11 +190,11 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
                 f"{run.config.model[field]}, so its head does not fit"
             )
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
-    return parts | _learned_by_run(config, run.params.get("space", {}))
+    return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
 
 def _learned_by_run(config: ConfigDict, params: learned.LearnedParameters) -> dict[str, PyTree]:
-    """The "space": learned numbers where the run in `model.weights` left them, if it learned them.
+    """The "scalars" where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
@@ -206,7 +206,7 @@ def _learned_by_run(config: ConfigDict, params: learned.LearnedParameters) -> di
         )
     first = learned.first_parameters(learned.learned_numbers(fields))
     known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"space": learned.projected(first | known, learned.bounds(fields))} if first else {}
+    return {"scalars": learned.projected(first | known, learned.bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:

@@ -22,7 +22,9 @@ from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed
 
-SPACE = "score_space"  # In config.json: that of the head.
+# Space in which evaluation compares the head's outputs: in hypjax.json with its learned scalars, in
+# config.json, which is written before training, with their first values.
+SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
 
 
@@ -70,9 +72,9 @@ def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
     """
     if config.objective.name in BUILT_IN:
         return create_objective(config)
-    path = _config_path(workdir)
+    saved = files.read_object(path := _config_path(workdir))
     try:  # The loss's code may have changed, or be unknown.
-        return SavedObjective(space_of(files.read_object(path)[SPACE]))
+        return SavedObjective(space_of(saved.get(SPACE) or saved[FIRST_SPACE]))
     except KeyError as error:
         raise UserError(
             f"the run is scored in the space {error.args[0]}, which is not known in this process; "
@@ -252,7 +254,7 @@ class Workdir:
             "identity": identity(self._config),
             "provenance": dict(provenance),
             "all": for_files(filled),
-            SPACE: describe_space(create_objective(filled).score_space),
+            FIRST_SPACE: describe_space(create_objective(filled).score_space),
         }
         now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
         with writing(self.path):

@@ -157,8 +157,9 @@ def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "ima
 
     features_to_keep(setup, params)
     params = parallel.place(params["encoder"], parallel.replicated(mesh))
-    compute = functools.partial(jax.jit(parallel.map_images(activations, mesh)), params)
-    return setup.embedder.mapped(compute, setup.splits.train)
+    options = parallel.compiler_options(mesh)
+    compute = jax.jit(parallel.map_images(activations, mesh), compiler_options=options)
+    return setup.embedder.mapped(functools.partial(compute, params), setup.splits.train)
 
 
 def _feature_batches(

@@ -27,7 +27,7 @@ from hypjax.models.own import ENCODERS
 from hypjax.objectives import Spec
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
-from hypjax.runs.images import fit_to_features, open_splits
+from hypjax.runs.images import fit_to_features, images_in_memory, open_splits
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
@@ -200,7 +200,7 @@ def shared_provenance(run: Setup) -> dict[str, str]:
 
 def given_provenance(config: ConfigDict) -> dict[str, str]:
     """Hashes of the user's code, and of images from Python, of which no field says which."""
-    images = {"images": open_splits(config).fingerprint} if config.data.name == GIVEN else {}
+    images = {"images": images_in_memory().source} if config.data.name == GIVEN else {}
     return {**images, **_users_code(config)}
 
 
