@@ -98,10 +98,6 @@ class Run:
         """The objective with the scalars that a model has learned."""
         return trained_objective(self.config, self.objective, params)
 
-    def score_space(self, params: PyTree) -> Space:
-        """Space in which evaluation compares head outputs."""
-        return self.trained_objective(params).score_space
-
     def trained(self, params: PyTree) -> TrainedModel:
         """The model with these parameters, which may be sharded."""
         params = parallel.place(params, parallel.replicated(self.mesh))
