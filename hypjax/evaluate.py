@@ -117,7 +117,7 @@ def pretrained_features(
     validate(config)
     config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
     run = Run.open(config, parts=["encoder"])
-    train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, kept=())
+    train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
     return embedder.features(_pretrained(run), train)[:, 0], run.splits.notes

@@ -60,7 +60,7 @@ class ShownRun(NamedTuple):
     """What a run wrote while it was trained, and what its searches find."""
 
     name: str
-    found: RunSearches
+    searches: RunSearches
     results: Mapping[str, Any]  # Empty until it is finished.
     metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
     seconds: Mapping[str, float]  # Of the parts of its last launch.
@@ -73,9 +73,9 @@ def write_report(
     """Writes a page about runs with the same test images, with k hits of some queries."""
     console.say("writing the report")
     runs = [_read_run(run, search_test_images(run, k)) for run in opened]
-    fields = _rows([identity(run.found.run.config) for run in runs])
+    fields = _rows([identity(run.searches.run.config) for run in runs])
     differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
-    classes = zip(*(run.found.classes for run in runs), strict=True)
+    classes = zip(*(run.searches.classes for run in runs), strict=True)
     classes = sorted(classes, key=lambda row: sum(each.recall for each in row))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -89,8 +89,8 @@ def write_report(
         meanings=_STATES,
         scores=_scores(runs),
         curves=_curves(runs),
-        disks=[_disk(run.found) for run in runs],
-        searches=_searches([run.found for run in runs], queries),
+        disks=[_disk(run.searches) for run in runs],
+        searches=_searches([run.searches for run in runs], queries),
         classes_shown=classes[:_CLASSES],
         class_count=len(classes),
         times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
@@ -99,7 +99,7 @@ def write_report(
         write_text(output, page)
 
 
-def _read_run(run: Run, found: RunSearches) -> ShownRun:
+def _read_run(run: Run, searches: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results = read_results(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
@@ -107,7 +107,7 @@ def _read_run(run: Run, found: RunSearches) -> ShownRun:
         for line in lines.read_text().splitlines() if lines.exists() else ():
             with contextlib.suppress(ValueError):  # A line that a kill has cut off.
                 metrics.append(json.loads(line))
-        return ShownRun(run.name, found, results, metrics, seconds, read_warnings(folder))
+        return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
 def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -118,11 +118,11 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _facts(run: ShownRun) -> dict[str, str]:
     """What a run is, in words: its model, and numbers of images."""
-    splits, learned = run.found.run.splits, run.results.get("learned")
+    splits, learned = run.searches.run.splits, run.results.get("learned")
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
     parts["searched"] = splits.gallery
     return {
-        "model": describe(run.found.run.config),
+        "model": describe(run.searches.run.config),
         **({"learned": format_learned(learned)} if learned else {}),
         **{f"{part} images": each.describe() for part, each in parts.items() if each},
     }
@@ -131,10 +131,10 @@ def _facts(run: ShownRun) -> dict[str, str]:
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     """A row for each score, of which the best is marked, after Recall@1 with its interval."""
     rows = []
-    if any(run.found.interval for run in runs):
-        found = [run.found.interval or [math.nan] * 3 for run in runs]
-        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
-        marked = _marked([each[0] for each in found], texts)
+    if any(run.searches.interval for run in runs):
+        intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
+        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in intervals]
+        marked = _marked([each[0] for each in intervals], texts)
         rows.append(("head: Recall@1 now, with its 95% interval", marked))
     columns = [
         {
@@ -147,9 +147,9 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     ]
     for (state, part, metric), values in _rows(columns):
         *place, name = metric.split("/")
-        words = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
         numbers = [math.nan if value == "" else value for value in values]
-        rows.append((words, _marked(numbers, [f"{value:.4f}" for value in numbers])))
+        rows.append((label, _marked(numbers, [f"{value:.4f}" for value in numbers])))
     return rows
 
 
@@ -173,8 +173,8 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
-            found = [(each["step"], _value(each[name])) for each in run.metrics if name in each]
-            axes.plot(*np.reshape(found, (-1, 2)).T, ".-", color=colour, label=run.name)
+            points = [(each["step"], _value(each[name])) for each in run.metrics if name in each]
+            axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
@@ -190,9 +190,9 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     return data_url(file.getvalue(), "svg+xml")
 
 
-def _value(found: Any) -> float:
+def _value(metric: Any) -> float:
     """A metric's value; of scores, the head's first recall."""
-    return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)
+    return float(next(iter(metric["head"].values())) if isinstance(metric, Mapping) else metric)
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
@@ -201,9 +201,9 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
     answers = [{search.query: search for search in run.searches} for run in runs]
 
     def hits_of(search: Search) -> list[dict[str, Any]]:
-        found = zip(search.hits, search.right, search.distances, strict=True)
+        hits = zip(search.hits, search.right, search.distances, strict=True)
         items = searched(splits)
-        return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in found]
+        return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
 
     return [
         (_shown(splits.test, query), [hits_of(answer[query]) for answer in answers])
@@ -233,18 +233,18 @@ def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
     return {"image": url, "label": images.class_name(i), **marks}
 
 
-def _disk(found: RunSearches) -> dict[str, str]:
+def _disk(searches: RunSearches) -> dict[str, str]:
     """The disk of a run with what it says of it, relative δ and the c that suits it included."""
-    run, images = found.run, found.run.splits.test
+    run, images = searches.run, searches.run.splits.test
     title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
-    shown = {title: (found.points[chosen], images.take(chosen))}
+    shown = {title: (searches.points[chosen], images.take(chosen))}
     drawing = disk.drawing_of_images(run.config.data.name, shown)
-    drawing, ranks = disk.place_in_disk(drawing, found.space)
+    drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
     delta = curvature = ""
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
-        features = np.asarray(spaces.features(found.space, found.points))
+        features = np.asarray(spaces.features(searches.space, searches.points))
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
         delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"

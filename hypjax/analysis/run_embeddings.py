@@ -128,7 +128,7 @@ def scored_head(run: Run) -> ScoredHead:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         params, training = found.trees
         proxies = training["objective"]["hierarchy"]
-    space = run.score_space(params)
+    space = run.trained_objective(params).score_space
     if proxies is not None:
         proxies = np.asarray(jax.jit(space.embed)(proxies))
         space.check(proxies)

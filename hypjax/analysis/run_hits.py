@@ -56,7 +56,7 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     params = restore_trained(run)
-    space = run.score_space(params)
+    space = run.trained_objective(params).score_space
     test, items = run.splits.test, searched(run.splits)
     alone = run.splits.gallery is None
     points = head_points(run, params, space, test)

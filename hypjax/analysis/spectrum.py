@@ -38,7 +38,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     found: dict[str, Any] = {"run": run.name}
     models = untrained_parameters(run), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
-        space = run.score_space(params)
+        space = run.trained_objective(params).score_space
         points = head_points(run, params, space, images)
         found[state] = find_spread(points, images.labels, space)
     return found

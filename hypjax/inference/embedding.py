@@ -41,10 +41,10 @@ ONE_SCALE = (1.0,)
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
 
-    Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
-    are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2). A
-    curvature that the model has learned is that of all of them. Prefixes of the head's output, of
-    `eval.prefixes` and of the objective, have names such as "head@16" and "head@16:sphere".
+    The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
+    default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
+    Section 4.2). Learned scalars, such as the curvature, apply to all spaces. Prefixes of the
+    head's output, those of `eval.prefixes` and of the objective, are "head@16", "head@16:sphere".
     """
     spaces, fields = {}, config.objective
     scalars = learned_values(fields, params)
@@ -167,7 +167,7 @@ Features = Float[np.ndarray, "images scales dim"]
 class DatasetEmbedder:
     """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
 
-    If the encoder is not trained, its embeddings of the `kept` datasets are computed once, all
+    If the encoder is not trained, its embeddings of the `cached` datasets are computed once, all
     together, and stay in memory; unless several processes share the work, they are also stored in
     the folder for other runs. The encoder's parameters must then be the same in all calls.
     """
@@ -175,7 +175,7 @@ class DatasetEmbedder:
     model: Embedder
     config: ConfigDict
     mesh: Mesh  # Devices that share each batch.
-    kept: Sequence[Dataset] = ()
+    cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
     # By the identity of the records.
     _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
@@ -194,8 +194,8 @@ class DatasetEmbedder:
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
         place_batch = functools.partial(self._place, (params, dict(spaces)))
-        if (kept := self._kept_features(params, dataset, scales)) is not None:
-            return self.mapped(place_batch, kept)
+        if (features := self._features_in_memory(params, dataset, scales)) is not None:
+            return self.mapped(place_batch, features)
         return self.mapped(lambda x: place_batch(self._encode(scales, params, x)), dataset)
 
     def features(
@@ -204,9 +204,9 @@ class DatasetEmbedder:
         """The encoder's embeddings of all images of a dataset, at each scale."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
-        kept = self._kept_features(params, dataset, scales)
+        features = self._features_in_memory(params, dataset, scales)
         encode_batch = functools.partial(self._encode, scales, params)
-        return self.mapped(encode_batch, dataset) if kept is None else kept
+        return self.mapped(encode_batch, dataset) if features is None else features
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
         """Applies a function to sharded batches of images under the test view, or of features."""
@@ -235,10 +235,10 @@ class DatasetEmbedder:
                 result, following = following, next(results, None)
                 yield jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
 
-    def _kept_features(
+    def _features_in_memory(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
-        """The embeddings of images that are kept; None if they are not."""
+        """The embeddings of cached images; None of others."""
         key, known = id(dataset.records), tuple(self.config.eval.scales)
         images = None if dataset.boxes is not None else self._unions.get(key)
         if images is None or not set(scales) <= set(known):
@@ -252,9 +252,9 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _unions(self) -> dict[int, Dataset]:
-        """The images that are kept, by the identity of their records."""
-        kept = [(id(images.records), images) for images in self.kept if images.boxes is None]
-        return {key: union([x for other, x in kept if other == key]) for key, _ in kept}
+        """The cached images, by the identity of their records."""
+        cached = [(id(images.records), images) for images in self.cached if images.boxes is None]
+        return {key: union([x for other, x in cached if other == key]) for key, _ in cached}
 
     def _computed_once(self, params: PyTree, images: Dataset) -> Features:
         """The embeddings of images from the folder, or else computed, and stored there."""
@@ -269,10 +269,10 @@ class DatasetEmbedder:
         if self.folder is None or images.source is None or jax.process_count() > 1:
             return _concatenated(compute(0))
         versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
-        what = images.source, images.positions.tolist(), images.upright, images.fast
-        how = DECODER, View.of(data), tuple(data.mean), tuple(data.std), scales, self.model.encoder
+        source = images.source, images.positions.tolist(), images.upright, images.fast
+        view = DECODER, View.of(data), tuple(data.mean), tuple(data.std), scales, self.model.encoder
         platform = self.mesh.devices.flat[0].platform
-        name = fingerprint((*versions, *what, *how, platform), params["encoder"])
+        name = fingerprint((*versions, *source, *view, platform), params["encoder"])
         return cached_features(self.folder / name, len(images), len(scales), compute)
 
     @functools.cached_property
@@ -288,7 +288,7 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        place_batch = parallel.map_images(lambda how, x: place(self.model, *how, x), self.mesh)
+        place_batch = parallel.map_images(lambda args, x: place(self.model, *args, x), self.mesh)
         return jax.jit(place_batch, compiler_options=parallel.compiler_options(self.mesh))
 
 

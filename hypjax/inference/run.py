@@ -72,18 +72,18 @@ class Run:
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
         """The model as it is evaluated; images of a frozen encoder are embedded once."""
-        config, splits, kept, folder = self.config, self.splits, [], None
+        config, splits, cached, folder = self.config, self.splits, [], None
         model = create_embedder(config, evaluating=True)
         if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
-            kept = [splits.test, splits.gallery, splits.validation]
+            cached = [splits.test, splits.gallery, splits.validation]
             needs_train = config.train.cached_features or config.train.sampling == "tuples"
             if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
-                kept.append(splits.train)
+                cached.append(splits.train)
         kind = type(model.encoder)
         # The code of a user's encoder may change under the same name.
         if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-        return DatasetEmbedder(model, config, self.mesh, list(filter(None, kept)), folder)
+        return DatasetEmbedder(model, config, self.mesh, list(filter(None, cached)), folder)
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
@@ -97,10 +97,6 @@ class Run:
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""
         return trained_objective(self.config, self.objective, params)
-
-    def score_space(self, params: PyTree) -> Space:
-        """Space in which evaluation compares head outputs."""
-        return self.trained_objective(params).score_space
 
     def trained(self, params: PyTree) -> TrainedModel:
         """The model with these parameters, which may be sharded."""

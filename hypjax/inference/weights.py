@@ -193,19 +193,19 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
 
-def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dict[str, PyTree]:
+def _learned_by_run(config: ConfigDict, params: learned.LearnedParameters) -> dict[str, PyTree]:
     """The "scalars" where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
     fields, weights = config.objective, config.model.weights
-    c, has_curvature = learned.values(found).get("c"), learned.has_curvature(SPACES[fields.space])
+    c, has_curvature = learned.values(params).get("c"), learned.has_curvature(SPACES[fields.space])
     if not fields.learn_c and has_curvature and c not in (None, fields.c):
         console.warn(
             f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
     first = learned.first_parameters(learned.learned_numbers(fields))
-    known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
+    known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
     return {"scalars": learned.projected(first | known, learned.bounds(fields))} if first else {}
 
 

@@ -230,7 +230,10 @@ class Workdir:
     def claimed(
         self, provenance: Mapping[str, str], filled: ConfigDict | None = None
     ) -> Iterator[Checkpoints]:
-        """Locks the folder, writes the configuration, filled to fit images; yields checkpoints."""
+        """Locks the folder, writes its config.json, and yields its checkpoints.
+
+        `filled` is the configuration with the fields that were chosen to fit the images.
+        """
         with contextlib.ExitStack() as stack:
 
             def claim() -> None:

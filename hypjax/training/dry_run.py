@@ -56,7 +56,7 @@ def dry_run(config: ConfigDict) -> None:
 
 def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     """Seconds that embedding all images takes once, from those of one batch."""
-    embedder, splits = dataclasses.replace(run.embedder, kept=()), run.splits
+    embedder, splits = dataclasses.replace(run.embedder, cached=()), run.splits
     if not embedder.model.encoder.takes_pixels:
         return 0.0
     sample = splits.test.take(np.arange(min(run.config.run.eval_batch_size, len(splits.test))))
@@ -75,8 +75,8 @@ def _seconds_of_steps(run: Setup, state: TrainState) -> list[float]:
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
     steps = range(min(_STEPS, run.config.train.total_steps))
     if run.learner.cached_features:
-        kept = features_to_keep(run, state.params["model"])
-        source = Input(run, features=np.zeros(kept.shape, kept.dtype))
+        features = features_to_keep(run, state.params["model"])
+        source = Input(run, features=np.zeros(features.shape, features.dtype))
     else:
         source = open_input(run, steps, state.params["model"])
     train_step = jit_train_step(make_train_step(run.learner), mesh, state)

@@ -122,8 +122,8 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     if train.vectors is not None:
         return train.vectors
     # To evaluate, the encoder may pool otherwise.
-    if not embedder.kept or learner.model.encoder != embedder.model.encoder:
-        embedder = dataclasses.replace(embedder, model=learner.model, kept=())
+    if not embedder.cached or learner.model.encoder != embedder.model.encoder:
+        embedder = dataclasses.replace(embedder, model=learner.model, cached=())
         console.say(f"embedding {len(train)} training images with the encoder")
     return embedder.features(params, train, ONE_SCALE)[:, 0]
 
@@ -137,13 +137,13 @@ def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
     lower = functools.partial(cut.lower, encoder, block)
     example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
-    told = f"the output of {block} for {count} training images"
+    features = f"the output of {block} for {count} training images"
     if free is not None and needed > free / 2**30:
         raise UserError(
-            f"{told} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
+            f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
             "data.image_size, or set --config.train.cached_features=False"
         )
-    console.say(f"keeping {told}: {needed:.1f} GiB of memory")
+    console.say(f"keeping {features}: {needed:.1f} GiB of memory")
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 
 

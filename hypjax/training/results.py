@@ -90,10 +90,10 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
         if scores is None:
             kind, scores = "test", results
         raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
-        if (found := scores.get("best", scores["final"])["head"][name]) < raw:
+        if (trained := scores.get("best", scores["final"])["head"][name]) < raw:
             console.warn(
                 f"the features before training find more than the head: {name} on the {kind} "
-                f"classes is {raw:.4f}, and {found:.4f} with the head ({_ADVICE})"
+                f"classes is {raw:.4f}, and {trained:.4f} with the head ({_ADVICE})"
             )
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
     if after <= before[name] < 1 and config.train.total_steps > 1:

@@ -59,8 +59,8 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Se
     config = fit_to_features(config)
     model = create_embedder(config, device=mesh.devices.flat[0])  # Reports an unknown one at once.
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
-        words = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
-        refuse("model.head_dim", model.head_dim, words)
+        allowed = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
+        refuse("model.head_dim", model.head_dim, allowed)
     splits = splits or open_splits(config)
     train = splits.training_images()
     if config.train.cached_features:  # Of a class with one image, they would all be equal.
@@ -129,8 +129,8 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
     if block is None:
         known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
         paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)
-        words = f"the encoder, or its lowest layers: at least {paths}"
-        refuse("train.cached_features", True, f"False unless optim.frozen names {words}")
+        allowed = f"the encoder, or its lowest layers: at least {paths}"
+        refuse("train.cached_features", True, f"False unless optim.frozen names {allowed}")
     return block
 
 
@@ -142,15 +142,15 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     common = (images.labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
-            words = f"at most {len(images)}, the number of training images"
-            refuse("train.batch_size", train.batch_size, words)
+            allowed = f"at most {len(images)}, the number of training images"
+            refuse("train.batch_size", train.batch_size, allowed)
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
     samples, classes = train.samples_per_class, images.num_classes
     if train.batch_size // samples > classes:
-        words = f"{samples} images for each of the {classes} training classes"
-        refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {words}")
+        allowed = f"{samples} images for each of the {classes} training classes"
+        refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {allowed}")
     kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
 
@@ -175,9 +175,9 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
         pool_size=min(fields.pool, len(images)),
     )
     if not plans.batches_per_epoch:
-        words = f"the images of the {plans.tuples} tuples of an epoch"
+        allowed = f"the images of the {plans.tuples} tuples of an epoch"
         most = plans.tuples * plans.tuple_size
-        refuse("train.batch_size", train.batch_size, f"at most {most}, {words}")
+        refuse("train.batch_size", train.batch_size, f"at most {most}, {allowed}")
     return plans
 
 
@@ -291,6 +291,6 @@ def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images:
         return wanted
     fitting = [s for s in range(2, batch // 2 + 1) if batch % s == 0 and batch // s <= len(sizes)]
     if not fitting:
-        words = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
-        refuse("train.batch_size", batch_size, words)
+        allowed = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
+        refuse("train.batch_size", batch_size, allowed)
     return min(fitting, key=lambda s: (abs(s - wanted), s))

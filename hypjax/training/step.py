@@ -68,10 +68,10 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """The teacher and the average before the first step: copies of the model, or None."""
+    """Starts the teacher and the moving average as copies of the model, where they are needed."""
     trained, _ = optim.split_frozen(params, learner.frozen)
 
-    def copy(needed: bool) -> PyTree:  # A step overwrites each of them.
+    def copy(needed: bool) -> PyTree:  # Copies, since a step donates each buffer.
         return jax.tree.map(jnp.copy, trained.get("model", {})) if needed else None
 
     return {
@@ -104,12 +104,12 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
-    The loss is that of the whole batch, for any number of devices and microbatches. Gradient and
-    norm are those of the trained parameters only. An update that is not finite is dropped if
+    The loss is that of the whole batch, for any number of devices and microbatches. The gradient
+    and its norm cover the trained parameters only. An update that is not finite is dropped if
     `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
-    A step that is probing takes no gradient with respect to the encoder, which costs memory and
-    most of the time; it is right for the first `probe_steps` only.
+    A probing step, for the first `train.probe_steps` only, takes no gradient with respect to the
+    encoder, which saves memory and most of the time.
 
     With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
     frozen block. With the device cache they are `Crops`, to be cut from the store.
@@ -136,23 +136,25 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             outputs = embed_all(model, images, batch.flips, *noise)
             return jax.tree.map(lambda x: x[:size], outputs)  # Without the padding.
 
-        shown = None
+        teacher = None
         if state.teacher is not None:
             with jax.named_scope("teacher"):
-                shown = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
+                teacher = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
 
-        probed, held = optim.split_frozen(trained, ("encoder",)) if probing else (trained, {})
+        # Parameters with a gradient, and those whose gradient is 0 until the encoder is trained.
+        active, waiting = optim.split_frozen(trained, ("encoder",)) if probing else (trained, {})
 
-        def loss_of(probed: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
-            params = optim.merge(optim.merge(probed, held), frozen)
+        def loss_of(active: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
+            params = optim.merge(optim.merge(active, waiting), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
                 scalars = values(params["model"]["scalars"]) if learner.bounds else {}
                 loss = loss_function(learner.objective.with_scalars(scalars))
-                return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
+                arguments = params["objective"], state.objective_state, outputs, teacher, batch, key
+                return loss(*arguments)
 
-        (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
-        gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, held))
+        (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
+        gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, waiting))
         return _updated(learner, state, gradient, loss, aux)
 
     return train_step
@@ -214,9 +216,9 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
     """The loss's key, and with stochastic depth the branch factors of all rows, 0 for padding."""
     if not learner.drop_path:
         return (key,)
-    key, own = jax.random.split(key)
+    key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
-    factors = drop_path_factors(own, learner.drop_path, depth, size)
+    factors = drop_path_factors(noise_key, learner.drop_path, depth, size)
     return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
