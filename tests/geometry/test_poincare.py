@@ -183,14 +183,6 @@ def test_project_changes_only_points_outside():
     np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
 
 
-def test_clip_features_bounds_norms_unless_radius_is_none():
-    v = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    np.testing.assert_allclose(
-        poincare.clip_features(v, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-6
-    )
-    np.testing.assert_allclose(poincare.clip_features(v, None), v, rtol=1e-6)
-
-
 @pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
 def test_gradient_vanishes_at_the_frechet_mean(float64, c):
     x, weights = points(0, (3, 8, 4), c or 1.0, 0.99), np.arange(24.0).reshape(3, 8)

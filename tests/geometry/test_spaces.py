@@ -63,6 +63,20 @@ def test_features_are_those_that_were_embedded(space):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
+def test_radii_and_directions_are_what_embed_and_features_return(space):
+    far = np.concatenate([features, 30 * features])  # Clipped, or as far as points are.
+    norms = np.linalg.norm(far, axis=1, keepdims=True)
+    if isinstance(space, Product):
+        assert space.radii(norms, np) is None
+        return
+    length, radii = space.radii(norms, np)
+    x = space.embed(far)
+    points = np.concatenate([far / norms * radius for radius in radii], axis=1)
+    np.testing.assert_allclose(points, x, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(far / norms * length, space.features(x), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_mean_lies_among_its_points(space):
     """It is a point of the space, that of equal points, and drawn towards those that weigh more."""
     x = space.embed(features).reshape(5, 6, -1)
@@ -124,12 +138,6 @@ def test_a_product_of_balls_is_geoopts_product_manifold():
     x = torch.tensor(np.array(space.embed(0.5 * features)), dtype=torch.float64)
     expected = theirs.dist(x[:, None], x[None]).numpy()
     np.testing.assert_allclose(space.distance(x.numpy()[:, None], x.numpy()), expected, atol=1e-5)
-
-
-def test_distance_on_the_sphere_is_two_minus_two_cosines():
-    x = Sphere().embed(features)
-    cosine = features @ features.T / np.outer(*[np.linalg.norm(features, axis=1)] * 2)
-    np.testing.assert_allclose(Sphere().distance_matrix(x, x), 2 - 2 * cosine, atol=1e-5)
 
 
 def test_sphere_embeds_zero_as_zero_with_a_finite_gradient():
