@@ -236,18 +236,6 @@ def test_gradients_are_finite_everywhere(c):
         assert all(np.isfinite(g).all() for g in gradients)
 
 
-@pytest.mark.slow
-def test_gradients_of_dist_matrix_and_dist_agree(float64):
-    x, y = points(0, (6, 4), 1.0, 0.9), points(1, (5, 4), 1.0, 0.9)
-    weights = np.random.default_rng(2).normal(size=(6, 5))
-    matrix = lambda x, y, c: jnp.sum(weights * poincare.dist_matrix(x, y, c))  # noqa: E731
-    single = lambda x, y, c: jnp.sum(weights * poincare.dist(x[:, None], y, c))  # noqa: E731
-    gradients = [jax.jit(jax.grad(function, (0, 1, 2)))(x, y, 0.7) for function in (matrix, single)]
-    for got, expected in zip(*gradients, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-8)
-    jax.test_util.check_grads(jax.jit(matrix), (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
-
-
 def test_results_have_the_shapes_and_dtypes_of_inputs(float64):
     x, y = points(0, (2, 1, 3), 0.1, 0.9), points(1, (1, 5, 3), 0.1, 0.9)
     assert poincare.dist(x, y, 0.1).shape == (2, 5)
