@@ -263,7 +263,10 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
     """Jits a step whose states keep the shardings of the given one."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(
-        train_step, donate_argnums=0, out_shardings=(shardings, parallel.replicated(mesh))
+        train_step,
+        donate_argnums=0,
+        out_shardings=(shardings, parallel.replicated(mesh)),
+        compiler_options=parallel.compiler_options(mesh),
     )
 
 

@@ -62,10 +62,16 @@ def test_without_an_anchor_or_different_ancestors_the_loss_is_zero():
     noise = np.zeros((2, 2, 5), np.float32)
     assert LOSS(points, jnp.zeros((1, 3)), TRIPLETS, noise[..., :1]) == 0
 
-    def loss(points, proxies):
-        return hier(points, proxies, TRIPLETS, noise, space=BALL, valid=np.zeros(2, bool))
+    noise[[0, 1], :, [0, 1]] = 99  # Else the ancestors are different.
 
-    value, slopes = jax.jit(jax.value_and_grad(loss, (0, 1)))(points, jnp.zeros((5, 3)))
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
+    def loss(points, proxies, valid):
+        return hier(points, proxies, TRIPLETS, noise, space=BALL, valid=valid)
+
+    proxies = BALL.embed(np.random.default_rng(1).normal(size=(5, 3)))
+    assert loss(points, proxies, np.ones(2, bool))[0] > 0
+    value, slopes = loss(points, proxies, np.zeros(2, bool))
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
 
@@ -142,3 +148,37 @@ def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_r
 def test_the_space_must_be_the_ball():
     with pytest.raises(UserError, match="it must be poincare for hier\\+proxy_anchor"):
         objective(NAME, space="sphere")
+
+
+def test_gradients_pass_through_the_choice_of_ancestors_as_through_a_softmax(float64):
+    """One-hot vectors of the chosen ancestors have the gradient of the softmax."""
+    rng, margin, tau = np.random.default_rng(0), 0.5, 0.3
+    points, proxies = (BALL.embed(rng.normal(size=(n, 3))) for n in (6, 5))
+    triplets, noise = np.array([[0, 1, 2], [3, 4, 5], [2, 5, 0]]), rng.gumbel(size=(2, 3, 5))
+
+    def straight_through(logits):
+        soft = jax.nn.softmax(logits)
+        return jax.nn.one_hot(jnp.argmax(logits, axis=1), 5) + soft - jax.lax.stop_gradient(soft)
+
+    def transcription(points, proxies):
+        i, j, k = (BALL.distance(points[members][:, None], proxies) for members in triplets.T)
+        of_two = straight_through(-jnp.maximum(i, j) / tau + noise[0])
+        of_three = straight_through(-jnp.maximum(jnp.maximum(i, j), k) / tau + noise[1])
+        nearer = jnp.array([[1.0], [1.0], [-1.0]]) * jnp.stack(
+            [jnp.sum(d * (of_two - of_three), axis=1) for d in (i, j, k)]
+        )
+        apart = jnp.argmax(of_two, axis=1) != jnp.argmax(of_three, axis=1)
+        return jnp.mean(jnp.sum(jax.nn.relu(nearer + margin), axis=0) * apart)
+
+    def loss(points, proxies):
+        settings = {"space": BALL, "margin": margin, "temperature": tau}
+        return hier(points, proxies, triplets, noise, **settings)
+
+    (value, slopes), (expected, exact) = (
+        jax.jit(jax.value_and_grad(function, (0, 1)))(points, proxies)
+        for function in (loss, transcription)
+    )
+    assert value > 0
+    np.testing.assert_allclose(value, expected, rtol=1e-9)
+    for slope, right in zip(slopes, exact, strict=True):
+        np.testing.assert_allclose(slope, right, rtol=1e-7, atol=1e-9)

@@ -11,7 +11,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
 from hypjax.geometry.learned import first_parameters, learned_numbers, learned_values, values
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Spec, create_objective
+from hypjax.objectives import OBJECTIVES, Objective, Spec, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import loss_of
 
@@ -117,3 +117,11 @@ def test_the_space_before_training_is_that_of_the_configuration():
         learned_values(config.objective, {})
     config.objective.learn_c = False
     assert learned_values(config.objective, {}) == {}
+
+
+def test_an_objective_without_fields_learns_nothing():
+    class Plain(Objective):
+        space = Sphere()
+
+    objective = Plain()
+    assert objective.with_scalars({"c": 1.0}) is objective

@@ -221,3 +221,9 @@ def test_koleo_keeps_the_digits_of_small_distances(space):
     np.testing.assert_allclose(np.linalg.norm(slope[0]) * 1.5e-5, 1, rtol=0.02)
     with pytest.raises(ValueError, match="needs two points or more, got 1"):
         koleo(near[:1], space=space)
+
+
+def test_two_points_are_nearest_to_each_other():
+    points = points_of(SPHERE, 2)
+    expected = -np.log(np.linalg.norm(points[0] - points[1]))
+    np.testing.assert_allclose(koleo(points), expected, rtol=1e-5)

@@ -402,6 +402,7 @@ def test_what_does_not_fit_is_an_error():
     eye = np.eye(4)
     for call, message in [
         (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
+        (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
         (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "4 classes, but labels"),
         (lambda: objectives.triplet(eye, [0] * 4, mining="easy"), "hard, semihard"),
         (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
@@ -518,3 +519,46 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name, features
     else:
         with pytest.raises(UserError, match="this objective compares images of one class"):
             validate(config)
+
+
+PUBLISHED = {
+    "pairwise_cross_entropy": {"temperature": 0.2},
+    "hypmix": {"sphere_temperature": 0.05, "ball_temperature": 0.2, "ball_weight": 3.0},
+    "tuple_contrastive": {"margin": 0.85},
+    "contrastive": {"margin": 0.5},
+    "multi_similarity": {"alpha": 2.0, "beta": 50.0, "base": 0.5, "epsilon": 0.1},
+    "circle": {"scale": 80.0, "margin": 0.4},
+    "scalable_nca": {"temperature": 0.05},
+    "supcon": {"temperature": 0.1},
+    "triplet": {"margin": 0.2},
+    "arcface": {"scale": 64.0, "margin": 0.5, "cosine_margin": 0.0, "centres": 1},
+    "cosface": {"scale": 64.0, "margin": 0.35, "centres": 1},
+    "proxy_anchor": {"margin": 0.1, "alpha": 32.0, "proxy_rate": 100.0},
+    "proxy_nca": {"temperature": 1.0},
+    "normalized_softmax": {"temperature": 0.05},
+    "soft_triple": {"scale": 20.0, "gamma": 0.1, "margin": 0.01, "regularization": 0.2},
+    "hier+supcon": {"hier_weight": 0.5, "hier_neighbors": 20, "hier_triplets": 50}
+    | {"hier_margin": 0.1, "hier_temperature": 0.1, "hier_proxies": 512, "hier_rate": 50.0},
+    "cones+supcon": {"cone_weight": 0.2, "cone_negatives": 1.0, "cone_margin": 0.01}
+    | {"cone_radius": 0.1, "cone_rate": 1.0},
+    "matryoshka+supcon": {"dims": (8, 16, 32, 64)},
+}
+
+
+def test_numbers_are_by_default_those_of_the_papers():
+    for name, numbers in PUBLISHED.items():
+        fields = objectives.OBJECTIVES[name].fields
+        assert {field: fields[field].default for field in numbers} == numbers, name
+
+
+def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
+    objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
+    assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
+    features, points = (
+        each.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))[0]["proxies"]
+        for each in (create_objective(configured("proxy_anchor")), objective)
+    )
+    np.testing.assert_array_equal(points, FEW.embed(features))
+    for fields in ({"space": "sphere"}, {"space": "lorentz"}, {"learn_c": True}):
+        with pytest.raises(UserError, match="proxy_optimizer is riemannian"):
+            create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
