@@ -73,24 +73,26 @@ class Composite(Space):
         pairs = zip(self.parts, self.shares(features), strict=True)
         return jnp.any(jnp.stack([space.clipped(share) for (space, _), share in pairs]), axis=0)
 
+    def _in_parts(self, *points: ArrayLike) -> Iterable[tuple[Any, ...]]:
+        """Each part, with its coordinates of points."""
+        return zip((space for space, _ in self.parts), *map(self.split, points), strict=True)
+
     def distance(self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]) -> Numbers:
         """The parts' distances, combined."""
-        pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
-        return self.combined(space.distance(a, b) for (space, _), a, b in pairs)
+        return self.combined(space.distance(a, b) for space, a, b in self._in_parts(x, y))
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]
     ) -> Float[Array, "n k"]:
         """The parts' distance matrices, combined."""
-        pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
-        return self.combined(space.distance_matrix(a, b) for (space, _), a, b in pairs)
+        return self.combined(space.distance_matrix(a, b) for space, a, b in self._in_parts(x, y))
 
     def mean(
         self, x: Float[ArrayLike, "*b n m*d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b m*d"]:
         """The means in each part."""
-        pairs = zip(self.parts, self.split(x), strict=True)
-        return jnp.concatenate([space.mean(a, weights) for (space, _), a in pairs], axis=-1)
+        means = [space.mean(a, weights) for space, a in self._in_parts(x)]
+        return jnp.concatenate(means, axis=-1)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """Replaces fields of its parts; "curvatures" holds a c for each part that has one."""
@@ -106,7 +108,7 @@ class Composite(Space):
 
     def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points of each part."""
-        for (space, _), coordinates in zip(self.parts, self.split(x), strict=True):
+        for space, coordinates in self._in_parts(x):
             space.check(coordinates, first=first)
 
 
@@ -145,7 +147,7 @@ class Fused(Composite):
 
     def geometries(self, x: Float[ArrayLike, "n m*d"]) -> Iterable[tuple[Space, Points]]:
         """The parts."""
-        return zip((part for part, _ in self.parts), self.split(x), strict=True)
+        return self._in_parts(x)
 
 
 @as_tree
@@ -176,5 +178,4 @@ class Product(Composite):
 
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b m*d"]:
         """The features of the points in each part."""
-        pairs = zip(self.parts, self.split(x), strict=True)
-        return jnp.concatenate([space.features(a) for (space, _), a in pairs], axis=-1)
+        return jnp.concatenate([space.features(a) for space, a in self._in_parts(x)], axis=-1)

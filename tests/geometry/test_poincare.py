@@ -183,14 +183,6 @@ def test_project_changes_only_points_outside():
     np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
 
 
-def test_clip_features_bounds_norms_unless_radius_is_none():
-    v = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    np.testing.assert_allclose(
-        poincare.clip_features(v, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-6
-    )
-    np.testing.assert_allclose(poincare.clip_features(v, None), v, rtol=1e-6)
-
-
 @pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
 def test_gradient_vanishes_at_the_frechet_mean(float64, c):
     x, weights = points(0, (3, 8, 4), c or 1.0, 0.99), np.arange(24.0).reshape(3, 8)
@@ -242,18 +234,6 @@ def test_gradients_are_finite_everywhere(c):
         value, gradients = all_functions(*map(jnp.asarray, pair), jnp.float32(c))
         assert np.isfinite(value)
         assert all(np.isfinite(g).all() for g in gradients)
-
-
-@pytest.mark.slow
-def test_gradients_of_dist_matrix_and_dist_agree(float64):
-    x, y = points(0, (6, 4), 1.0, 0.9), points(1, (5, 4), 1.0, 0.9)
-    weights = np.random.default_rng(2).normal(size=(6, 5))
-    matrix = lambda x, y, c: jnp.sum(weights * poincare.dist_matrix(x, y, c))  # noqa: E731
-    single = lambda x, y, c: jnp.sum(weights * poincare.dist(x[:, None], y, c))  # noqa: E731
-    gradients = [jax.jit(jax.grad(function, (0, 1, 2)))(x, y, 0.7) for function in (matrix, single)]
-    for got, expected in zip(*gradients, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-8)
-    jax.test_util.check_grads(jax.jit(matrix), (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
 
 
 def test_results_have_the_shapes_and_dtypes_of_inputs(float64):

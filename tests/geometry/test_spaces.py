@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ SPACES = [*RANKING, FUSED, *PRODUCTS]
 CURVED = [PoincareBall, Lorentz]
 WIDE = PoincareBall(1e-4, None)
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
+WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -42,6 +44,48 @@ def test_distance_and_distance_matrix_agree(space):
     x = space.embed(features)
     pairwise = space.distance(x[:, None], x[None])
     np.testing.assert_allclose(space.distance_matrix(x, x), pairwise, atol=5e-3)
+
+
+def total_distance(v, w, space, name):
+    """Weighted sum of the distances of features, for gradients by these and by the space's."""
+    x, y = space.embed(v), space.embed(w)
+    distances = space.distance(x[:, None], y) if name == "distance" else space.distance_matrix(x, y)
+    return jnp.sum(jnp.asarray(WEIGHTS, distances.dtype) * distances)
+
+
+gradients = jax.jit(jax.grad(total_distance, (0, 1, 2)), static_argnums=3)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space, float64):
+    space = jax.tree.map(lambda number: number + 0.02, space)  # Steps must not make c negative.
+    v, w = (jnp.asarray(each, float) for each in (features[:5], features[5:9]))
+    total = jax.jit(lambda *given: total_distance(*given, "distance"))
+    jax.test_util.check_grads(total, (v, w, space), order=1, modes=["rev"], rtol=1e-4)
+    names = ("distance_matrix", "distance")
+    both = [jax.tree.leaves(gradients(v, w, space, name)) for name in names]
+    for found, expected in zip(*both, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@jax.jit
+def _all_gradients(v, w, space):
+    def total(v, w, space):
+        x, y = space.embed(v), space.embed(w)
+        results = [space.distance(x, y), space.distance_matrix(x, y), space.distance_matrix(x, x)]
+        results += [space.separation(x, y), space.features(x), space.mean(jnp.stack([x, y]))]
+        results += [space.embed(100 * v)] + ([space.to_ball(x)] if space.ball() else [])
+        return sum(jnp.sum(result) for result in results)
+
+    return jax.value_and_grad(total, argnums=(0, 1, 2))(v, w, space)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_gradients_are_finite_everywhere(space):
+    v, w = features[:4], features[4:8]
+    clipped = 2.3 * v / np.linalg.norm(v, axis=1, keepdims=True)  # At the clip radius.
+    for pair in ((v, w), (v, v), (v, -v), (0 * v, 0 * v), (v, 0 * v), (clipped, w)):
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(_all_gradients(*pair, space)))
 
 
 @pytest.mark.parametrize("space", RANKING, ids=str)
@@ -60,6 +104,20 @@ def test_search_vectors_rank_by_distance(space, seed, scale):
 def test_features_are_those_that_were_embedded(space):
     x = space.embed(features)
     np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_radii_and_directions_are_what_embed_and_features_return(space):
+    far = np.concatenate([features, 30 * features])  # Clipped, or as far as points are.
+    norms = np.linalg.norm(far, axis=1, keepdims=True)
+    if isinstance(space, Product):
+        assert space.radii(norms, np) is None
+        return
+    length, radii = space.radii(norms, np)
+    x = space.embed(far)
+    points = np.concatenate([far / norms * radius for radius in radii], axis=1)
+    np.testing.assert_allclose(points, x, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(far / norms * length, space.features(x), rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -124,12 +182,6 @@ def test_a_product_of_balls_is_geoopts_product_manifold():
     x = torch.tensor(np.array(space.embed(0.5 * features)), dtype=torch.float64)
     expected = theirs.dist(x[:, None], x[None]).numpy()
     np.testing.assert_allclose(space.distance(x.numpy()[:, None], x.numpy()), expected, atol=1e-5)
-
-
-def test_distance_on_the_sphere_is_two_minus_two_cosines():
-    x = Sphere().embed(features)
-    cosine = features @ features.T / np.outer(*[np.linalg.norm(features, axis=1)] * 2)
-    np.testing.assert_allclose(Sphere().distance_matrix(x, x), 2 - 2 * cosine, atol=1e-5)
 
 
 def test_sphere_embeds_zero_as_zero_with_a_finite_gradient():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,16 @@ def test_the_first_noise_chooses_the_ancestor_of_two_and_the_second_that_of_thre
     )
     assert expected > 0.1
     np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_each_ancestor_has_noise_of_its_own(monkeypatch):
+    drawn, module = [], importlib.import_module("hypjax.objectives.hier")
+    monkeypatch.setattr(module, "hier", lambda *points, **_: drawn.append(points[3]) or 0.0)
+    built = objective("hier+supcon", hier_neighbors=4, hier_triplets=2, hier_proxies=3)
+    started = built.init(KEY, Spec(3, 2, 5, 5, 6, 6))
+    loss_of(built, started, np.eye(6, 5, dtype="f"), np.arange(6) // 2, key=KEY)
+    assert [noise.shape for noise in drawn] == [(2, 12, 3), (2, 6, 3)]
+    assert all(len(np.unique(noise)) == noise.size for noise in drawn)
 
 
 @pytest.mark.slow
