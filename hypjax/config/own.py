@@ -88,10 +88,10 @@ def choose_own_objective(config: ConfigDict, objective: Objective | Callable[...
 
 
 def choose_space(config: ConfigDict, space: Space) -> None:
-    """Makes a space the configuration's, if fields can describe it."""
+    """Makes a space that of a configuration, as far as fields can name it."""
     for name, kind in SPACES.items():
         if type(space) is kind and name in simple_spaces():
-            values = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
+            own = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
             with config.ignore_type():
-                config.objective.update({k: v for k, v in values.items() if k in config.objective})
+                config.objective.update({k: v for k, v in own.items() if k in config.objective})
                 config.objective.space = name

@@ -29,7 +29,8 @@ from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
-COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "superlabels")
+_FINGERPRINTS = ("fingerprint", "images_fingerprint")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -39,9 +40,9 @@ class Embeddings(ArrayGallery):
     Other attributes are those of `ArrayGallery`.
 
     Attributes:
-        images: Fingerprint of the image files and their labels.
+        images_fingerprint: Hash of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
-        given: Features that the points were mapped from, [n, d], if known.
+        raw_features: Features that the points were mapped from, [n, d], if known.
         splits: Names of the images' splits, [n] strings, if known.
         superlabels: Names of coarse classes, [n] strings, if known.
     """
@@ -51,9 +52,9 @@ class Embeddings(ArrayGallery):
     labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
-    images: str = ""
+    images_fingerprint: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    given: Float[np.ndarray, "n d"] | None = None
+    raw_features: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
 
@@ -81,9 +82,10 @@ class Embeddings(ArrayGallery):
         embed = jax.jit(space.embed)
         vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), table.features)
         columns = table._asdict()
-        mapped = cls(vectors, space=space, given=columns.pop("features"), **columns, **origin)
-        mapped.check()
-        return mapped
+        columns["raw_features"] = columns.pop("features")
+        embeddings = cls(vectors, space=space, **columns, **origin)
+        embeddings.check()
+        return embeddings
 
     def __repr__(self) -> str:
         classes = len(np.unique(self.labels))
@@ -97,14 +99,14 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features, see `prefix_points`; exact where features are known."""
-        vectors, given = prefix_points(self.vectors, dim, space=self.space), None
-        if self.given is not None:
-            given = np.ascontiguousarray(self.given[:, :dim])
-            vectors = self._of_table(FeatureTable(given, self.ids, self.labels), self.space).vectors
-        digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()
-        fingerprint = digest[:32] if self.fingerprint else ""
-        return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
+        """A gallery of the first features alone, see `prefix_points`; of the raw ones, if known."""
+        vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
+        if self.raw_features is not None:
+            raw = np.ascontiguousarray(self.raw_features[:, :dim])
+            vectors = self._of_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
+        digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
+        fingerprint = digest if self.fingerprint else ""
+        return dataclasses.replace(self, vectors=vectors, raw_features=raw, fingerprint=fingerprint)
 
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""
@@ -114,17 +116,17 @@ class Embeddings(ArrayGallery):
         """Checks the points and writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
-        path and reason), `space` (JSON), `fingerprint`, `images`, and perhaps `splits` and
-        `superlabels`.
+        path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, and perhaps
+        `splits` and `superlabels`.
         """
         self.check()
         columns = {name: getattr(self, name) for name in COLUMNS}
-        columns["features"] = given = columns.pop("given")
-        if given is not None:
+        columns["features"] = columns.pop("raw_features")
+        if self.raw_features is not None:
             del columns["vectors"]
         arrays = {name: column for name, column in columns.items() if column is not None}
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        facts = {"fingerprint": self.fingerprint, "images": self.images}
+        facts = {name: getattr(self, name) for name in _FINGERPRINTS}
         facts["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
@@ -159,7 +161,7 @@ class Embeddings(ArrayGallery):
             return cls._of_table(feature_table(arrays, source), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
-            origin = {name: str(arrays.get(name, "")) for name in ("fingerprint", "images")}
+            origin = {name: str(arrays.get(name, "")) for name in _FINGERPRINTS}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
             kind = "features" if "features" in arrays else "vectors"
@@ -188,8 +190,8 @@ class Embeddings(ArrayGallery):
 
     def features(self) -> Float[np.ndarray, "n d"]:
         """Features from which points were mapped; after clipping, where only points are known."""
-        if self.given is not None:
-            return np.asarray(self.given, np.float32)
+        if self.raw_features is not None:
+            return np.asarray(self.raw_features, np.float32)
         return np.asarray(self.space.features(self.vectors))
 
 
