@@ -33,7 +33,7 @@ GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),
     "encoder": ("model", "encoder"),
     "head": ("model", "head"),
-    "space": ("model", "space"),
+    "space": ("model", "scalars"),
     "objective": ("objective",),
 }
 

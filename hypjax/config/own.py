@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from hypjax.config.choices import OWN
 from hypjax.config.defaults import choose_objective
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, Space
-from hypjax.geometry.registry import simple_spaces
+from hypjax.geometry import Space
+from hypjax.geometry.registry import simple_spaces, space_name
 from hypjax.models.encoder import Encoder
 from hypjax.models.own import SIZES, known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
@@ -88,10 +88,10 @@ def choose_own_objective(config: ConfigDict, objective: Objective | Callable[...
 
 
 def choose_space(config: ConfigDict, space: Space) -> None:
-    """Makes a space that of a configuration, as far as fields can name it."""
-    for name, kind in SPACES.items():
-        if type(space) is kind and name in simple_spaces():
-            own = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
-            with config.ignore_type():
-                config.objective.update({k: v for k, v in own.items() if k in config.objective})
-                config.objective.space = name
+    """Makes a space the configuration's, if fields can describe it."""
+    name = space_name(space)
+    if name in simple_spaces():
+        values = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
+        with config.ignore_type():
+            config.objective.update({k: v for k, v in values.items() if k in config.objective})
+            config.objective.space = name

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int
 
 from hypjax.errors import UserError
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Nearest, Points, Rows
 from hypjax.system import console
@@ -66,7 +66,7 @@ def nearest(
 
     points = in_ball(queries, space).astype(np.float32)
     first = best(points)
-    if isinstance(space, Sphere):
+    if space.squared:
         return first
     separations = first[0][:, -1]
     return best(centres(points, np.where(np.isfinite(separations), separations, 0), space))
@@ -77,7 +77,7 @@ def curvature(space: Space) -> float:
 
     Raises UserError for any space that is neither isometric to a ball nor the sphere.
     """
-    if isinstance(space, Sphere):
+    if space.squared:
         return 0.0
     if (ball := space.ball()) is None:
         raise UserError(f"there is no approximate search in {space}; search the .npz file")
@@ -95,7 +95,7 @@ def from_ball(points: Points, space: Space) -> Points:
 
 
 def _converted(convert: Callable, space: Space, points: Points) -> Points:
-    if isinstance(space, Sphere) or space.ball() is space:
+    if space.squared or space.ball() is space:
         return points
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(convert, space), points.astype(np.float64))

@@ -1,4 +1,4 @@
-"""What a run measures: metrics.jsonl, TensorBoard, traces; tests/parity has Weights & Biases."""
+"""What a run measures: metrics.jsonl, TensorBoard, Weights & Biases, traces."""
 
 import json
 import math

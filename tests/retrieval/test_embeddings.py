@@ -79,11 +79,11 @@ def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
     np.savez(tmp_path / "a.npz", features=features.astype(np.float16), labels=labels, **columns)
     Embeddings.load(tmp_path / "a.npz").save(tmp_path / "b.npz")
     found = Embeddings.load(tmp_path / "b.npz")
-    assert found.given.dtype == np.float16
+    assert found.raw_features.dtype == np.float16
     for name, values in columns.items():
         assert getattr(found, name).tolist() == [str(value) for value in values.tolist()]
     few = found.take(np.array([2, 5]))
-    assert few.superlabels.tolist() == ["0", "0"] and few.given.shape == (2, 5)
+    assert few.superlabels.tolist() == ["0", "0"] and few.raw_features.shape == (2, 5)
 
 
 def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):

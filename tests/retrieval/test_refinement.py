@@ -202,3 +202,12 @@ def test_numbers_out_of_range_are_refused():
     ]:
         with pytest.raises(UserError, match=keyword):
             call(**numbers)
+
+
+def test_queries_outside_the_gallery_are_compared_with_its_items():
+    gallery, outside = (labelled(BALL, n, 4, noise=0.6, seed=n)[0] for n in (24, 6))
+    final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 5, 2, 0.3)
+    _, first = nearest_neighbors(outside, gallery, k=10, space=BALL)
+    found, ids = rerank(outside, gallery, space=BALL, numbers=Reranking(5, 2, 0.3, 10))
+    np.testing.assert_array_equal(ids, sorted_within(first, final[24:, :24]))
+    np.testing.assert_allclose(found, np.take_along_axis(final[24:], ids, 1), rtol=1e-5, atol=1e-6)
