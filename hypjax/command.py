@@ -1,4 +1,4 @@
-"""What all commands share: they parse flags, call one function and report errors in one sentence.
+"""The frame of all commands: parses flags, calls one function, reports errors in one sentence.
 
 A command module defines its flags in its own `FLAGS = Flags(...)`, so that one process can import
 several commands. They join absl's global flags only when the module runs as a command.
@@ -42,8 +42,8 @@ def _kind(define: Callable[..., Any], default: Any = None, **bounds: Any) -> Cal
 
     def flag(description: str, default: Any = default, **options: Any) -> _Definition:
         options |= bounds
-        return lambda own, name: define(
-            name=name, default=default, help=description, flag_values=own, **options
+        return lambda flag_values, name: define(
+            name=name, default=default, help=description, flag_values=flag_values, **options
         )
 
     return flag
@@ -58,7 +58,7 @@ natural = _kind(flags.DEFINE_integer, lower_bound=0)
 integers = _kind(flags.DEFINE_multi_integer, [])
 number = _kind(flags.DEFINE_float)
 boolean = _kind(flags.DEFINE_boolean, False)
-enum = _kind(flags.DEFINE_enum)  # One of some words, its `enum_values`.
+enum = _kind(flags.DEFINE_enum)  # One of its `enum_values`.
 numbers = _kind(functools.partial(flags.DEFINE, _Numbers(float)))  # Separated by commas.
 integer_list = _kind(functools.partial(flags.DEFINE, _Numbers(int)))
 
@@ -110,11 +110,11 @@ class Flags(flags.FlagValues):
                 raise errors.UserError(f"--{name} is missing (--help describes it)")
 
     def require_one(self, *names: str) -> None:
-        """Raises an error unless exactly one of some flags is given."""
-        given, dashed = sum(bool(self[name].value) for name in names), [f"--{x}" for x in names]
-        if not given:
+        """Raises an error unless exactly one of some flags is set."""
+        count, dashed = sum(bool(self[name].value) for name in names), [f"--{x}" for x in names]
+        if not count:
             raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
-        if given > 1:
+        if count > 1:
             raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
 
     def output_file(self, name: str, *suffixes: str) -> pathlib.Path | None:
@@ -151,8 +151,8 @@ def run(
 ) -> None:
     """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
-    --help ends with the example, a command line that works after those of the README. A command
-    `resumes` if it saves what it has done, and continues there when it is run again.
+    --help ends with the example, a command line that works after those of the README. With
+    `resumes`, the command saves its progress, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
@@ -182,9 +182,9 @@ def run(
 def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()) -> list[Any]:
     """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
 
-    These are its overrides, if it takes any, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE';
-    and one of the `choices`, words that are given without a flag, or None. If `choices` is None,
-    they are all such words.
+    These are its overrides, if it takes any, with `--config.FIELD=VALUE` as 'FIELD=VALUE'; and its
+    positional argument, one of the `choices`, or None. If `choices` is None, any number of
+    positional arguments is allowed.
     """
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
@@ -198,14 +198,16 @@ def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
     if not flag_values.overrides:
         refuse_overrides(overrides)
-    arguments, words = [overrides] * flag_values.overrides, rest[1:]
+    arguments, positional = [overrides] * flag_values.overrides, rest[1:]
     if choices is None:
-        return [*arguments, words]
-    if len(words) > bool(choices):
-        raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
-    if words and words[0] not in choices:
-        raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
-    return [*arguments, *(words or [None])] if choices else arguments
+        return [*arguments, positional]
+    if len(positional) > bool(choices):
+        raise errors.UserError(
+            f"unexpected argument {positional[-1]!r}; flags are written --NAME=VALUE"
+        )
+    if positional and positional[0] not in choices:
+        raise errors.UserError(f"{positional[0]!r} is not one of {', '.join(choices)}")
+    return [*arguments, *(positional or [None])] if choices else arguments
 
 
 def require_writable(folder: pathlib.Path) -> None:
@@ -217,7 +219,7 @@ def require_writable(folder: pathlib.Path) -> None:
 
 
 def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> None:
-    """Writes numbers as JSON, and says so of them and of the figures beside them."""
+    """Writes numbers as JSON, and prints the paths of these and of the figures beside them."""
     from hypjax.system.files import write_json
 
     with errors.writing(path):
@@ -226,7 +228,7 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
 
 
 def refuse_overrides(overrides: Sequence[str]) -> None:
-    """Raises an error if a command that takes no configuration was given fields of one."""
+    """Raises an error if fields of a configuration are set for a command without one."""
     if overrides:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"

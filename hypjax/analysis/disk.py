@@ -49,13 +49,13 @@ _HOVER = """
   @caption<br>distance from the origin: @radius{0.00}
 </div>
 """
-# What a drawing says of how points are placed.
+# Captions that explain a layout.
 _NOTES = {
     "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
     "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
 }
 
-Places = Complex[np.ndarray, " n"]  # Inside the unit circle.
+Positions = Complex[np.ndarray, " n"]  # Inside the unit circle.
 Groups = Int[np.ndarray, " n"]  # Number of each point's group.
 
 
@@ -63,9 +63,9 @@ class Panel(NamedTuple):
     """The images of one disk."""
 
     title: str
-    places: Places | Float[np.ndarray, "n d"]  # Points of a space until they are placed.
+    positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Groups
-    captions: Sequence[str]  # What the images show, in words.
+    captions: Sequence[str]  # Of the images.
     read: ImageReader | None  # Reads an image by its index.
 
 
@@ -73,16 +73,16 @@ class Colours(NamedTuple):
     """How groups are drawn."""
 
     of: np.ndarray  # Colour of each group.
-    shown: Int[np.ndarray, " shown"]  # The groups that the legend names.
-    markers: Sequence[int]  # Number of each one's marker.
-    rest: str  # What the legend calls the others.
+    shown: Int[np.ndarray, " shown"]  # Groups that the legend names.
+    markers: Sequence[int]  # Marker of each of these.
+    rest: str  # Name of the other groups in the legend.
 
 
 class Proxies(NamedTuple):
     """Proxies, and the edges of their tree."""
 
-    places: Places | Float[np.ndarray, "p d"]  # As in `Panel`.
-    parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
+    positions: Positions | Float[np.ndarray, "p d"]  # As in `Panel`.
+    parents: Int[np.ndarray, " p"]  # −1 for proxies without a parent.
     above: Int[np.ndarray, " n"] | None = None  # Proxy above each point of the only panel.
 
 
@@ -91,7 +91,7 @@ class Drawing(NamedTuple):
 
     panels: Sequence[Panel]
     names: Sequence[str]  # Of the groups.
-    legend: str  # What the groups are.
+    legend: str  # What groups stand for, such as classes.
     proxies: Proxies | None = None  # Drawn in each disk.
     note: str = ""
 
@@ -109,7 +109,7 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         axes.set_title(panel.title, fontsize=12, parse_math=False)
         _scatter_groups(axes, panel, chosen, drawing.names)
         if drawing.proxies:
-            _draw_tree(axes, panel.places, drawing.proxies)
+            _draw_tree(axes, panel.positions, drawing.proxies)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
     handles, labels = row[0].get_legend_handles_labels()
@@ -159,54 +159,56 @@ def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: 
 
 
 def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
-    places, labels = panel.places, panel.labels
-    style = {"s": float(np.clip(12000 / max(len(places), 1), 4, 24)), "linewidths": 0}
+    positions, labels = panel.positions, panel.labels
+    style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
-        own, colour = places[labels == group], chosen.of[group]
+        of_group, colour = positions[labels == group], chosen.of[group]
         kind = {"label": names[group], "marker": _MARKERS[marker], "zorder": 2}
-        axes.scatter(own.real, own.imag, color=colour, **kind, **style)
+        axes.scatter(of_group.real, of_group.imag, color=colour, **kind, **style)
     if len(names) > len(chosen.shown):
         rest = ~np.isin(labels, chosen.shown)
-        own, hues = places[rest], chosen.of[labels[rest]]
-        axes.scatter(own.real, own.imag, c=hues, zorder=1.5, **style)
+        others, hues = positions[rest], chosen.of[labels[rest]]
+        axes.scatter(others.real, others.imag, c=hues, zorder=1.5, **style)
         axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
-def _draw_tree(axes: Axes, points: Places, proxies: Proxies) -> None:
-    places, child = proxies.places, np.flatnonzero(proxies.parents >= 0)
-    edges = geodesics(places[child], places[proxies.parents[child]])
+def _draw_tree(axes: Axes, points: Positions, proxies: Proxies) -> None:
+    positions, child = proxies.positions, np.flatnonzero(proxies.parents >= 0)
+    edges = geodesics(positions[child], positions[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
     if proxies.above is not None:
-        edges = geodesics(points, places[proxies.above])
+        edges = geodesics(points, positions[proxies.above])
         draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
+    axes.scatter(positions.real, positions.imag, s=22, label="proxy", **style)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
-    """Draws images at their places, in random order those that overlap no other, framed."""
+    """Draws framed images, in random order, unless they overlap earlier ones."""
     width = 2 / _THUMBNAILS
     pixels = round(_INCHES * 0.8 * DPI * width / 2)
     # At the border they are moved inside.
-    centres = panel.places * np.minimum(1, (1 - width / 2) / np.maximum(np.abs(panel.places), 0.5))
+    centres = panel.positions * np.minimum(
+        1, (1 - width / 2) / np.maximum(np.abs(panel.positions), 0.5)
+    )
     taken = np.zeros(0, complex)
     for index in np.random.default_rng(0).permutation(len(centres)).tolist():
         centre, apart = centres[index], taken - centres[index]
         if np.any((np.abs(apart.real) < width) & (np.abs(apart.imag) < width)):
             continue
         taken = np.append(taken, centre)
-        picture = panel.read(index)
-        picture.thumbnail((2 * pixels, 2 * pixels))
-        image = OffsetImage(picture, zoom=0.86 * pixels / max(picture.size) * 72 / DPI)
+        thumbnail = panel.read(index)
+        thumbnail.thumbnail((2 * pixels, 2 * pixels))
+        image = OffsetImage(thumbnail, zoom=0.86 * pixels / max(thumbnail.size) * 72 / DPI)
         frame = {"edgecolor": chosen.of[panel.labels[index]], "linewidth": 1.5}
         style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
         axes.add_artist(AnnotationBbox(image, (centre.real, centre.imag), **style))
 
 
 def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
-    """Draws images in the cells of a square grid, near their places in the disk."""
-    side = math.isqrt(len(panel.places) - 1) + 1
-    rows, columns = snap_to_grid(panel.places, side)
+    """Draws images in the cells of a square grid, near their positions in the disk."""
+    side = math.isqrt(len(panel.positions) - 1) + 1
+    rows, columns = snap_to_grid(panel.positions, side)
     canvas = Image.new("RGB", (side * _CELL, side * _CELL), "white")
     for i, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
         picture = ImageOps.contain(panel.read(i), (_CELL - 2, _CELL - 2))
@@ -218,13 +220,15 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
     save(figure, output)
 
 
-def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """The row, from the top, and column of each place; least sum of squared distances to cells."""
+def snap_to_grid(
+    positions: Positions, side: int
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Rows, from the top, and columns: the cells of least total squared distance."""
     from scipy.optimize import linear_sum_assignment
 
-    # Ranks spread the places evenly in each direction.
-    across, down = (np.argsort(np.argsort(x)) for x in (places.real, -places.imag))
-    unit = side / max(len(places), 1)
+    # Ranks spread the positions evenly in each direction.
+    across, down = (np.argsort(np.argsort(x)) for x in (positions.real, -positions.imag))
+    unit = side / max(len(positions), 1)
     rows, columns = np.divmod(np.arange(side * side), side)
     cost = (across[:, None] * unit - columns) ** 2 + (down[:, None] * unit - rows) ** 2
     cells = linear_sum_assignment(cost)[1]
@@ -234,7 +238,7 @@ def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[
 def drawing_of_gallery(
     path: pathlib.Path, most: int, seed: int, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Reads a gallery of `hypjax.embed`, and its space; of more than `most` images, random ones."""
+    """Reads a gallery of `hypjax.embed` and its space; takes at most so many random images."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), most, seed)
     paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
@@ -246,7 +250,7 @@ def drawing_of_gallery(
 def drawing_of_run(
     workdir: str, parts: Sequence[str], most: int, seed: int, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most so many random images of each part, train or test, and any proxies of HIER."""
+    """Embeds at most so many random images of the parts train or test, and HIER's proxies."""
     (run,) = open_runs([workdir])
     name, shown = run.config.data.name, {}
     embed, space, proxies = scored_head(run)
@@ -273,13 +277,13 @@ def drawing_of_images(
 
     Colours stand for a grouping, by default `default_grouping`.
     """
-    known = [groupings(name, images) for _, images in shown.values()]
-    legend = colour or default_grouping(known[0])
-    if legend not in known[0]:
-        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(known[0])}")
+    by_panel = [groupings(name, images) for _, images in shown.values()]
+    legend = colour or default_grouping(by_panel[0])
+    if legend not in by_panel[0]:
+        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(by_panel[0])}")
     numbers: dict[str, int] = {}
     panels = []
-    for (title, (points, images)), of_panel in zip(shown.items(), known, strict=True):
+    for (title, (points, images)), of_panel in zip(shown.items(), by_panel, strict=True):
         groups, names = of_panel[legend]
         labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
@@ -297,19 +301,19 @@ def place_in_disk(
     principal components; None for fewer than three points.
     """
     proxies = drawing.proxies
-    points = [panel.places for panel in drawing.panels]
-    everything = np.concatenate(points + ([proxies.places] if proxies else []))
+    points = [panel.positions for panel in drawing.panels]
+    everything = np.concatenate(points + ([proxies.positions] if proxies else []))
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
-    places = lay_out(everything, space, seed=seed)
-    ranks = layouts.faithfulness(everything, places, space)
-    *parts, rest = np.split(places, np.cumsum([len(each) for each in points]))
-    panels = [p._replace(places=own) for p, own in zip(drawing.panels, parts, strict=True)]
-    proxies = proxies and proxies._replace(places=rest)
+    positions = lay_out(everything, space, seed=seed)
+    ranks = layouts.faithfulness(everything, positions, space)
+    *parts, rest = np.split(positions, np.cumsum(list(map(len, points))))
+    panels = [p._replace(positions=part) for p, part in zip(drawing.panels, parts, strict=True)]
+    proxies = proxies and proxies._replace(positions=rest)
     return drawing._replace(panels=panels, proxies=proxies, note=_NOTES[layout]), ranks
 
 
 def read_rgb(images: Dataset, i: int) -> Image.Image:
-    """Reads an image of a dataset, in colour, by its index; a name, if features have no images."""
+    """Reads a dataset's image as RGB by its index; draws its name where only features are known."""
     try:
         return images.image(i, 3).convert("RGB")
     except UserError:
@@ -321,12 +325,12 @@ def read_rgb(images: Dataset, i: int) -> Image.Image:
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
-    """What colours stand for by default: the fewest groups of classes, or else the classes."""
+    """Colours stand by default for the coarsest grouping of classes."""
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
 def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
-    """A title, and indices of all images or, of more than `most`, of random ones, in order."""
+    """Returns a title, and ascending indices of at most so many random images."""
     if not count:
         raise UserError("there are no images to draw")
     shown = f"{most:,} of {count:,}" if most < count else f"{count:,}"
@@ -335,7 +339,7 @@ def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.nda
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
-    """Writes an interactive page with the disks of `draw_disks`; it needs no other file."""
+    """Writes an interactive page with the disks of `draw_disks` that needs no other file."""
     from bokeh.embed import file_html
     from bokeh.layouts import column, row
     from bokeh.models import Div
@@ -373,25 +377,25 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
     renderers = []
     for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
-        own = np.flatnonzero(np.isin(panel.labels, groups))
-        if not len(own):
+        members = np.flatnonzero(np.isin(panel.labels, groups))
+        if not len(members):
             continue
-        places = panel.places[own]
+        positions = panel.positions[members]
         columns = {
-            "x": places.real,
-            "y": places.imag,
-            "radius": 2 * np.arctanh(np.abs(places)),
-            "caption": [panel.captions[i] for i in own.tolist()],
-            "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
-            "colour": chosen.of[panel.labels[own]],
+            "x": positions.real,
+            "y": positions.imag,
+            "radius": 2 * np.arctanh(np.abs(positions)),
+            "caption": [panel.captions[i] for i in members.tolist()],
+            "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in members.tolist()],
+            "colour": chosen.of[panel.labels[members]],
         }
         style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
         style["legend_label"] = shortened(label, _NAME)
         renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if drawing.proxies:
-        places = drawing.proxies.places
+        positions = drawing.proxies.positions
         style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
-        plot.scatter(places.real, places.imag, **style)
+        plot.scatter(positions.real, positions.imag, **style)
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
     plot.legend.title, plot.legend.click_policy = drawing.legend, "hide"
     plot.add_layout(plot.legend[0], "below")
@@ -410,18 +414,18 @@ def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.nda
     padded = np.zeros((len(tree.parents), features.shape[1]))
     padded[: tree.leaves] = features
     means = tree.sums(padded) / tree.sizes[:, None]
-    places = np.zeros(len(means))  # Of nodes among their siblings.
+    ranks = np.zeros(len(means))  # Of nodes among their siblings.
     for node in range(tree.leaves, len(means)):
         children = np.flatnonzero(tree.parents == node)
         if len(children) > 2:
             order = leaves_list(linkage(means[children], method="average"))
-            places[children[order]] = np.arange(len(children))
-    starts = tree.starts(places)
+            ranks[children[order]] = np.arange(len(children))
+    starts = tree.starts(ranks)
     return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
-def geodesics(start: Places, end: Places) -> Complex[np.ndarray, "n 33"]:
-    """Points, with both ends, of geodesics of the disk, which are arcs orthogonal to the circle."""
+def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:
+    """Points of geodesics, with both ends: arcs of the disk that are orthogonal to the circle."""
     start, end = start[:, None], end[:, None]
     # The isometry z ↦ (z − p)/(1 − p̄z) takes the start p to the origin, and a geodesic to a line.
     moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, 33)

@@ -1,4 +1,4 @@
-"""The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
+"""The hierarchy in a run's embeddings of test images: trees, their scores, and files."""
 
 import functools
 import json
@@ -28,25 +28,25 @@ _BLOCK = 256  # Points that are compared with all others at once.
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
 _TANGLED = 120  # Most classes of which tanglegrams are drawn.
-_INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span.
+_INNER = 0.85  # Share of a tanglegram tree's width that inner nodes span.
 
 Affinity = Float[np.ndarray, "classes classes"]
 
 
 class Hierarchy(NamedTuple):
-    """What a run makes of the images."""
+    """Trees over images, from a run's embeddings."""
 
-    scores: dict[str, Any]  # As in hierarchy.json, but NaN for numbers that do not exist.
-    tree: Tree  # That of the proxies if there are any, else that of average linkage.
-    nodes: list[dict[str, Any]]  # Its nodes, as in tree.json.
-    affinity: Affinity  # Similarities, at the mean distance of images.
-    places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
-    leaves: Sequence[Sequence[Picture]]  # Images near the proxies without any beneath them.
+    scores: dict[str, Any]  # As in hierarchy.json, but NaN for undefined numbers.
+    tree: Tree  # Of the proxies if there are any, else of average linkage.
+    nodes: list[dict[str, Any]]  # Of the tree, as in tree.json.
+    affinity: Affinity  # Similarity of classes, at the mean distance of their images.
+    positions: disk.Positions | None  # Of the nodes; None without proxies, or in flat space.
+    leaf_images: Sequence[Sequence[Picture]]  # Nearest images of proxies that are leaves.
     classes: Side  # The tree of average linkage, with classes as leaves.
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
-    """Embeds images as `scored_head` does, and finds their hierarchy."""
+    """Embeds images by `scored_head`, and finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)
 
@@ -73,54 +73,57 @@ def find_hierarchy(
             "radii": known_hierarchy.radii(points, space, levels),
         }
     # Each class hangs on the deepest node with more than half of its images.
-    of_classes, kept = trees.label_tree(clusters, images.groupings[CLASS].labels)
-    inner = heights[kept[-1]] - heights[kept]  # The last is the root.
+    of_classes, inner_nodes = trees.label_tree(clusters, images.groupings[CLASS].labels)
+    inner = heights[inner_nodes[-1]] - heights[inner_nodes]  # The last is the root.
     depths = np.append(np.ones(of_classes.leaves), inner * (_INNER / max(inner.max(), 1e-9)))
     side = Side("found: average linkage, by height", of_classes, depths, ())
-    found = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
-    return found if proxies is None else _with_proxies(found, points, proxies, space, images)
+    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
+    if proxies is None:
+        return hierarchy
+    return _with_proxies(hierarchy, points, proxies, space, images)
 
 
 def _with_proxies(
-    found: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
+    hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
     """Puts the tree of the proxies, points of the space, before that of average linkage."""
-    n, everything = len(points), np.concatenate([points, proxies])
-    measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
+    n, all_points = len(points), np.concatenate([points, proxies])
+    measured = _distances(space, all_points, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
     above = trees.ancestors(distances, radii, radii[n:])
     tree, used = trees.ancestor_tree(above[:n], above[n:])
-    kept = np.concatenate([np.arange(n), n + used])
+    in_tree = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
     inner = [(f"proxy {proxy}", {"kind": "proxy"}) for proxy in used]
-    nodes = _nodes(tree, [*edges[kept], 0.0], images, [*inner, ("origin", {"kind": "origin"})])
-    for node, radius in zip(nodes, [*radii[kept].tolist(), 0.0], strict=True):
+    nodes = _nodes(tree, [*edges[in_tree], 0.0], images, [*inner, ("origin", {"kind": "origin"})])
+    for node, radius in zip(nodes, [*radii[in_tree].tolist(), 0.0], strict=True):
         node["radius"] = radius
-    places, ball = None, space.ball()
+    positions, ball = None, space.ball()
     if ball is not None and ball.c:
         # True distances from the origin, and angles from the tree.
-        shown = np.concatenate([everything[kept], 0 * points[:1]]).astype(np.float64)
+        shown = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
-        places = lengths * np.exp(1j * angles)
+        positions = lengths * np.exp(1j * angles)
     scores = {
-        **found.scores,
-        "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
+        **hierarchy.scores,
+        "trees": [_scores("proxies", tree, images), *hierarchy.scores["trees"]],
         "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
     }
-    leaves = _leaves(distances[:n], tree, used, images)
-    return found._replace(scores=scores, tree=tree, nodes=nodes, places=places, leaves=leaves)
+    rows = _leaf_images(distances[:n], tree, used, images)
+    changed = {"scores": scores, "tree": tree, "nodes": nodes}
+    return hierarchy._replace(**changed, positions=positions, leaf_images=rows)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
     """Distances in float64."""
-    found = np.empty((len(x), len(y)))
+    distances = np.empty((len(x), len(y)))
     with jax.enable_x64(True):
         compare, others = jax.jit(space.distance_matrix), jnp.asarray(y, jnp.float64)
         for start in range(0, len(x), _BLOCK):
             block = slice(start, start + _BLOCK)
-            found[block] = compare(jnp.asarray(x[block], jnp.float64), others)
-    return np.maximum(found, 0)
+            distances[block] = compare(jnp.asarray(x[block], jnp.float64), others)
+    return np.maximum(distances, 0)
 
 
 def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
@@ -152,29 +155,29 @@ def _scores_of_radii(
     distances: np.ndarray, radii: Radii, proxy_radii: Radii, used: np.ndarray, above: np.ndarray
 ) -> dict[str, float | int]:
     nearest = np.argmin(distances, axis=1)
-    held = np.unique(nearest)
-    medians = [np.median(radii[nearest == proxy]) for proxy in held]
-    inside = trees.farther_in(proxy_radii[held], medians)
+    nearest_proxies = np.unique(nearest)
+    medians = [np.median(radii[nearest == proxy]) for proxy in nearest_proxies]
+    inside = trees.farther_in(proxy_radii[nearest_proxies], medians)
     return {
         "median_of_images": float(np.median(radii)),
         "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
         "proxies": len(proxy_radii),
         "proxies_used": len(used),
-        "nearest_proxies": len(held),
+        "nearest_proxies": len(nearest_proxies),
         "share_of_nearest_proxies_farther_in_than_their_images": float(np.mean(inside)),
         "share_of_images_beneath_no_proxy": float(np.mean(above < 0)),
     }
 
 
-def _leaves(
+def _leaf_images(
     distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages
 ) -> list[list[Picture]]:
-    """The nearest images of the proxies that are leaves and have most images, which are framed."""
+    """Nearest images of the leaf proxies with most images; a frame marks images beneath them."""
     n, above = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(above, minlength=len(tree.parents))
-    found = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
+    childless = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
     rows = []
-    for node in found[np.argsort(-counts[found], kind="stable")][:_ROWS]:
+    for node in childless[np.argsort(-counts[childless], kind="stable")][:_ROWS]:
         proxy, row = used[node - n], []
         for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
             head = "" if row else f"proxy {proxy}, {counts[node]} images\n"
@@ -187,10 +190,10 @@ def _leaves(
 def _nodes(
     tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
-    """The images, then the inner nodes with these names and facts, each with its parent's index."""
+    """Describes the images, then the inner nodes with these names and facts."""
     described = []
     for i, index in enumerate(images.indices.tolist()):
-        of_image = {n: each.names[each.labels[i]] for n, each in images.groupings.items()}
+        of_image = {n: g.names[g.labels[i]] for n, g in images.groupings.items()}
         described.append((images.dataset.name(i), {"kind": "image", "index": index, **of_image}))
     rows = zip(tree.parents.tolist(), map(float, lengths), [*described, *inner], strict=True)
     return [
@@ -200,19 +203,19 @@ def _nodes(
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the tables of some runs' `scores`, with their titles but for the first."""
-    found = [_scores_table(runs)]
+    """Returns tables of runs' `scores`; the first has no title."""
+    texts = [_scores_table(runs)]
     if any("radii" in run for run in runs):
-        found.append(_radii_table(runs))
+        texts.append(_radii_table(runs))
     if "known_hierarchy" in runs[0]:
         levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
-        found += [
+        texts += [
             f"first hits, and distances in the known hierarchy of {levels}:\n"
             + known_hierarchy.agreement_table(runs),
             "median distance from the origin (share of nodes nearer than their children):\n"
             + known_hierarchy.radii_table(runs),
         ]
-    return "\n\n".join(found)
+    return "\n\n".join(texts)
 
 
 def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -225,8 +228,8 @@ def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = [groupings, columns]
     for name, tree in ((run["run"], tree) for run in runs for tree in run["trees"]):
         row = [name, tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
-        for grouping, found in tree["purity"].items():
-            row.append("{:.4f} ({:.4f})".format(*found.values()))
+        for grouping, purities in tree["purity"].items():
+            row.append("{:.4f} ({:.4f})".format(*purities.values()))
             row += [f"{value:.4f}" for value in tree["separation"].get(grouping, {}).values()]
         rows.append(row)
     return aligned(rows)
@@ -243,37 +246,37 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Returns numbers with None in place of those that do not exist."""
+    """Replaces NaN by None."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def write(found: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
+def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
-    folder = parent / found.scores["run"].strip("/").replace("/", "-")
+    folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = tree, affinity, tangled, places, leaves = [folder / name for name in names]
+    files = tree, affinity, tangled, in_disk, leaves = [folder / name for name in names]
     with writing(folder):
         folder.mkdir(exist_ok=True)
-        write_json(tree, found.nodes)
+        write_json(tree, hierarchy.nodes)
         for old in files[2:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]  # Of each class.
-    groups = {n: each.labels[first] for n, each in images.groupings.items() if n != CLASS}
-    _draw_affinity(found.affinity, groups, affinity)
+    groups = {n: g.labels[first] for n, g in images.groupings.items() if n != CLASS}
+    _draw_affinity(hierarchy.affinity, groups, affinity)
     levels = nested_levels(images.groupings)
-    if len(levels) > 1 and len(found.affinity) <= _TANGLED:
+    if len(levels) > 1 and len(hierarchy.affinity) <= _TANGLED:
         *_, widest = levels.values()
-        draw_tanglegram(found.classes, levels, widest.labels[first], tangled)
-    if found.places is not None:  # Groups colour the leaves of the tree of the proxies.
-        n, legend = found.tree.leaves, disk.default_grouping(images.groupings)
+        draw_tanglegram(hierarchy.classes, levels, widest.labels[first], tangled)
+    if hierarchy.positions is not None:  # Groups colour the leaves of the tree of the proxies.
+        n, legend = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
         labels, names = images.groupings[legend]
-        above, parents = np.split(found.tree.parents - n, [n])
-        proxies = disk.Proxies(found.places[n:], np.maximum(parents, -1), above)
-        note = "distance from the origin: true; angle: place in the tree"
-        panel = disk.Panel("", found.places[:n], labels, [], None)
-        disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), places)
-    if found.leaves:
-        draw_rows(found.leaves, leaves, functools.partial(disk.read_rgb, images.dataset))
+        above, parents = np.split(hierarchy.tree.parents - n, [n])
+        proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), above)
+        note = "distance from the origin: true; angle: order in the tree"
+        panel = disk.Panel("", hierarchy.positions[:n], labels, [], None)
+        disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), in_disk)
+    if hierarchy.leaf_images:
+        draw_rows(hierarchy.leaf_images, leaves, functools.partial(disk.read_rgb, images.dataset))
     return [file for file in files if file.exists()]
 
 
@@ -294,9 +297,9 @@ def _draw_affinity(
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, panel, (low, high), bar) in zip(row, panels, strict=True):
         style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
-        picture = axes.imshow(panel[np.ix_(order, order)], **style)
+        matrix = axes.imshow(panel[np.ix_(order, order)], **style)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
         axes.set_title(title, fontsize=11, parse_math=False)
         if panel is affinity or len(groups) > 1:
-            figure.colorbar(picture, ax=axes, shrink=0.85, **bar)
+            figure.colorbar(matrix, ax=axes, shrink=0.85, **bar)
     save(figure, output)

@@ -1,4 +1,4 @@
-"""Images in figures and pages: rows of pictures, such as those of a search's hits."""
+"""Images in figures and pages: rows of pictures, such as a search's hits."""
 
 import base64
 import io
@@ -60,10 +60,10 @@ class ImageReader:
             )
 
 
-def draw(found: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
+def draw(searches: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
     """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
     rows = []
-    for hits in found:
+    for hits in searches:
         marks = map(hits.mark, range(len(hits.paths)))
         columns = zip(hits.paths, hits.labels, hits.distances, marks, strict=True)
         rows.append(hit_row(hits.query, hits.label, columns))

@@ -21,7 +21,7 @@ from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
 _ROW = 0.19  # Inches of a leaf.
-_WIDTHS = (3.0, 4.2, 3.6)  # Inches of the found tree, the leaves, and the known one.
+_WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known tree.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
 _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
@@ -31,19 +31,19 @@ Radii = Float[np.ndarray, " groups"]
 
 
 def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
-    """The classes, then coarser and coarser groupings in which the one before is nested."""
-    found = {CLASS: groupings[CLASS]}
+    """Classes, then ever coarser groupings, each of which nests the one before."""
+    levels = {CLASS: groupings[CLASS]}
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
-        fine, coarse = next(reversed(found.values())), groupings[name]
+        fine, coarse = next(reversed(levels.values())), groupings[name]
         pairs = np.unique(np.stack([fine.labels, coarse.labels]), axis=1)
         nested = pairs.shape[1] == len(fine.names)
         if nested and 1 < len(coarse.names) < len(fine.names):
-            found[name] = coarse
-    return found
+            levels[name] = coarse
+    return levels
 
 
 def known_tree(levels: Sequence[Groups]) -> Tree:
-    """The tree whose leaves are the groups of the first level; those of the next are above them."""
+    """The tree with the first level's groups as leaves, and those of later levels above them."""
     parents, first = [], 0
     for fine, coarse in itertools.pairwise([*levels, np.zeros_like(levels[0])]):
         first += fine.max() + 1
@@ -56,24 +56,25 @@ def known_tree(levels: Sequence[Groups]) -> Tree:
 def wrong_first_hits(
     points: Points, space: Space, groupings: Mapping[str, Grouping]
 ) -> dict[str, Any]:
-    """How often a nearest image of the wrong class is of the right group, by exact search.
+    """How often a wrong nearest image is at least of the query's group, by exact search.
 
-    Returns the numbers of queries, which have another image of their class, and of wrong hits; and
-    by grouping the share of these in the query's group, and that of random images of other classes.
+    Queries have another image of their class. Returns their number, that of wrong hits, and for
+    each grouping the share of these in the query's group, and the share by chance: of random images
+    of other classes.
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
     of_class = np.bincount(classes)[classes]
     wrong = np.flatnonzero((of_class > 1) & (classes[hits] != classes))
-    found: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
-    for name, groups in ((n, each.labels) for n, each in groupings.items() if n != CLASS):
+    scores: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
+    for name, groups in ((n, g.labels) for n, g in groupings.items() if n != CLASS):
         pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
         of_both = np.bincount(pairs)[pairs]
         same = groups[hits[wrong]] == groups[wrong]
         chance = (np.bincount(groups)[groups] - of_both)[wrong] / (len(points) - of_class[wrong])
         share, by_chance = (float(np.mean(x)) if len(wrong) else np.nan for x in (same, chance))
-        found[name] = {"share": share, "chance": by_chance}
-    return found
+        scores[name] = {"share": share, "chance": by_chance}
+    return scores
 
 
 def rank_correlations(
@@ -81,18 +82,18 @@ def rank_correlations(
 ) -> dict[str, float]:
     """Spearman's correlation of distances with the number of levels at which groups differ.
 
-    One is over all pairs, one over those of different classes; NaN if all distances are equal.
+    Over all pairs, and over pairs of different classes; NaN if all distances are equal.
     """
     from scipy.stats import spearmanr
 
     once = np.tri(len(distances), k=-1, dtype=bool)
     apart = sum((level[:, None] != level).astype(np.int8) for level in levels)[once]
-    found = {}
+    correlations = {}
     for name, chosen in (("all_pairs", slice(None)), ("different_classes", apart > 0)):
         x, y = distances[once][chosen], apart[chosen]
         constant = min(np.ptp(x), np.ptp(y)) == 0 if len(x) else True
-        found[name] = np.nan if constant else float(spearmanr(x, y).statistic)
-    return found
+        correlations[name] = np.nan if constant else float(spearmanr(x, y).statistic)
+    return correlations
 
 
 def radii(
@@ -150,7 +151,7 @@ def _of_levels(
     nodes: Mapping[str, Groups], radii_of: Callable[[Groups], Radii]
 ) -> dict[str, dict[str, float]]:
     of_nodes = {name: radii_of(groups) for name, groups in nodes.items()}
-    found = {"image": {"median": float(np.median(of_nodes["image"]))}}
+    summary = {"image": {"median": float(np.median(of_nodes["image"]))}}
     for child, parent in itertools.pairwise(nodes):
         above = np.empty(len(of_nodes[child]), int)
         above[nodes[child]] = nodes[parent]
@@ -159,8 +160,8 @@ def _of_levels(
         inside = farther_in(of_nodes[parent][families], medians)
         share = float(np.mean(inside)) if len(inside) else np.nan
         median = float(np.median(of_nodes[parent]))
-        found[parent] = {"median": median, "share_nearer_than_its_children": share}
-    return found
+        summary[parent] = {"median": median, "share_nearer_than_its_children": share}
+    return summary
 
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -171,7 +172,7 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows.append(["run", "wrong first hits", *names, "all pairs", "different classes"])
     for run in runs:
         queries, wrong, *shares = run["known_hierarchy"]["wrong_first_hits"].values()
-        shares = ["{share:.1%} ({chance:.1%})".format(**each) for each in shares]
+        shares = ["{share:.1%} ({chance:.1%})".format(**share) for share in shares]
         ranks = [f"{rank:.4f}" for rank in run["known_hierarchy"]["rank_correlation"].values()]
         rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
     return aligned(rows)
@@ -185,7 +186,7 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
         for space, of_levels in run["known_hierarchy"]["radii"].items():
             images, *others = of_levels.values()
             row = [run["run"], space, f"{images['median']:.3f}"]
-            row += ["{:.3f} ({:.0%})".format(*each.values()) for each in others]
+            row += ["{:.3f} ({:.0%})".format(*level.values()) for level in others]
             rows.append(row)
     return aligned(rows)
 
@@ -196,25 +197,25 @@ class Side(NamedTuple):
     title: str
     tree: Tree
     depths: Float[np.ndarray, " nodes"]  # How far right of the root each node is, up to 1.
-    names: Sequence[str]  # Of the nodes but for the root; none of a tree that was found.
+    names: Sequence[str]  # Of the nodes except the root; empty for average linkage.
 
 
 def draw_tanglegram(
-    found: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
+    linkage: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
 ) -> None:
-    """Draws a tree and the known one, turned so that the same leaves are opposite each other."""
+    """Draws a tanglegram of two trees: the same leaves lie opposite each other where possible."""
     tree = known_tree([level.labels for level in levels.values()])
     names = list(itertools.chain(*(level.names for level in levels.values())))
     known = Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
-    of_known = _turned(known.tree, found.tree.starts())
-    of_found = _turned(found.tree, of_known)
-    leaves, hues = found.tree.leaves, colours(np.bincount(groups)).of
+    of_known = _turned(known.tree, linkage.tree.starts())
+    of_linkage = _turned(linkage.tree, of_known)
+    leaves, hues = linkage.tree.leaves, colours(np.bincount(groups)).of
     figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
-    _draw_side(left, found, of_found, groups, hues)
+    _draw_side(left, linkage, of_linkage, groups, hues)
     _draw_side(right, known, of_known, groups, hues)
     right.invert_xaxis()
-    ends = of_found[:leaves] + 0.5, of_known[:leaves] + 0.5
+    ends = of_linkage[:leaves] + 0.5, of_known[:leaves] + 0.5
     for x, start, align in zip((0, 1), ends, ("left", "right"), strict=True):
         for name, y, group in zip(known.names, start, groups, strict=False):
             _write(middle, x, y, name, color=hues[group], ha=align, va="center")
@@ -231,10 +232,10 @@ def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
 
 
 def _turned(tree: Tree, opposite: Int[np.ndarray, " others"]) -> Int[np.ndarray, " nodes"]:
-    """The tree's `starts`, with nodes in the order of the mean places of the opposite leaves."""
-    places = np.zeros(len(tree.parents))
-    places[: tree.leaves] = opposite[: tree.leaves]
-    return tree.starts(tree.sums(places) / tree.sizes)
+    """The tree's `starts`, with nodes ordered by the mean positions of the opposite leaves."""
+    positions = np.zeros(len(tree.parents))
+    positions[: tree.leaves] = opposite[: tree.leaves]
+    return tree.starts(tree.sums(positions) / tree.sizes)
 
 
 def _draw_side(

@@ -21,23 +21,23 @@ from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
-_CARRIED = 0.9  # The share of the weight whose negatives are counted.
+_CARRIED = 0.9  # Share of the weight for which the fewest negatives are counted.
 _HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
 _QUANTILES = (0.1, 0.5, 0.9)
 _POINTS = 200  # Ranks of a curve in a file.
 _NAME = 24  # Characters of a class in a table.
-_LEAST = 1e-8  # Weights below are not drawn: they would stretch the axis over what matters.
+_LEAST = 1e-8  # Smallest weight that is drawn, so that the axis shows larger ones in detail.
 
-Weighed = dict[str, Any]  # What a run makes of the negatives of some anchors, see `weigh`.
+Weighed = dict[str, Any]  # A run's weights of negatives, see `weigh`.
 
 
 class Choice(NamedTuple):
-    """Anchors, and what is asked of their negatives."""
+    """Anchors whose negatives are weighed."""
 
     splits: Splits
     anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
-    shown: int  # Number of anchors, the first ones, whose hardest negatives are listed.
-    k: int  # Number of negatives to list.
+    shown: int  # The hardest negatives of so many first anchors are listed,
+    k: int  # so many of each.
 
     @property
     def labels(self) -> Int[np.ndarray, " anchors"]:
@@ -45,13 +45,13 @@ class Choice(NamedTuple):
         return self.splits.test.labels[self.anchors]
 
     def negatives(self) -> list[int]:
-        """Numbers of negatives of the anchors, one for each of their classes."""
+        """Number of negatives for each class of anchors."""
         items = searched(self.splits).labels
         return [int(np.sum(items != label)) for label in np.unique(self.labels)]
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
-    """Chooses anchors at equal distances among the test images, or named by index."""
+    """Chooses evenly spaced test images as anchors, or those named by index."""
     count = len(splits.test)
     for index in named:
         if not 0 <= index < count:
@@ -90,15 +90,15 @@ def weigh(
 ) -> Weighed:
     """Weighs the negatives of anchors, which are the items of other classes, in float64.
 
-    Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
-    distances. Returns a run of negatives.json: "hardest" lists the nearest negatives of each anchor
-    that is shown, with their weights, of which all of an anchor sum to 1. "carriers" are the least
-    numbers of negatives that carry 90%, and "curve" holds mean weights by rank, at 200 ranks.
+    Anchors and items are points of the loss's space; the loss divides distances by `temperature`.
+    Returns a run of negatives.json. "hardest" lists the nearest negatives of each shown anchor with
+    their weights; all weights of an anchor sum to 1. "carriers" are the fewest negatives that carry
+    90%, and "curve" has mean weights at 200 ranks.
     """
 
     @jax.jit
     def compare(points, labels, items, classes):
-        """Distances, infinite to what is no negative, and weights."""
+        """Distances, infinite to items that are no negatives, and weights."""
         negatives = labels[:, None] != classes
         distances = space.distance_matrix(points, items)
         weights = negative_weights(distances, negatives, temperature=temperature)
@@ -138,23 +138,23 @@ def _nearest(
     choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
     test, images = choice.splits.test, searched(choice.splits)
-    found = np.argsort(distances, stable=True)[: choice.k]
+    nearest = np.argsort(distances, stable=True)[: choice.k]
     return {
         "index": anchor,
         "name": test.name(anchor),
         "label": test.class_name(anchor),
-        "items": found.tolist(),
-        "classes": [*map(images.class_name, found)],
-        "distances": distances[found].tolist(),
-        "weights": weights[found].tolist(),
+        "items": nearest.tolist(),
+        "classes": [*map(images.class_name, nearest)],
+        "distances": distances[nearest].tolist(),
+        "weights": weights[nearest].tolist(),
     }
 
 
-def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:
-    """Which of a shown anchor's hardest negatives in one run no other run has among its own."""
-    found = [each["hardest"][place]["items"] for each in runs]
-    others = {item for other in (*found[:run], *found[run + 1 :]) for item in other}
-    return [len(runs) > 1 and item not in others for item in found[run]]
+def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
+    """Which of a shown anchor's hardest negatives in one run are no hardest ones of other runs."""
+    items = [weighed["hardest"][anchor]["items"] for weighed in runs]
+    others = {item for other in (*items[:run], *items[run + 1 :]) for item in other}
+    return [len(runs) > 1 and item not in others for item in items[run]]
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
@@ -168,19 +168,19 @@ def summary_table(runs: Sequence[Weighed]) -> str:
     return aligned(rows)
 
 
-def anchor_table(runs: Sequence[Weighed], place: int) -> str:
+def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
-    anchor = runs[0]["hardest"][place]
+    shown = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):
-        found = run["hardest"][place]
-        columns = (found[name] for name in ("classes", "items", "distances", "weights"))
-        found = zip(*columns, only_here(runs, i, place), strict=True)
-        for rank, (label, item, distance, weight, alone) in enumerate(found, 1):
+        hardest = run["hardest"][anchor]
+        columns = (hardest[name] for name in ("classes", "items", "distances", "weights"))
+        negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
+        for rank, (label, item, distance, weight, alone) in enumerate(negatives, 1):
             name = shortened(on_one_line(label), _NAME)
             numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
             rows.append([run["run"], name, *numbers])
-    title = on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")
+    title = on_one_line(f"anchor {shown['index']} ({shown['name']}), {shown['label']}")
     return f"{title}\n{aligned(rows)}"
 
 
@@ -209,12 +209,12 @@ def draw_hardest(
 ) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
     rows, items = [], searched(splits)
-    for place in range(len(runs[0]["hardest"])):
+    for anchor in range(len(runs[0]["hardest"])):
         for i, run in enumerate(runs):
-            found, only = run["hardest"][place], only_here(runs, i, place)
-            title = run["run"] if i else f"{found['label']}\n{run['run']}"
-            row = [Picture((splits.test, found["index"]), title, "black")]
-            columns = zip(found["items"], found["classes"], found["weights"], only, strict=True)
+            shown, only = run["hardest"][anchor], only_here(runs, i, anchor)
+            title = run["run"] if i else f"{shown['label']}\n{run['run']}"
+            row = [Picture((splits.test, shown["index"]), title, "black")]
+            columns = zip(shown["items"], shown["classes"], shown["weights"], only, strict=True)
             for item, name, weight, alone in columns:
                 colour = "tab:orange" if alone else "none"
                 row.append(Picture((items, item), f"{name}\np {weight:#.3g}", colour))

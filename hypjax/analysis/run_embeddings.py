@@ -76,10 +76,10 @@ class ChosenImages(NamedTuple):
         name, test, rng = run.config.data.name, run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
         taken, room = [], most
-        for place in rng.permutation(len(classes)):
-            if counts[place] <= room:
-                taken.append(classes[place])
-                room -= counts[place]
+        for i in rng.permutation(len(classes)):
+            if counts[i] <= room:
+                taken.append(classes[i])
+                room -= counts[i]
         chosen = np.flatnonzero(np.isin(test.labels, taken))
         if len(taken) < 2:
             chosen = np.sort(rng.permutation(len(test))[:most])
@@ -123,10 +123,10 @@ def scored_head(run: Run) -> ScoredHead:
             reading(run.workdir, training=True) as folder,
             contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
         ):
-            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-        if found is None:
+            restored = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+        if restored is None:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
-        params, training = found.trees
+        params, training = restored.trees
         proxies = training["objective"]["hierarchy"]
     space = run.trained_objective(params).score_space
     if proxies is not None:
@@ -148,6 +148,6 @@ def untrained_parameters(run: Run) -> PyTree:
 def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
     """Embeds a dataset with the head, without the run's `eval.pca`."""
     console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
-    found = run.embedder.points(params, dataset, {"head": space})["head"]
-    space.check(found)
-    return found
+    points = run.embedder.points(params, dataset, {"head": space})["head"]
+    space.check(points)
+    return points

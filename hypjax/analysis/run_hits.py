@@ -1,4 +1,4 @@
-"""Searches among a run's test images: what they find, and a picture of some."""
+"""Searches among a run's test images: their hits, recall by class, and a figure of some."""
 
 import collections
 import pathlib
@@ -37,7 +37,7 @@ class ClassRecall(NamedTuple):
 
 
 class RunSearches(NamedTuple):
-    """The embeddings of a run's test images, and what searches among them find."""
+    """The embeddings of a run's test images, and searches among them."""
 
     run: Run
     points: Float[np.ndarray, "n d"]
@@ -62,8 +62,8 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
     k = min(k, len(items) - alone)
-    distances, found = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
-    right = items.labels[found] == test.labels[:, None]
+    distances, hits = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
+    right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
     answerable = (test.num_classes > 1) & (counts[test.labels] > alone)
@@ -71,9 +71,9 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     order = np.lexsort((np.where(correct, -nearest, nearest), correct))
     searches = []
     for i in order[answerable[order]].tolist():
-        names = test.class_name(i), items.class_name(found[i, 0])
-        hits = found[i].tolist(), distances[i].tolist(), right[i].tolist()
-        searches.append(Search(i, *hits, names))
+        names = test.class_name(i), items.class_name(hits[i, 0])
+        columns = (column[i].tolist() for column in (hits, distances, right))
+        searches.append(Search(i, *columns, names))
     first = correct[answerable].astype(np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
     failures = int(np.sum(first == 0))
@@ -95,17 +95,17 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
-    """Draws random test images of a run with their k nearest images, and says which they are.
+    """Draws random test images of a run with their k nearest images, and returns a caption.
 
-    The first half, if so many do, find an image of another class first. Classes take turns.
+    Half of them, if there are so many, find an image of another class first. Classes take turns.
     """
     (run,) = open_runs([workdir])
-    found = search_test_images(run, k)
+    result = search_test_images(run, k)
     test, items = run.splits.test, searched(run.splits)
-    shuffled = np.random.default_rng(seed).permutation(len(found.searches)).tolist()
-    order = in_turn(shuffled, lambda i: (i < found.failures, found.searches[i].classes[0]))
-    wrong = [found.searches[i] for i in order if i < found.failures]
-    right = [found.searches[i] for i in order if i >= found.failures]
+    shuffled = np.random.default_rng(seed).permutation(len(result.searches)).tolist()
+    order = in_turn(shuffled, lambda i: (i < result.failures, result.searches[i].classes[0]))
+    wrong = [result.searches[i] for i in order if i < result.failures]
+    right = [result.searches[i] for i in order if i >= result.failures]
     wrong = wrong[: max(queries // 2, queries - len(right))]
     right = right[: queries - len(wrong)]
     rows = []
@@ -116,8 +116,8 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
     return (
-        f"{found.failures} of {len(found.searches)} queries find an image of another class first; "
-        f"drawn: {len(wrong)} of these, then {len(right)} of the others"
+        f"{result.failures} of {len(result.searches)} queries find an image of another class first;"
+        f" drawn: {len(wrong)} of these, then {len(right)} of the others"
     )
 
 

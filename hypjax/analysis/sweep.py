@@ -74,22 +74,23 @@ def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
 
 def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
     """Reads the runs that are finished."""
-    results = {n: found for n, file in folders.items() if (found := read_results(file / RESULTS))}
-    held_out = {name: each["validation"] for name, each in results.items() if "validation" in each}
+    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: scores for name, scores in results.items() if scores}
+    held_out = {n: scores["validation"] for n, scores in results.items() if "validation" in scores}
     validation, test = _common(held_out), _common(results)
     return [Run(n, saved_config(folders[n]), validation.get(n), test[n]) for n in results]
 
 
 def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
     """Scores of each run's best model, or else its last, by the metrics that all runs have."""
-    scores = {name: found.get("best") or found["final"] for name, found in results.items()}
+    scores = {name: of_run.get("best") or of_run["final"] for name, of_run in results.items()}
     parts = [values for recalls in scores.values() for values in recalls.values()]
-    kept = [name for name in parts[0] if all(name in each for each in parts)] if parts else []
-    if parts and not any("/" in name or name.startswith("recall@") for name in kept):
+    common = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
+    if parts and not any("/" in name or name.startswith("recall@") for name in common):
         raise UserError("these runs have no recall in common; evaluate them with the same eval.ks")
     return {
-        run: {part: {name: values[name] for name in kept} for part, values in own.items()}
-        for run, own in scores.items()
+        run: {part: {name: values[name] for name in common} for part, values in recalls.items()}
+        for run, recalls in scores.items()
     }
 
 
@@ -144,23 +145,23 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
     """The lines by labels such as 'objective.space=sphere', the fields in which runs differ."""
     fields = [run.fields() for run in runs]
-    for run, own in zip(runs, fields, strict=True):
-        if field not in own:
+    for run, of_run in zip(runs, fields, strict=True):
+        if field not in of_run:
             raise UserError(
-                f"the scores of {run.name} do not depend on a field {field}{nearest(field, own)}"
+                f"the scores of {run.name} do not depend on a field {field}{nearest(field, of_run)}"
             )
-    names = dict.fromkeys(name for own in fields for name in own)
-    values = {name: {own[name] for own in fields if name in own} for name in names}
-    differing = [n for n, found in values.items() if len(found) > 1 and n not in (field, "seed")]
+    names = dict.fromkeys(name for of_run in fields for name in of_run)
+    values = {name: {of_run[name] for of_run in fields if name in of_run} for name in names}
+    differing = [n for n in values if len(values[n]) > 1 and n not in (field, "seed")]
 
     def order(pair: tuple[Run, Mapping[str, Any]]) -> list[Any]:
         return [_order(pair[1].get(name)) for name in (*differing, field)]
 
-    found: dict[str, Curve] = {}
-    for run, own in sorted(zip(runs, fields, strict=True), key=order):
-        label = ", ".join(f"{name}={_text(own[name])}" for name in differing if name in own)
-        found.setdefault(label, {}).setdefault(own[field], []).append(run)
-    return found
+    lines: dict[str, Curve] = {}
+    for run, of_run in sorted(zip(runs, fields, strict=True), key=order):
+        label = ", ".join(f"{name}={_text(of_run[name])}" for name in differing if name in of_run)
+        lines.setdefault(label, {}).setdefault(of_run[field], []).append(run)
+    return lines
 
 
 def _order(value: Any) -> tuple[int, Any]:
@@ -174,8 +175,8 @@ def _text(value: Any) -> str:
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
     panels = {"validation classes (to choose by)": "validation", "test classes (to report)": "test"}
-    points = [found for curve in drawn.values() for found in curve.values()]
-    if not any(run.validation for found in points for run in found):
+    points = [of_value for curve in drawn.values() for of_value in curve.values()]
+    if not any(run.validation for of_value in points for run in of_value):
         del panels["validation classes (to choose by)"]
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
@@ -185,16 +186,16 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
         for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
             rows = []
-            for value, own in curve.items():
-                recalls = [getattr(run, part) for run in own if getattr(run, part)]
-                if found := [each["head"][score] for each in recalls]:
-                    mean = statistics.mean(found)
-                    rows.append((positions[value], mean, mean - min(found), max(found) - mean))
+            for value, of_value in curve.items():
+                recalls = [getattr(run, part) for run in of_value if getattr(run, part)]
+                if scores := [recall["head"][score] for recall in recalls]:
+                    mean = statistics.mean(scores)
+                    rows.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, mean, *bars = np.array(rows).reshape(-1, 4).T
             axis.errorbar(x, mean, yerr=bars, elinewidth=1, color=colour, marker=marker)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
-    seeds = any(len(found) > 1 for found in points)
+    seeds = any(len(of_value) > 1 for of_value in points)
     if len(drawn) > 1 or seeds:  # Names the lines below the panels, and says what the bars are.
         lines = [line for line, *_ in axes[-1].containers]
         figure.legend(
@@ -208,7 +209,7 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
-    """Sets up the horizontal axis, and returns where on it each value is."""
+    """Sets up the horizontal axis, and returns the position of each value."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
     positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
     if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:

@@ -53,25 +53,25 @@ class Tree:
             np.add.at(sums, self.parents[level], sums[level])
         return sums
 
-    def starts(self, places: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
-        """Number of leaves in front of each node's, in a row; children by places, or by index."""
+    def starts(self, order: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
+        """Number of leaves left of each node's, in a row; siblings by order, then by index."""
         parents, sizes = self.parents, self.sizes
-        places = np.zeros(len(parents)) if places is None else np.asarray(places)
+        order = np.zeros(len(parents)) if order is None else np.asarray(order)
         starts = np.zeros(len(parents), int)
         for level in self._levels[1:]:
-            level = level[np.lexsort((level, places[level], parents[level]))]
+            level = level[np.lexsort((level, order[level], parents[level]))]
             before = np.cumsum(sizes[level]) - sizes[level]
             _, eldest, family = np.unique(parents[level], return_index=True, return_inverse=True)
             starts[level] = starts[parents[level]] + before - before[eldest[family]]
         return starts
 
     def counts(self, labels: Labels) -> Iterator[Int[np.ndarray, " nodes"]]:
-        """Yields, for one label after the other, how many leaves of each node have it."""
+        """Yields, for each label in order, how many leaves of each node have it."""
         labels, starts = np.asarray(labels), self.starts()
         ends = starts + self.sizes
         for label in np.unique(labels):
-            places = np.sort(starts[: self.leaves][labels == label])
-            yield np.searchsorted(places, ends) - np.searchsorted(places, starts)
+            positions = np.sort(starts[: self.leaves][labels == label])
+            yield np.searchsorted(positions, ends) - np.searchsorted(positions, starts)
 
     def met(self, counts: Int[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """Number of pairs of counted leaves whose lowest common ancestor is each node."""
@@ -115,8 +115,8 @@ def chance_purity(tree: Tree, labels: Labels) -> float:
 def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float]:
     """Compares distances in the tree with groups, over all pairs of leaves with different labels.
 
-    The distance of two leaves is the number of leaves of their lowest common ancestor, which needs
-    no lengths of edges, and so suits trees of any kind.
+    The distance of two leaves is the number of leaves of their lowest common ancestor: it needs no
+    lengths of edges, so it suits trees of any kind.
 
     Returns:
         The probability that two leaves of one group are nearer to each other than two leaves of
@@ -127,12 +127,12 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
     """
     together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, of_label, of_group, of_both = (
-        sum(map(tree.met, tree.counts(each)))
-        for each in (np.zeros(tree.leaves, int), labels, groups, together)
+        sum(map(tree.met, tree.counts(partition)))
+        for partition in (np.zeros(tree.leaves, int), labels, groups, together)
     )
-    distances, place = np.unique(tree.sizes, return_inverse=True)
+    distances, rank = np.unique(tree.sizes, return_inverse=True)
     near, far = (
-        np.bincount(place, pairs, len(distances))
+        np.bincount(rank, pairs, len(distances))
         for pairs in (of_group - of_both, all_pairs - of_label - of_group + of_both)
     )
     if not near.any() or not far.any():
@@ -180,16 +180,16 @@ def ancestor_tree(
     Arguments are the proxy above each sample and each proxy, −1 for the origin. Also returns the
     indices of the proxies in the tree.
     """
-    kept, n = np.flatnonzero(_with_ancestors(of_proxies, of_samples)), len(of_samples)
-    nodes = np.full(len(of_proxies) + 1, n + len(kept))  # −1 finds the last, the origin.
-    nodes[kept] = n + np.arange(len(kept))
-    return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[kept]], [-1]]), n), kept
+    used, n = np.flatnonzero(_with_ancestors(of_proxies, of_samples)), len(of_samples)
+    nodes = np.full(len(of_proxies) + 1, n + len(used))  # −1 indexes the last, the origin.
+    nodes[used] = n + np.arange(len(used))
+    return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[used]], [-1]]), n), used
 
 
 def average_linkage(
     distances: Float[np.ndarray, "n n"],
 ) -> tuple[Tree, Float[np.ndarray, " nodes"]]:
-    """The binary tree that merges the two clusters of least mean distance, again and again.
+    """The binary tree that repeatedly merges the two clusters of least mean distance.
 
     Also returns each node's height: the mean distance at which its clusters merge, 0 for a leaf.
     """
@@ -204,10 +204,10 @@ def average_linkage(
 
 
 def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inner"]]:
-    """The tree of labels, numbers from 0 without gaps, as leaves in place of those that have them.
+    """Replaces leaves by their labels, numbers from 0 without gaps.
 
-    A label hangs on the deepest inner node with more than half of its leaves beneath it. Inner
-    nodes with several children remain, and the root; they are returned, too.
+    A label hangs on the deepest inner node with more than half of its leaves beneath it. The root
+    and inner nodes with several children remain; their indices are returned, too.
     """
     parents, root = tree.parents, int(np.flatnonzero(tree.parents < 0)[0])
     of_labels = []
@@ -217,10 +217,10 @@ def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inne
     used = _with_ancestors(parents, np.array(of_labels))
     below = np.flatnonzero(used & (parents >= 0))
     children = np.bincount([*of_labels, *parents[below]], minlength=len(parents))
-    kept = np.flatnonzero(used & ((children > 1) | (parents < 0)))
+    inner = np.flatnonzero(used & ((children > 1) | (parents < 0)))
     nodes = np.full(len(parents), -1)  # Number in the new tree of each node, or of that above it.
-    nodes[kept] = len(of_labels) + np.arange(len(kept))
+    nodes[inner] = len(of_labels) + np.arange(len(inner))
     for node in below[np.argsort(tree.depths[below], kind="stable")]:
         nodes[node] = nodes[node] if nodes[node] >= 0 else nodes[parents[node]]
-    above = np.where(parents[kept] >= 0, nodes[parents[kept]], -1)
-    return Tree(np.concatenate([nodes[of_labels], above]), len(of_labels)), kept
+    above = np.where(parents[inner] >= 0, nodes[parents[inner]], -1)
+    return Tree(np.concatenate([nodes[of_labels], above]), len(of_labels)), inner

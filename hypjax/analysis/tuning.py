@@ -59,11 +59,13 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
             raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
         values.append([f"{name}={value}" for value in listed.split(",")])
     overrides = tuple(overrides)
-    return [Candidate(file, variant, overrides, each) for each in itertools.product(*values)]
+    return [
+        Candidate(file, variant, overrides, settings) for settings in itertools.product(*values)
+    ]
 
 
 def validation_score(candidate: Candidate, results: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the head's first recall on validation classes, which chooses settings."""
+    """Name and value of the recall on validation classes that chooses settings."""
     if not (held_out := results.get("validation")):
         raise UserError(
             f"{candidate.variant} with {candidate} has no validation classes to choose by; set "
@@ -81,8 +83,8 @@ def print_choice(
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation classes, in percent, seed {seed}:")
     rows = [
-        [each.variant, str(each), f"{100 * score:.1f}", "chosen" if each in chosen else ""]
-        for each, (_, score) in scores.items()
+        [row.variant, str(row), f"{100 * score:.1f}", "chosen" if row in chosen else ""]
+        for row, (_, score) in scores.items()
     ]
     print(aligned(rows))
 
@@ -91,12 +93,13 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test classes, and their differences from the first, with intervals."""
     names, labels, methods = [], [], []
     for candidate in chosen:
-        found = [score_queries(candidate.run(seed).path) for seed in seeds]
-        scores, of_runs = zip(*found, strict=True)
-        names.append(selecting(scores[0]))
-        labels.append(of_runs[0])
-        methods.append(sums_by_class(np.stack([each[names[-1]] for each in scores]), labels[-1]))
-    if len(set(names)) > 1 or not all(np.array_equal(labels[0], each) for each in labels):
+        scored = [score_queries(candidate.run(seed).path) for seed in seeds]
+        scores, labels_of_runs = zip(*scored, strict=True)
+        name, run_labels = selecting(scores[0]), labels_of_runs[0]
+        methods.append(sums_by_class(np.stack([of_run[name] for of_run in scores]), run_labels))
+        names.append(name)
+        labels.append(run_labels)
+    if len(set(names)) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
     print(
         f"{names[0]} of the head on the test classes, in percent: mean of seeds "
@@ -104,9 +107,9 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     )
     means, differences = 100 * bootstrap(methods)
     rows = [
-        [each.variant, "", "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)]
+        [row.variant, "", "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)]
         + ["{:+.1f}  [{:+.1f}, {:+.1f}]".format(*other) if i else ""]
-        for i, (each, mean, other) in enumerate(zip(chosen, means, differences, strict=True))
+        for i, (row, mean, other) in enumerate(zip(chosen, means, differences, strict=True))
     ]
     print(aligned(rows))
 
@@ -140,6 +143,6 @@ def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
         of_runs = classes @ totals.T / (classes @ counts)[:, None]
         draws = np.mean(draw(len(totals)) * of_runs, axis=1)
         rows.append([totals.sum() / (len(totals) * counts.sum()), *draws])
-    both = np.array([rows, np.array(rows) - rows[0]])
-    bounds = np.percentile(both[..., 1:], [2.5, 97.5], axis=-1)
-    return np.stack([both[..., 0], *bounds], axis=-1)
+    means = np.array([rows, np.array(rows) - rows[0]])
+    bounds = np.percentile(means[..., 1:], [2.5, 97.5], axis=-1)
+    return np.stack([means[..., 0], *bounds], axis=-1)

@@ -1,1 +1,1 @@
-"""Watches training: measurements, progress, traces, and whether all is finite."""
+"""Watches training: measurements, progress, traces, and steps that are not finite."""

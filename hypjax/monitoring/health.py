@@ -1,4 +1,4 @@
-"""Recognises steps that are not finite, and training that learns nothing."""
+"""Detects steps that are not finite, and training that learns nothing."""
 
 import itertools
 import math
@@ -19,14 +19,14 @@ _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-5  # Of points that differ by this share of their norm, float32 keeps two digits.
+_POINT = 1e-5  # Of differences of this share of the norm, float32 keeps two digits.
 
 
 class HealthWatch:
     """Checks the means of the steps between two reports, and warns once of each fault.
 
-    A fault counts after the warm-up, and at least a tenth of the steps, if two checks in a row find
-    it, since a report may cover a single step.
+    Checks begin after the warm-up and a tenth of the steps. A fault must show in two reports in a
+    row, since a report may cover a single step.
     """
 
     def __init__(self, config: ConfigDict) -> None:
@@ -34,7 +34,7 @@ class HealthWatch:
         self._settled = max(config.optim.warmup_steps, train.total_steps // 10)
         self._stop = train.on_collapse == "stop"
         self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
-        # Recall below this is at chance: by a half at most, and by a tenth of what is above it.
+        # Recall at chance is at most 1.5 times chance, and a tenth of the way from it to 1.
         self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive needs a logit this much above theirs for p = 1/2.
         self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
@@ -48,15 +48,15 @@ class HealthWatch:
         last, (self._last, evidence) = self._last, self._fault(values)
         if self._last is None or self._last != last:
             return
-        found = f"{last} by step {step}: {evidence}"
+        fault = f"{last} by step {step}: {evidence}"
         if self._stop:
-            raise UserError(f"{found} (train.on_collapse=stop); {_ADVICE}")
+            raise UserError(f"{fault} (train.on_collapse=stop); {_ADVICE}")
         if last not in self._warned:
             self._warned.add(last)
-            console.warn(f"{found}; {_ADVICE}")
+            console.warn(f"{fault}; {_ADVICE}")
 
     def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
-        """Returns what is wrong, if anything, and how that shows."""
+        """Returns a fault, or None, and its evidence."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
             clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
@@ -73,7 +73,7 @@ class HealthWatch:
 
 
 def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
-    """Warns of embeddings so close that float32 keeps few digits of distances, and what follows."""
+    """Warns if embeddings are so close that float32 distances keep few digits."""
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
@@ -95,22 +95,22 @@ def check_finite(
     if metrics["finite"]:
         return
     values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
-    what = next(name for name, value in values.items() if not math.isfinite(value))
-    named = ", ".join(itertools.islice(images, _NAMED))
-    found = (
-        f"the {what.replace('_', ' ')} of step {step} is {values[what]} (images {named} and "
+    name = next(name for name, value in values.items() if not math.isfinite(value))
+    shown = ", ".join(itertools.islice(images, _NAMED))
+    fault = (
+        f"the {name.replace('_', ' ')} of step {step} is {values[name]} (images {shown} and "
         f"{train.batch_size - _NAMED} others)"
     )
     most = train.max_nonfinite if train.on_nonfinite == "skip" else 0
     skipped = int(jax.device_get(metrics["skipped"]))
     if skipped <= most:
-        console.warn(f"{found}; its update is skipped, {skipped} of {most} so far")
+        console.warn(f"{fault}; its update is skipped, {skipped} of {most} so far")
         return
     checkpoints.wait()
     steps = checkpoints.steps
     good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
     if most:  # Resuming would repeat this.
-        found += f", after {most} skipped updates (train.max_nonfinite)"
+        fault += f", after {most} skipped updates (train.max_nonfinite)"
     raise UserError(
-        f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
+        f"{fault}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
     )

@@ -1,4 +1,4 @@
-"""Watches training: measurements, speed, progress, and whether all is finite."""
+"""Watches training: measurements, speed, progress, and steps that are not finite."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ from hypjax.system import console, machine
 
 
 def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Means over finite steps; of names in _min and _max extremes, of `latest` the last values."""
+    """Means over finite steps; extremes of names in _min and _max, last values of `latest`."""
     steps = jax.device_get(steps)
     finite = [metrics for metrics in steps if metrics["finite"]]
     values = {"skipped": int(steps[-1]["skipped"])}
@@ -119,8 +119,8 @@ class Monitor(contextlib.AbstractContextManager):
     def report(self, step: int, *, judging: bool = True) -> None:
         """Writes the metrics of the steps since the last report, at most once per step.
 
-        Call it before a state is saved, so that no step's values are lost with the process. It ends
-        the run if this step was not finite, or, where that is judged, training has failed.
+        Call it before a state is saved, so that no step's values are lost with the process. Raises
+        an error if this step was not finite, or, with `judging`, if training has failed.
         """
         self.settle()
         if step == self._reported:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, from its launch to its results: times.json."""
+"""Splits the time of a run, from launch to results, into parts: times.json."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 _IMPORTED = time.monotonic()
 
-# What the time of a run is spent on, in the order in which they begin. They do not overlap.
+# Parts of a run's time, which do not overlap, in the order in which they begin.
 PARTS = (
     "import",  # Python, packages, starting JAX; with several processes, until they have met.
     "prepare",  # Opening images, caches and weights; initial state.
@@ -28,7 +28,7 @@ _PROGRAMS = {
     "/jax/compilation_cache/cache_misses": "compiled",
     "/jax/compilation_cache/cache_hits": "cached",
 }
-_own = threading.local()  # Each thread's latest stopwatch: JAX reports events in their own thread.
+_threads = threading.local()  # Each thread's latest stopwatch: JAX reports events in its thread.
 
 
 class Stopwatch:
@@ -48,7 +48,7 @@ class Stopwatch:
         self._part = "import"
         self._from_launch = launched is not None
         self._since = self._began = time.monotonic() if launched is None else launched
-        _own.stopwatch = self
+        _threads.stopwatch = self
         _listen()
 
     def turn_to(self, part: str) -> str:
@@ -86,13 +86,13 @@ class Stopwatch:
 
     def _count_compiling(self, seconds: float) -> None:
         """Moves the time of an event that ends now from the current part to "compile"."""
-        now, own = time.monotonic(), seconds
+        now, outermost = time.monotonic(), seconds
         # Functions that a program calls are traced while the program is, and reported first.
         while self._compiled and self._compiled[-1][0] > now - seconds:
-            own -= self._compiled.pop()[1]
+            outermost -= self._compiled.pop()[1]
         self._compiled.append((now, seconds))
-        self._seconds[self._part] -= own
-        self._seconds["compile"] += own
+        self._seconds[self._part] -= outermost
+        self._seconds["compile"] += outermost
 
 
 def launch() -> float:
@@ -112,12 +112,12 @@ def _listen() -> None:
     from jax import monitoring
 
     def on_duration(event: str, seconds: float, **_: object) -> None:
-        if event.startswith(_COMPILING) and hasattr(_own, "stopwatch"):
-            _own.stopwatch._count_compiling(seconds)
+        if event.startswith(_COMPILING) and hasattr(_threads, "stopwatch"):
+            _threads.stopwatch._count_compiling(seconds)
 
     def on_event(event: str, **_: object) -> None:
-        if event in _PROGRAMS and hasattr(_own, "stopwatch"):
-            _own.stopwatch.programs[_PROGRAMS[event]] += 1
+        if event in _PROGRAMS and hasattr(_threads, "stopwatch"):
+            _threads.stopwatch.programs[_PROGRAMS[event]] += 1
 
     monitoring.register_event_duration_secs_listener(on_duration)
     monitoring.register_event_listener(on_event)

@@ -26,9 +26,9 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes a run's measurements to all sinks; resumed, it removes those after its checkpoint.
+    """Writes a run's measurements to all sinks; values that cannot be written are left out.
 
-    What a sink cannot write, as on a full disk, is left out.
+    A resumed run removes those after its checkpoint.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
@@ -89,9 +89,9 @@ def _precedes(line: str, first_step: int) -> bool:
 class EventFiles:
     """TensorBoard's event files: a new one for each start and after each failure.
 
-    tensorboardX's own SummaryWriter writes in a thread. When a full disk ends that thread, nobody
-    is told, its queue fills, and the loop waits for it forever. TensorBoard discards the steps of
-    earlier files from the first one on.
+    tensorboardX's SummaryWriter writes in a thread. If a full disk ends that thread, its queue
+    fills without an error, and the loop waits forever. TensorBoard drops the steps of earlier files
+    that a new file repeats.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:

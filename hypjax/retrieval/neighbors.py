@@ -136,20 +136,13 @@ class _Search:
         """Selects candidates by scores and sorts them by distances; returns uncertain rows."""
         spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
-        itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
-        most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
-        size = min(self.block_size, len(rows), most)
-        size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)
-        limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * dim)
-        shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
-        block_bytes = itemsize * max(dim, 2 * candidates) * size
-        blocks_of_part = max(inputs.PART_BYTES // block_bytes, 1)
+        shape, blocks_at_once = self._sizes(len(rows), candidates, score)
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
             selector = selection.Selector(self.gallery, candidates, shape, score, pool)
-            for part in inputs.split(rows, size * blocks_of_part):
+            for part in inputs.split(rows, shape[0] * blocks_at_once):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
-                blocks = inputs.split(part, size)
-                points = [self._points(block, size) for block in blocks]
+                blocks = inputs.split(part, shape[0])
+                points = [self._points(block, shape[0]) for block in blocks]
                 vectors = [score.factors(queries).query for queries in points]
                 best = [None] * len(blocks)
                 for chunk in self.gallery.chunks(score, shape[1]):
@@ -157,6 +150,17 @@ class _Search:
                         best[i] = selector.update(chunk, queries, best[i])
                 list(pool.map(self._sort, blocks, points, best))
         return rows[~self.certain[rows]]
+
+    def _sizes(self, queries: int, candidates: int, score: Score) -> tuple[tuple[int, int], int]:
+        """Queries of a block and items of a chunk, and blocks that are searched at once."""
+        itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
+        most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
+        height = min(self.block_size, queries, most)
+        height = 1 if queries == 1 else inputs.round_up(height, _MIN_BLOCK)
+        limits = _SCORE_BYTES // (itemsize * height), _CHUNK_BYTES // (itemsize * dim)
+        width = inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
+        block_bytes = itemsize * max(dim, 2 * candidates) * height
+        return (height, width), max(inputs.PART_BYTES // block_bytes, 1)
 
     def by_subtraction(self, rows: Rows) -> None:
         """Answers queries by their separations from all items."""

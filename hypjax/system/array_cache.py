@@ -1,8 +1,8 @@
-"""A cache of arrays on disk, which are computed in order, once, and resumed after a kill.
+"""A cache of arrays on disk, which are computed once, in order, and resumed after a kill.
 
-A folder holds the bytes of the arrays, one after the other, and an index: where each array ends,
-and its checksum. Whoever names the folder puts a hash of what the arrays depend on into its name,
-so that nothing in it is ever out of date. It may be deleted at any time.
+A folder holds the concatenated bytes of the arrays, and an index of their ends and checksums. Its
+name contains a hash of everything that the arrays depend on, so it is never out of date, and may be
+deleted at any time.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
 
-# Of each array: the first byte after it; its CRC-32, which starts from the last field; and whether
-# there is no array, but a text that says why.
+# Of each array: the first byte after it; its CRC-32, with `failed` as initial value; and whether
+# its bytes are the reason why there is no array.
 _ENTRY = np.dtype([("end", "<i8"), ("checksum", "<u4"), ("failed", "<u4")])
 
 
 class ArrayCache:
-    """Arrays in a folder; the first `done` of a fixed number are there."""
+    """A fixed number of arrays in a folder, of which the first `done` are present."""
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0
@@ -36,19 +36,18 @@ class ArrayCache:
         return self._count
 
     def is_complete(self) -> bool:
-        """Whether all arrays are there, undamaged as far as sizes tell."""
+        """Whether all arrays are present, by their sizes."""
         index = self._read_index()
         with contextlib.suppress(FileNotFoundError):
             return len(index) == len(self) and self._arrays.stat().st_size == index["end"][-1]
         return False
 
     def _read_index(self) -> np.ndarray:
-        # Without an entry that a kill has cut off.
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
 
     @contextlib.contextmanager
     def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
-        """Yields the number of arrays that are there; the body appends the others, under a lock."""
+        """Yields the number of present arrays; the body appends the others, under a lock."""
         with lock:
             self.done = self._resume()
             with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
@@ -66,7 +65,7 @@ class ArrayCache:
                 if not start < end <= size or crc32(file.read(end - start), failed) != checksum:
                     break
                 done, start = done + 1, end
-        if done < len(index) == len(self):  # It was complete, so that others may have mapped it.
+        if done < len(index) == len(self):  # Others may have mapped a complete one.
             self._discard()
             return 0
         self._index.touch()
@@ -79,28 +78,28 @@ class ArrayCache:
         arrays: Sequence[Shaped[np.ndarray, "..."]],
         reasons: Mapping[int, str] | None = None,
     ) -> None:
-        """Appends arrays; for some, by their place among these, there is a reason why they lack."""
+        """Appends arrays; `reasons` says why some, by their index among these, are missing."""
         reasons, entries = reasons or {}, np.zeros(len(arrays), _ENTRY)
         for i, array in enumerate(arrays):
             failed = i in reasons
             content = reasons[i].encode() or b"?" if failed else np.ascontiguousarray(array).data
             self._file.write(content)
             entries[i] = self._file.tell(), crc32(content, failed), failed
-        self._file.flush()  # The index follows: a kill between the two costs these arrays alone.
+        self._file.flush()  # Before the index: a kill between both loses only these arrays.
         self._entries.write(entries.tobytes())
         self._entries.flush()
         self.done += len(arrays)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"]:
-        """Returns the bytes of an array of a complete cache, which are read when accessed."""
+        """Returns the bytes of an array of a complete cache, memory-mapped."""
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
-        """Returns arrays of one length as rows, and why some lack; None if they are damaged.
+        """Returns arrays of one length as rows, and why some are missing; None if any is damaged.
 
-        Rows that lack are 0. Damaged arrays are removed, so that the next start computes them.
+        Missing rows are 0. A damaged cache is removed, so that the next start computes it.
         """
-        found, reasons = {}, {}
+        arrays, reasons = {}, {}
         for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):
             if crc32(self[i], failed) != checksum:
                 self._discard()
@@ -108,9 +107,9 @@ class ArrayCache:
             if failed:
                 reasons[i] = self[i].tobytes().decode()
             else:
-                found[i] = self[i].view(dtype)
-        rows = np.zeros((len(self), max(map(len, found.values()), default=0)), dtype)
-        for i, row in found.items():
+                arrays[i] = self[i].view(dtype)
+        rows = np.zeros((len(self), max(map(len, arrays.values()), default=0)), dtype)
+        for i, row in arrays.items():
             rows[i] = row
         return rows, reasons
 

@@ -12,7 +12,7 @@ _URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
 
 def is_url(location: str | pathlib.Path) -> bool:
-    """Whether a location is a URL and not a path; what only looks like a URL is an error."""
+    """Whether a location is a URL and not a path; a malformed URL is an error."""
     if not isinstance(location, str) or "://" not in location:
         return False
     if not _URL.fullmatch(location):
@@ -41,10 +41,10 @@ class CloudFolder:
         """Returns the size in bytes of each file; a missing folder has none."""
         self._storage.invalidate_cache()
         try:
-            found = self._storage.find(self._base, detail=True)
+            files = self._storage.find(self._base, detail=True)
         except FileNotFoundError:
             return {}
-        names = {path[len(self._base) :].lstrip("/"): info for path, info in found.items()}
+        names = {path[len(self._base) :].lstrip("/"): info for path, info in files.items()}
         return {
             name: info.get("size") or 0
             for name, info in names.items()

@@ -1,4 +1,4 @@
-"""Hash of the source of what the user gave: a loss, or an encoder."""
+"""Hash of the source of the user's loss or encoder."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 def code_hash(piece: Any) -> str:
     """Hash of the source of a function, or of an object's class, and of its settings.
 
-    What the source refers to does not count: helpers, global values and closures.
+    Helpers, globals and closures that the source refers to do not count.
     """
     if isinstance(piece, functools.partial):
         facts = code_hash(piece.func), piece.args, sorted(piece.keywords.items())
@@ -35,6 +35,6 @@ def _source(definition: Callable[..., Any] | type) -> str:
     except (OSError, TypeError):
         if not isinstance(definition, type):
             return definition.__qualname__
-    # Python finds the methods of a notebook's class, but not the class.
+    # In a notebook, Python finds the source of a class's methods, but not of the class.
     methods = [value for value in vars(definition).values() if inspect.isroutine(value)]
     return "".join([definition.__qualname__, *map(_source, methods)])

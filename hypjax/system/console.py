@@ -11,27 +11,27 @@ import tqdm
 from hypjax.errors import on_one_line, redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
+# Parts of a line of progress, the most important first.
 _ITEMS = {
-    **{"left": "  {} left", "loss": "  loss {:.4g}", "chance_loss": " (chance {:.1f})"},
-    **{
-        "batch_recall@1": "  R@1 {:.3f}",
-        "images": "  {:.0f} img/s",
-        "learning_rate": "  lr {:.1e}",
-    },
+    "left": "  {} left",
+    "loss": "  loss {:.4g}",
+    "chance_loss": " (chance {:.1f})",
+    "batch_recall@1": "  R@1 {:.3f}",
+    "images": "  {:.0f} img/s",
+    "learning_rate": "  lr {:.1e}",
 }
-
 _muted = False
 _warnings: list[str] = []
 
 
 def say(text: str, *, always: bool = False) -> None:
-    """Prints a line on stderr, above a progress bar; if muted, only what is said `always`."""
+    """Prints a line on stderr above any progress bar; a muted process only with `always`."""
     if always or not _muted:
         tqdm.tqdm.write(redacted(text), file=sys.stderr)
 
 
 def mute() -> None:
-    """Silences this process, except for errors: the first process speaks for all of them."""
+    """Silences this process except for errors: the first process of a run reports for all."""
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
@@ -52,7 +52,7 @@ def collect_warnings() -> list[str]:
 
 @contextlib.contextmanager
 def tolerating(name: str) -> Iterator[None]:
-    """Turns a failure to write something dispensable into a warning."""
+    """Downgrades write errors on optional files to warnings."""
     try:
         yield
     except OSError as error:
@@ -63,7 +63,7 @@ class Progress:
     """A progress bar on a terminal, or else one line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
-        """Starts the display, after the first of a total of steps, with so many images in each."""
+        """Starts after step `first` of `total`, with `batch_size` images each."""
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
@@ -107,9 +107,9 @@ class Progress:
             self._bar.close()
 
     def _description(self) -> str:
-        """What is known of the training, the most important first: tqdm cuts what does not fit."""
-        known = dict(self._values)
+        """Latest values, most important first: tqdm cuts what does not fit."""
+        values = dict(self._values)
         if rate := max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9):
-            known["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
-            known["images"] = rate * self._batch_size
-        return "".join(text.format(known[name]) for name, text in _ITEMS.items() if name in known)
+            values["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
+            values["images"] = rate * self._batch_size
+        return "".join(text.format(values[name]) for name, text in _ITEMS.items() if name in values)

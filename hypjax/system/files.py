@@ -1,7 +1,6 @@
-"""Files: writes that leave the old state or the new one, and arrays that anyone may have made."""
+"""Files: atomic writes, and arrays from untrusted files."""
 
 import contextlib
-import ctypes
 import errno
 import glob
 import hashlib
@@ -15,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_ABANDONED = 86400  # Seconds after which a temporary file is no longer being written.
-_HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
+_ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -34,8 +32,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path; the file or folder written there replaces the given one.
 
-    A kill or a power failure leaves the old state or the new one. Several processes may replace a
-    path at once: the last one counts.
+    A kill or a power failure leaves the old file or the new one; of two folders, see `_exchange`.
+    Several processes may replace a path at once: the last one counts.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -55,16 +53,12 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
-    """Exchanges two folders: no system can rename a folder to one that is not empty."""
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
-    names = os.fsencode(new), os.fsencode(old)
-    if exchange is None or exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE):
-        # As on macOS and NFS. A kill between these two leaves the old folder as .NAME.previous.
-        previous = old.with_name(f".{old.name}.previous")
-        remove(previous)
-        old.rename(previous)
-        new.rename(old)
-        remove(previous)
+    """Puts a new folder in place of an old one, as no system renames onto a folder with files."""
+    previous = old.with_name(f".{old.name}.previous")  # What a kill between two renames leaves.
+    remove(previous)
+    old.rename(previous)
+    new.rename(old)
+    remove(previous)
 
 
 def remove(path: pathlib.Path) -> None:

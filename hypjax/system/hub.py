@@ -9,7 +9,7 @@ from hypjax.errors import UserError, reason
 from hypjax.system import console
 
 SCHEME = "hf://"
-_PLAIN = {".gitattributes", "LICENSE", "README.md"}  # What a new repository may hold.
+_PLAIN = {".gitattributes", "LICENSE", "README.md"}  # Files of a new repository.
 
 
 class UnreachableError(Exception):
@@ -17,7 +17,7 @@ class UnreachableError(Exception):
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
-    """Whether a location is a repository, hf://OWNER/NAME; one of this scheme must be."""
+    """Whether a location is hf://OWNER/NAME; any other hf:// is an error."""
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(split(location)[0]):
@@ -84,10 +84,10 @@ def upload(
     repo_type: str = "model",
     marker: str | None = None,
 ) -> str:
-    """Uploads files in one commit, which removes other `owned` ones; returns its web address.
+    """Uploads files in one commit, which removes other `owned` files; returns its web address.
 
-    Large files that an interrupted upload has left on the hub are not uploaded again. A repository
-    that holds other files, and not the `marker`, is someone's own, and is refused.
+    A repository with other files but without the `marker` is refused: it was made for another
+    purpose.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 

@@ -9,24 +9,29 @@ from hypjax.errors import UserError, nearest, require_package
 
 Ability = Literal["export", "open", "convert", "encode"]
 _USES = {
-    **{"export": "exporting to", "open": "searching in"},
-    **{"convert": "converting to", "encode": "embedding with"},
+    "export": "exporting to",
+    "open": "searching in",
+    "convert": "converting to",
+    "encode": "embedding with",
 }
 
 
 class Integration(NamedTuple):
-    """What another program can do for hypjax, as names 'MODULE:FUNCTION' in hypjax.integrations."""
+    """Abilities of another program, as names 'MODULE:FUNCTION' in hypjax.integrations."""
 
-    packages: str  # Modules that must be installed, separated by spaces.
-    install: str  # What pip installs for them.
+    packages: str  # Required modules, separated by spaces.
+    install: str  # Argument of pip that installs them.
     export: str = ""  # Writes embeddings to a path, and returns a sentence that says where.
     open: str = ""  # Opens what was exported as a `Gallery`, by its path or URL.
     convert: str = ""  # Writes a trained model.
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
-_EXPORT, _OPEN = "qdrant:export_qdrant", "qdrant:QdrantGallery.open"
-_QDRANT = Integration("qdrant_client", "hypjax[qdrant]", export=_EXPORT, open=_OPEN)
+_QDRANT = Integration(
+    *("qdrant_client", "hypjax[qdrant]"),
+    export="qdrant:export_qdrant",
+    open="qdrant:QdrantGallery.open",
+)
 _ONNX = {"convert": "onnx:write_onnx", "encode": "onnx_encoder:OnnxEncoder"}
 _USEARCH = {"export": "usearch:export_usearch", "open": "usearch:GraphGallery.open"}
 _HF = "torch_encoders:TransformersEncoder"
@@ -41,7 +46,7 @@ INTEGRATIONS = {
     "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
     **dict.fromkeys(("qdrant", "qdrant://", "qdrant+https://"), _QDRANT),
-    # It writes files alone; sentence-transformers is needed to load them.
+    # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
     "usearch": Integration("usearch numba", "hypjax[ann]", **_USEARCH),

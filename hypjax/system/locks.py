@@ -1,7 +1,4 @@
-"""Locks on folders that only one process at a time may write to.
-
-The operating system releases a lock when its process ends, for whatever reason.
-"""
+"""Locks on folders; the operating system releases them when a process ends."""
 
 import contextlib
 import fcntl
@@ -18,7 +15,7 @@ from hypjax.system import console
 def claimed(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
-    """Locks a folder, which is created; with a purpose it waits for its turn, or else refuses."""
+    """Creates and locks a folder; waits for another process with a purpose, or else refuses."""
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -29,8 +26,8 @@ def claimed(
                 lock.seek(0)
                 owner = lock.read().decode() or "another process"
                 if not purpose:
-                    words = f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
-                    raise UserError(words) from None
+                    message = f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
+                    raise UserError(message) from None
                 console.say(f"waiting for {owner} ({purpose})")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:  # Not every file system has locks.

@@ -1,4 +1,4 @@
-"""What this machine offers: cores, memory, devices; and what a result was computed with."""
+"""Cores, memory and devices of this machine, and the provenance of results."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second 
     from jax.sharding import Mesh
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
-# What XLA says when memory is exhausted; the second, its library on CPUs.
+# XLA's messages when memory is exhausted; the second is its CPU library's.
 _FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 # glibc's parameters of mallopt: what to return, what to map, and the number of heaps.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
@@ -68,7 +68,7 @@ def memory_explained(remedy: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not any(words in str(error) for words in _FULL):
+        if not any(message in str(error) for message in _FULL):
             raise
         device = jax.local_devices()[0].device_kind
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
@@ -76,11 +76,11 @@ def memory_explained(remedy: str) -> Iterator[None]:
 
 def free_memory(mesh: "Mesh") -> int | None:
     """Free bytes of each of this process's devices, None if unknown; CPUs share the machine's."""
-    found = [device.memory_stats() or {} for device in mesh.local_devices]
-    if all("bytes_limit" in stats for stats in found):
-        return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
+    of_devices = [device.memory_stats() or {} for device in mesh.local_devices]
+    if all("bytes_limit" in stats for stats in of_devices):
+        return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in of_devices)
     free = free_host_memory()
-    return None if free is None else free // len(found)
+    return None if free is None else free // len(of_devices)
 
 
 def free_host_memory() -> int | None:
@@ -88,8 +88,8 @@ def free_host_memory() -> int | None:
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)  # Returns freed memory to the system.
     path = pathlib.Path("/proc/meminfo")
-    found = path.exists() and re.search(r"MemAvailable: *(\d+) kB", path.read_text())
-    return 1024 * int(found[1]) if found else None
+    available = path.exists() and re.search(r"MemAvailable: *(\d+) kB", path.read_text())
+    return 1024 * int(available[1]) if available else None
 
 
 def memory_peaks() -> dict[str, int]:

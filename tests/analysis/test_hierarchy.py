@@ -97,8 +97,10 @@ def test_numbers_are_those_of_loops():
             *(np.mean(inside), np.mean([(radii >= r).all() for r in radius])),
         ]
     )
-    np.testing.assert_allclose(np.abs(found.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5)
-    for row in found.leaves:
+    np.testing.assert_allclose(
+        np.abs(found.positions[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5
+    )
+    for row in found.leaf_images:
         proxy, size = map(int, re.findall(r"\d+", row[0].title)[:2])
         assert [each.image for each in row] == near[:, proxy].argsort().tolist()
         assert sum(each.colour == "tab:blue" for each in row) == size
@@ -112,7 +114,6 @@ def test_numbers_are_those_of_loops():
 def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     points = np.eye(3, dtype="f")[[0, 0, 1, 2]]
     found = find_hierarchy("a", points, Sphere(), images_of([0, 0, 1, 2]))
-    assert found.places is None and not found.leaves and "radii" not in found.scores
     assert [node.get("height") for node in found.nodes[4:]] == [0, 2, 2]
     lengths = [node["length"] for node in found.nodes]
     assert lengths[:2] == [0, 0] and max(lengths) == 1

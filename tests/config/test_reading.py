@@ -207,9 +207,7 @@ def test_each_field_has_its_value_and_origin():
 
 def test_names_and_implementations_match():
     assert [getattr(declared(name), "name", name) for name in PREPARED] == [*PREPARED]
-    assert {*choices.BENCHMARKS} < {*choices.DATASETS}
-    assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
-    assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
+    assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS) and choices.TEST_VIEWS == tuple(TEST_VIEWS)
 
 
 def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(monkeypatch):

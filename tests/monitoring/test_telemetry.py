@@ -83,14 +83,8 @@ def test_reports_summarise_finite_steps():
         | {"finite": x == x, "skipped": jnp.int32(1)}
         for x in (1.0, 2.0, math.nan, 4.0)
     ]
-    values = summarised(steps, {"learning_rate"})
-    assert values == {
-        "loss": pytest.approx(7 / 3),
-        "logit_min": 1,
-        "logit_max": 4,
-        "learning_rate": 4,
-        "skipped": 1,
-    }
+    extremes = {"logit_min": 1, "logit_max": 4, "learning_rate": 4, "skipped": 1}
+    assert summarised(steps, {"learning_rate"}) == {"loss": pytest.approx(7 / 3), **extremes}
     assert summarised(steps[2:3], ()) == {"skipped": 1}
 
 

@@ -164,10 +164,8 @@ def test_invalid_arguments_are_an_error():
             nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
 
 
-def test_no_queries_have_no_neighbours_and_an_invalid_row_in_a_later_chunk_is_named(monkeypatch):
+def test_an_invalid_row_in_a_later_chunk_is_named(monkeypatch):
     x = points(Sphere(), 0, 1000, 4)
-    distances, ids = neighbors.search(x[:0], None, x, k=3, space=Sphere())
-    assert distances.shape == ids.shape == (0, 3)
     bad = np.concatenate([x, x])
     bad[1500, 2] = np.inf
     monkeypatch.setattr(neighbors, "_SCORE_BYTES", 100_000)

@@ -94,7 +94,7 @@ def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
     loaded = Embeddings.load(tmp_path / "short.npz")
     np.testing.assert_array_equal(loaded.vectors, short.vectors)
     np.testing.assert_array_equal(loaded.labels, embeddings.labels)
-    known = dataclasses.replace(short, given=None)
+    known = dataclasses.replace(short, raw_features=None)
     np.testing.assert_array_equal(
         known.prefix(3).vectors, prefix_points(known.vectors, 3, space=BALL)
     )

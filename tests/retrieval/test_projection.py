@@ -54,13 +54,13 @@ def test_a_line_has_one_component():
 
 
 def test_what_cannot_be_fitted_is_refused():
-    for x, dim, message in [
-        (points(FLAT), 7, "7 dimensions"),
-        (points(FLAT, n=3), 4, "4 dimensions"),
-        (np.ones((5, 3), np.float32), 2, "vary along 0 components"),
+    for n, dim, keyword in [
+        (60, 7, "7 dimensions"),
+        (3, 4, "4 dimensions"),
+        (1, 1, "vary along 0"),
     ]:
-        with pytest.raises(UserError, match=message):
-            fit(x, space=FLAT, dim=dim)
+        with pytest.raises(UserError, match=keyword):
+            fit(points(FLAT, n=n), space=FLAT, dim=dim)
 
 
 def test_files_hold_the_projection(tmp_path):
