@@ -68,6 +68,7 @@ def test_a_trace_of_no_steps_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.hygiene
 def test_measurements_on_a_full_disk_are_left_out_whole(photos_folder, tmp_path, capsys):
     config, written = small_runs.load(photos_folder), [1, 2, 3, 7, 8, 9]
     with small_disk(tmp_path / "disk", "256k") as disk:

@@ -113,7 +113,7 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     assert ends(process.pid), "a process survived"
 
 
-@pytest.mark.slow
+@pytest.mark.hygiene
 def test_a_stopped_run_survives_a_power_failure(whole, photos_folder, tmp_path, capsys):
     """The state that it reports, and later its results and measurements, are on the disk."""
     with lossy_disk(tmp_path) as disk:
