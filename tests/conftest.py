@@ -24,12 +24,13 @@ _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _OPTIMISED = (
     "parity/test_benchmark",
     "parity/test_convolutions",
-    "parity/test_engines",
-    "parity/test_qdrant",
     "parity/test_timm",
-    "parity/test_usearch",
     "data/test_device_cache",
-    "integrations",
+    "integrations/test_engines",
+    "integrations/test_euclidean",
+    "integrations/test_qdrant",
+    "integrations/test_shown_engine",
+    "integrations/test_usearch",
     "geometry/test_layout",
     "retrieval/test_exactness",
 )
@@ -151,13 +152,13 @@ def made_once(tmp_path_factory):
 def data_dir(made_once) -> pathlib.Path:
     """A data folder with a tenth of the glyphs dataset."""
     from hypjax.data.preparation import fonts
-    from hypjax.data.preparation.prepare import open_prepared
+    from hypjax.data.preparation.prepare import prepared_folder
 
     def make(folder):
         all_classes = fonts.glyph_classes
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
-            open_prepared("glyphs", str(folder))
+            prepared_folder("glyphs", str(folder))
 
     return made_once("datasets", make)
 

@@ -1,4 +1,4 @@
-"""Limits of the system that tests impose: disks that fill up and missing permissions."""
+"""Limits of the system that tests impose: full disks, lost power and missing permissions."""
 
 import contextlib
 import ctypes
@@ -26,13 +26,6 @@ def small_disk(path, size):
         yield path
     finally:
         subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def fill(disk):
-    """Writes a file `filler` until a disk is full."""
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
 
 
 class LossyDisk:
