@@ -17,7 +17,7 @@ from PIL import Image
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _QUICK_PROGRAMS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
-_MOST_ON_DISK, _MOST_IN_MEMORY = 2 * 2**30, 900 * 2**20  # Bytes of programs; of a process.
+_MOST_ON_DISK, _MOST_IN_MEMORY = 2 * 2**30, 700 * 2**20  # Bytes of programs; of a process.
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
