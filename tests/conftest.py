@@ -1,18 +1,23 @@
-"""Fixtures for all tests, and a compilation cache that their processes share."""
+"""Fixtures for all tests, and a compilation cache that all runs of pytest share."""
 
 import gc
 import os
 import pathlib
+import platform
+import resource
 import shutil
-import tempfile
+import sys
 
 import jax
+import jaxlib
 import numpy as np
 import pytest
 from jax._src import compiler
 from PIL import Image
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
+_QUICK_PROGRAMS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+_MOST_ON_DISK, _MOST_IN_MEMORY = 2 * 2**30, 700 * 2**20  # Bytes of programs; of a process.
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
@@ -39,17 +44,28 @@ if jax.__version_info__ < (0, 11):
 _QUICK_FLAGS = "".join(f" --{name}={value}" for name, value in _QUICK.items())
 
 
-def pytest_configure(config):
+def _programs_folder() -> pathlib.Path:
+    """The folder of compiled programs, of this machine and these versions; old ones are removed."""
+    base = (
+        pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hypjax-tests"
+    )
+    if sum(file.stat().st_size for file in base.rglob("*") if file.is_file()) > _MOST_ON_DISK:
+        shutil.rmtree(base, ignore_errors=True)
+    versions = f"jax{jax.__version__}-jaxlib{jaxlib.__version__}"
+    return base / f"{platform.node()}-python{platform.python_version()}-{versions}"
+
+
+def pytest_configure():
     """Sets up a compilation cache for all tests and for the commands that they run.
 
-    Other processes find it in the environment. It lasts for one run of pytest, unless the
-    environment names a folder already.
+    Other processes find it in the environment.
     """
     if not _IS_XDIST_WORKER and _CACHE not in os.environ:
-        folder = os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ[_CACHE] = str(_programs_folder())
     if not _IS_XDIST_WORKER:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + _QUICK_FLAGS
+    os.environ[_QUICK_PROGRAMS] = "true"
+    jax.config.update("jax_disable_most_optimizations", True)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # Programs are traced a tenth faster without the lines of Python behind their operations, and if
     # Python looks less often for garbage among the many objects of a trace.
@@ -71,18 +87,32 @@ def _as_usual(*args, env_options_overrides=None, options=compiler.get_compile_op
     return options(*args, env_options_overrides=overrides, **more)
 
 
+def _memory() -> int:
+    """Bytes of memory that this process uses, or on systems without /proc has used at most."""
+    statm = pathlib.Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compilation(request):
-    """Drops a module's programs from memory: they take gigabytes in all."""
+    """Drops programs from memory before it fills up, and compiles some modules' as users do."""
+    if _memory() > _MOST_IN_MEMORY:
+        jax.clear_caches()
     module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
-    quick = not module.startswith(_OPTIMISED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", str(quick))
-        jax.config.update("jax_disable_most_optimizations", quick)
-        if not quick:
-            patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(_QUICK_FLAGS, ""))
-            patch.setattr(compiler, "get_compile_options", _as_usual)
+    if not module.startswith(_OPTIMISED):
         yield
+        return
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_QUICK_PROGRAMS, "false")
+        patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(_QUICK_FLAGS, ""))
+        patch.setattr(compiler, "get_compile_options", _as_usual)
+        jax.config.update("jax_disable_most_optimizations", False)
+        yield
+    jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
 
 
@@ -100,35 +130,63 @@ def repository() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder with a tenth of the glyphs dataset, shared by all processes of pytest."""
-    from hypjax.data.preparation import fonts
-    from hypjax.data.preparation.prepare import prepared_folder
+def made_once(tmp_path_factory):
+    """Calls make(folder), unless another process of pytest did, and returns the folder."""
     from hypjax.system.locks import claimed
 
-    root = tmp_path_factory.getbasetemp()
-    directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"
-    all_classes = fonts.glyph_classes
-    with claimed(directory, "preparing glyphs"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
-        prepared_folder("glyphs", str(directory))
-    return directory
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if _IS_XDIST_WORKER else base
+
+    def made(name, make):
+        with claimed(root / "locks" / name, f"making {name}"):
+            done = root / "locks" / name / "done"
+            if not done.exists():
+                make(root / name)
+                done.touch()
+        return root / name
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def photos_folder(tmp_path_factory) -> pathlib.Path:
+def data_dir(made_once) -> pathlib.Path:
+    """A data folder with a tenth of the glyphs dataset."""
+    from hypjax.data.preparation import fonts
+    from hypjax.data.preparation.prepare import prepared_folder
+
+    def make(folder):
+        all_classes = fonts.glyph_classes
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
+            prepared_folder("glyphs", str(folder))
+
+    return made_once("datasets", make)
+
+
+@pytest.fixture(scope="session")
+def photos_folder(made_once) -> pathlib.Path:
     """A folder of 10 classes with 6 small pictures each: noise around the colour of the class."""
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for label in range(10):
-        (root / f"class{label}").mkdir()
-        colour = rng.integers(100, 156, 3)
-        for i in range(6):
-            height, width = rng.integers(20, 30, 2)
-            noise = rng.integers(-90, 90, (height, width, 3))
-            picture = np.clip(colour + noise, 0, 255).astype(np.uint8)
-            Image.fromarray(picture).save(root / f"class{label}" / f"{i}.png")
-    return root
+
+    def make(root):
+        rng = np.random.default_rng(0)
+        for label in range(10):
+            (root / f"class{label}").mkdir(parents=True)
+            colour = rng.integers(100, 156, 3)
+            for i in range(6):
+                height, width = rng.integers(20, 30, 2)
+                noise = rng.integers(-90, 90, (height, width, 3))
+                picture = np.clip(colour + noise, 0, 255).astype(np.uint8)
+                Image.fromarray(picture).save(root / f"class{label}" / f"{i}.png")
+
+    return made_once("photos", make)
+
+
+@pytest.fixture(scope="session")
+def run(made_once, photos_folder) -> pathlib.Path:
+    """A run on the photos that was interrupted after step 8 and then finished; only to be read."""
+    from tests.helpers.small_runs import train_shared
+
+    return made_once("run", lambda folder: train_shared(photos_folder, folder))
 
 
 @pytest.fixture

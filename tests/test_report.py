@@ -18,19 +18,18 @@ from tests.helpers import commands, small_runs
 
 
 @pytest.fixture(scope="module")
-def runs(photos_folder, tmp_path_factory):
-    """A run, and copies that name another weight decay and other test images."""
+def runs(run, tmp_path_factory):
+    """Copies of a run that name another weight decay and other test images."""
     root = tmp_path_factory.mktemp("runs")
-    train.train_and_evaluate(small_runs.load(photos_folder), root / "hyp")
-    small_runs.copy_with(root / "hyp", root / "decay", {"optim.weight_decay": 0.5})
-    small_runs.copy_with(root / "hyp", root / "other", {"data.split_seed": 1})
+    small_runs.copy_with(run, root / "decay", {"optim.weight_decay": 0.5})
+    small_runs.copy_with(run, root / "other", {"data.split_seed": 1})
     return root
 
 
-def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, monkeypatch):
+def test_a_page_shows_two_runs_and_needs_nothing_else(run, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     output = tmp_path / "report.html"
-    where = [f"--workdir={runs / name}" for name in ("hyp", "decay")]
+    where = [f"--workdir={folder}" for folder in (run, runs / "decay")]
     commands.call("report", *where, f"--output={output}", "--queries=10", "--k=3")
     text = output.read_text()
     links = re.findall(r' (?:href|src)="(.*?)"', text)
@@ -43,17 +42,17 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, monkeypatc
         commands.call("report", where[0], f"--workdir={runs / 'other'}", f"--output={output}")
 
 
-def test_searches_and_classes_are_those_of_the_results(runs):
-    (run,) = open_runs([runs / "hyp"])
-    found = search_test_images(run, k=4)
-    recall = read_results(runs / "hyp" / "results.json")["best"]["head"]["recall@1"]
+def test_searches_and_classes_are_those_of_the_results(run):
+    (opened,) = open_runs([run])
+    found = search_test_images(opened, k=4)
+    recall = read_results(run / "results.json")["best"]["head"]["recall@1"]
     assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18
     assert found.failures == sum(not search.right[0] for search in found.searches)
     assert recall == pytest.approx(1 - found.failures / 18)
     nearest = [search.distances[0] for search in found.searches]
     low, high = nearest[: found.failures], nearest[found.failures :]
     assert low == sorted(low) and high == sorted(high, reverse=True)
-    test = open_splits(saved_config(runs / "hyp")).test
+    test = open_splits(saved_config(run)).test
     for search in found.searches:
         assert search.query not in search.hits
         assert search.right == [test.labels[i] == test.labels[search.query] for i in search.hits]
@@ -61,9 +60,10 @@ def test_searches_and_classes_are_those_of_the_results(runs):
 
 
 @pytest.mark.slow
-def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeypatch, capsys):
-    config = small_runs.load(photos_folder, "run.report=True")
-    shutil.copytree(runs / "hyp", tmp_path / "written")
+def test_a_finished_run_writes_its_report(run, tmp_path, monkeypatch, capsys):
+    config = saved_config(run)
+    config.run.report = True
+    shutil.copytree(run, tmp_path / "written")
     (tmp_path / "written/results.json").unlink()
     monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
     train.train_and_evaluate(config, tmp_path / "written", report=write_own_report)

@@ -11,8 +11,13 @@ import sys
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from hypjax import train
 from hypjax.config import load_config
+from hypjax.models import create_embedder
+from hypjax.models.architectures import encoder_shapes
+from hypjax.models.pretrained import timm_state_dict
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
 from hypjax.training import setup, states
@@ -28,6 +33,8 @@ SMALL = [
     *("eval.every=4", "eval.ks=1,2", "run.log_every=2", "run.checkpoint_every=3"),
     *("run.eval_batch_size=32", "run.report=False"),
 ]
+# Further overrides of the run that tests share. Only the encoder's embeddings are projected.
+SHARED = ["run.eval_batch_size=16", "eval.pca.encoder=5", "optim.frozen=patch_projection"]
 # Overrides for configs/glyphs.py.
 SHORT_GLYPHS = [
     *("model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
@@ -53,6 +60,22 @@ def write_features(path):
 def load(path, *overrides):
     """Returns the configuration of a small run."""
     return load_config(CONFIG, [*SMALL, f"data.path={path}", *overrides])
+
+
+def train_shared(photos, workdir):
+    """Trains the run that tests share, from weights beside its folder; it is resumed once."""
+    weights = workdir.with_name("weights.safetensors")
+    config = load(photos, *SHARED, f"model.weights={weights}")
+    encoder, rng = create_embedder(config).encoder, np.random.default_rng(3)
+
+    def draw(path, leaf):
+        return rng.normal(path[-1].key == "scale", 0.02, leaf.shape).astype(np.float32)
+
+    params = jax.tree_util.tree_map_with_path(draw, encoder_shapes(encoder))
+    save_file(timm_state_dict(params, encoder), weights)
+    with interrupted_after(8):
+        train.train_and_evaluate(config, workdir)
+    train.train_and_evaluate(config, workdir, profile=(8, 9))
 
 
 def save_untrained(config, workdir):

@@ -28,13 +28,6 @@ def small_disk(path, size):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def fill(disk):
-    """Writes a file `filler` until a disk is full."""
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
-
-
 class LossyDisk:
     """A file system whose power can be cut: what was not synced is lost. Or skips the test."""
 

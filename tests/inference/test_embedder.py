@@ -25,10 +25,10 @@ from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
-from tests.helpers import commands, small_runs
+from hypjax.runs.workdir import saved_config
+from tests.helpers import commands
 from tests.helpers.galleries import embeddings
 from tests.helpers.small_runs import copy_with
-from tests.inference.conftest import RUN
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
 
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
-    config = small_runs.load(photos_folder, *RUN)
+    config = saved_config(run)
     results = read_results(run / "results.json")
     assert evaluate.evaluate(config, run) == {name: results[name] for name in ("final", "best")}
     models = restore_models(run, config)
@@ -183,8 +183,9 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_scores_are_those_of_refined_searches(run, photos_folder):
-    config = small_runs.load(photos_folder, *RUN, "eval.expansion=2", "eval.rerank=True")
+def test_scores_are_those_of_refined_searches(run):
+    config = saved_config(run)
+    config.eval.expansion, config.eval.rerank = 2, True
     params, opened = restore_models(run, config)["best"].params, Run.open(config, parts=["encoder"])
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]

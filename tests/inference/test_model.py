@@ -132,7 +132,7 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
     (distance,) = [m.distance for f, m in read_matches(run).items() if f == model.fingerprint]
     assert len(nearest) == 18 and distance == pytest.approx(max(nearest), rel=1e-3)
 
-    queries = [np.full((20, 20, 3), grey, np.uint8) for grey in (0, 255)]
+    queries = [np.full((20, 20, 3), colour, np.uint8) for colour in (255, (255, 0, 0))]
     queries += sorted(photos_folder.glob("class*/0.png"))
     remarks = []
     for source in (model, hypjax.load(published)):

@@ -40,7 +40,8 @@ from hypjax.models.pretrained import (
     timm_constructor,
     timm_state_dict,
 )
-from hypjax.runs.workdir import saved_fingerprint
+from hypjax.runs.files import read_results
+from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
 from tests.helpers import commands, small_runs
 
@@ -189,28 +190,10 @@ def test_batch_norm_statistics_are_not_trained():
     assert_equal(optim.merge(trained, frozen), params)
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory, photos_folder):
-    """The configuration of a tiny run that starts from weights, their values, and the encoder."""
-    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
-    settings = [f"model.weights={path}", "optim.frozen=patch_projection", "train.total_steps=4"]
-    config = small_runs.load(photos_folder, *settings)
-    encoder = create_embedder(config).encoder
-    params = weights_of(encoder, seed=3)
-    save_file(timm_state_dict(params, encoder), path)
-    return config, params, encoder
-
-
-@pytest.fixture(scope="module")
-def finished(pretrained, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    return workdir, train.train_and_evaluate(pretrained[0], workdir)
-
-
-def test_training_starts_from_pretrained_weights(pretrained, finished):
-    config, before, _ = pretrained
-    workdir, results = finished
-    after = flatten_dict(restore_best(workdir)[2]["encoder"])
+def test_training_starts_from_pretrained_weights(run):
+    config, results = saved_config(run), read_results(run / "results.json")
+    _, model, params, _ = restore_best(run)
+    before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():
         same = np.array_equal(value, after[path])
         assert same == (path[0] == "patch_embed"), path
@@ -219,17 +202,14 @@ def test_training_starts_from_pretrained_weights(pretrained, finished):
     assert encoder_alone["pretrained"]["encoder"] == results["untrained"]["encoder"]
 
 
-def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(
-    finished, photos_folder, capsys
-):
+def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_folder, capsys):
     """The number of heads does not show in the shapes of parameters."""
-    workdir, _ = finished
-    config = small_runs.load(photos_folder, f"model.weights={workdir}")
+    config = small_runs.load(photos_folder, f"model.weights={run}")
     found = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(found, restore_best(workdir)[2]["encoder"])
+    assert_equal(found, restore_best(run)[2]["encoder"])
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
-        warn_of_known_classes(config, saved_fingerprint(workdir))
+        warn_of_known_classes(config, saved_fingerprint(run))
         assert capsys.readouterr().err.count("the recall here is too high") == warned
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
@@ -237,13 +217,13 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(
 
 
 @pytest.mark.slow
-def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_path):
-    workdir, results = finished
-    options = (f"model.weights={workdir}", "model.load_head=True")
+def test_the_head_of_another_run_can_be_used_too(run, photos_folder, tmp_path):
+    results = read_results(run / "results.json")
+    options = (*small_runs.SHARED, f"model.weights={run}", "model.load_head=True")
     other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
     assert other["untrained"] == results["best"] != results["untrained"]
     for options, message in (
-        ((f"model.weights={workdir}", "model.head_dim=5"), "head_dim is 5, but in the run"),
+        ((f"model.weights={run}", "model.head_dim=5"), "head_dim is 5, but in the run"),
         (("model.weights=a.safetensors",), "is a.safetensors; name the folder or URL of a run"),
     ):
         with pytest.raises(UserError, match=message):
@@ -251,14 +231,14 @@ def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_pa
             train.train_and_evaluate(config, tmp_path / "other")
 
 
-def test_hyperbolicity_is_that_of_unnormalised_features(pretrained, photos_folder, capsys):
-    points, notes = pretrained_features(pretrained[0])
+def test_hyperbolicity_is_that_of_unnormalised_features(run, photos_folder, capsys):
+    config = saved_config(run)
+    points, notes = pretrained_features(config)
     assert not notes and points.dtype == np.float32 and np.isfinite(points).all()
     assert np.linalg.norm(points, axis=1).std() > 0
-    scaled = pretrained[0].copy_and_resolve_references()
-    scaled.eval.scales = (1.0, 0.5)
-    np.testing.assert_array_equal(pretrained_features(scaled)[0], points)
-    weights = f"model.weights={pretrained[0].model.weights}"
+    weights = f"model.weights={config.model.weights}"
+    config.eval.scales = (1.0, 0.5)
+    np.testing.assert_array_equal(pretrained_features(config)[0], points)
     fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
     flags = ["--samples=20", "--trials=5", *(f"--config.{field}" for field in fields)]
     commands.call("hyperbolicity", "--config=folder:hyp-scratch", *flags)
@@ -267,17 +247,16 @@ def test_hyperbolicity_is_that_of_unnormalised_features(pretrained, photos_folde
     assert "over 5 draws of 20 of 24 points" in shown
 
 
-def test_convert_command_writes_timm_names(finished, tmp_path, capsys):
-    workdir, _ = finished
+def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
-    commands.call("convert", f"--workdir={workdir}", f"--output={path}")
+    commands.call("convert", f"--workdir={run}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    _, model, params, _ = restore_best(workdir)
+    _, model, params, _ = restore_best(run)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
     with pytest.raises(UserError, match="already exists"):
-        commands.call("convert", f"--workdir={workdir}", f"--output={path}")
+        commands.call("convert", f"--workdir={run}", f"--output={path}")
 
 
 def test_constructor_line_for_timm():

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.monitoring.monitor import Trace, summarised
 from hypjax.objectives import PairwiseCrossEntropy, loss_function
 from hypjax.types import Batch, Outputs
-from tests.helpers import small_runs
 
 
 def lines(folder):
@@ -29,19 +27,8 @@ def scalars(folder):
     return {name: [(e.step, e.value) for e in shown.Scalars(name)] for name in shown.scalars.Keys()}
 
 
-@pytest.fixture(scope="module")
-def finished(photos_folder, tmp_path_factory):
-    """A run that was interrupted after step 8 and then finished."""
-    folder = tmp_path_factory.mktemp("run")
-    config = small_runs.load(photos_folder)
-    with small_runs.interrupted_after(8):
-        train.train_and_evaluate(config, folder)
-    train.train_and_evaluate(config, folder, profile=(8, 9))
-    return folder
-
-
-def test_metrics_tell_how_training_goes(finished):
-    measured = [line for line in lines(finished) if "loss" in line]
+def test_metrics_tell_how_training_goes(run):
+    measured = [line for line in lines(run) if "loss" in line]
     assert [line["step"] for line in measured] == [2, 3, 4, 6, 8, 9, 10, 12]
     for line in measured:
         assert {
@@ -51,20 +38,20 @@ def test_metrics_tell_how_training_goes(finished):
         } <= line.keys()
         assert line["host_memory_peak"] > 50e6 and line["logit_min"] < line["logit_max"] <= 0
     assert measured[0]["learning_rate"] == pytest.approx(5e-4 / 2)  # That of step 2 itself.
-    assert [line["step"] for line in lines(finished) if "validation" in line] == [0, 4, 8, 12]
+    assert [line["step"] for line in lines(run) if "validation" in line] == [0, 4, 8, 12]
 
 
-def test_tensorboard_shows_the_same_with_no_step_twice(finished):
-    shown = scalars(finished)
-    measured = {line["step"]: line["loss"] for line in lines(finished) if "loss" in line}
+def test_tensorboard_shows_the_same_with_no_step_twice(run):
+    shown = scalars(run)
+    measured = {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
     assert [step for step, _ in shown["train/loss"]] == list(measured)
     assert dict(shown["train/loss"]) == pytest.approx(measured, rel=1e-6)
     assert [step for step, _ in shown["validation/head/recall@1"]] == [0, 4, 8, 12]
     assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
 
 
-def test_a_trace_names_parts_of_the_loop_and_of_the_step(finished):
-    (trace,) = (finished / "profile").rglob("*.xplane.pb")
+def test_a_trace_names_parts_of_the_loop_and_of_the_step(run):
+    (trace,) = (run / "profile").rglob("*.xplane.pb")
     content = trace.read_bytes()
     places = ("/pixels/", "/encoder/", "(loss)/", "/optimizer/")
     for name in ("step_num", "evaluation", *places):

@@ -169,7 +169,7 @@ def test_a_failed_save_is_reported_and_the_next_one_succeeds(
         assert not list((disk / "checkpoints").glob("*tmp*"))
 
 
-@pytest.mark.slow
+@pytest.mark.hygiene
 def test_a_run_fails_on_a_full_disk_only_at_its_end(photos_folder, tmp_path, capsys):
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(UserError, match="the last state of this run could not be saved"):

@@ -113,7 +113,7 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     assert ends(process.pid), "a process survived"
 
 
-@pytest.mark.slow
+@pytest.mark.hygiene
 def test_a_stopped_run_survives_a_power_failure(whole, photos_folder, tmp_path, capsys):
     """The state that it reports, and later its results and measurements, are on the disk."""
     with lossy_disk(tmp_path) as disk:
@@ -131,7 +131,7 @@ def test_a_stopped_run_survives_a_power_failure(whole, photos_folder, tmp_path, 
         assert small_runs.step_metrics(run) == small_runs.step_metrics(whole)
 
 
-@pytest.mark.parametrize("name", ["sgd", "muon"])
+@pytest.mark.parametrize("name", [pytest.param("sgd", marks=pytest.mark.slow), "muon"])
 def test_a_run_of_another_optimiser_resumes_to_the_same_result(photos_folder, tmp_path, name):
     fields = [f"optim.name={name}", "train.total_steps=4", "train.probe_steps=1"]
     config = small_runs.load(photos_folder, *fields, "run.checkpoint_every=1")

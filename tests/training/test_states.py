@@ -42,6 +42,40 @@ def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
     assert step._cache_size() == 1
 
 
+ON_FEATURES = (
+    *("optim.frozen=encoder", "train.cached_features=True", "train.on_nonfinite=skip"),
+    *("train.ema_decay=0.5", "optim.warmup_steps=5", "optim.learning_rate=0.01"),
+)
+
+
+def test_averages_follow_updated_parameters_and_skipped_updates_are_restored(load_glyphs, tmp_path):
+    """Of five steps on features, the third is skipped; the state after the fourth is restored."""
+    config = load_glyphs(*ON_FEATURES)
+    learner, (state, step) = learner_of(config), start(config)
+    features = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32)
+
+    def train(state, i):
+        images = features * (np.nan if i == 2 else 1)
+        return step(state, random_batch()._replace(images=images))
+
+    average, updates = np.array(state.params["model"]["head"]["kernel"]), 0
+    for i in range(4):
+        state, metrics = train(state, i)
+        assert bool(metrics["finite"]) == (i != 2)
+        if i != 2:  # The decay warms up: see timm's ModelEmaV3.
+            share = max(0.5, (1 + updates) ** (-2 / 3))
+            average += share * (state.params["model"]["head"]["kernel"] - average)
+            updates += 1
+        np.testing.assert_allclose(state.average["head"]["kernel"], average, rtol=1e-5, atol=1e-7)
+    checkpoints = Checkpoints(tmp_path)
+    states.save(checkpoints, learner, state, states.Measured(untrained={}))
+    checkpoints.close()
+    restored, _ = states.restore(Checkpoints(tmp_path), learner, start(config)[0])
+    assert restored.skipped == 1 and restored.step == 4
+    rates = [float(train(end, 4)[1]["learning_rate"]) for end in (state, restored)]
+    assert rates[0] == rates[1] == pytest.approx(0.01 * 3 / 5)  # The rate after three updates.
+
+
 def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
     """Saved on the second of two devices, read where there is one."""
     program = (
