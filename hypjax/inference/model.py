@@ -28,7 +28,7 @@ from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
-from hypjax.runs.workdir import saved_architecture
+from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, integrations, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
@@ -216,7 +216,7 @@ def load(
 
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Makes a module the encoder that the run in a folder names."""
-    name = saved_architecture(folder)
+    name = saved_fields(folder).get("model.architecture")
     if name in ("vit", *ARCHITECTURES) or (str(name).startswith(OWN) and own_name(encoder) != name):
         raise UserError(
             f"the encoder of this model is {name.removeprefix(OWN)}; pass the module that was "

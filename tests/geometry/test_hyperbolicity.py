@@ -177,3 +177,7 @@ def test_invalid_arguments_are_an_error():
     ]:
         with pytest.raises(UserError, match=message):
             relative_delta(points, key=KEY, **arguments)
+
+
+def test_there_are_100_trials_by_default():
+    assert relative_delta(gaussian(5), key=KEY).shape == (100,)

@@ -1,5 +1,8 @@
 """Layouts in the Poincaré disk."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
@@ -69,6 +72,30 @@ def test_few_points(count):
 
 def test_equal_points_have_one_place_and_one_coordinate_is_laid_out_on_a_line():
     points = np.repeat(np.asarray(BALL.embed(np.ones((1, 4)))), 5, axis=0)
-    assert np.ptp(np.abs(layout.lay_out(points, BALL))) < 1e-3
+    places = layout.lay_out(points, BALL)
+    assert np.abs(places - places[0]).max() < 1e-3
     features = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     assert not layout.principal_components(features)[:, 1].any()
+
+
+def test_points_of_the_plane_are_faithful_to_themselves():
+    ball = PoincareBall(c=1.0, clip_radius=None)
+    points = np.asarray(ball.embed(np.random.default_rng(1).normal(size=(30, 2))))
+    places = points[:, 0] + 1j * points[:, 1]
+    own, plain = layout.faithfulness(points, places, ball)
+    assert own == pytest.approx(1, abs=1e-6) and 0.5 < plain < own - 1e-4
+    assert layout.faithfulness(points[:2], places[:2], ball) is None
+
+
+def test_umap_starts_from_the_layout_on_the_hyperboloid(monkeypatch):
+    """A UMAP that moves nothing returns that layout."""
+
+    class Still:
+        def __init__(self, *, init, **_):
+            self.fit_transform = lambda _: init
+
+    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Still))
+    monkeypatch.setattr(layout, "require_package", lambda *_: None)
+    points = np.asarray(Sphere().embed(classes(np.random.default_rng(0), 20)))
+    found = layout.lay_out_by_umap(points, Sphere())
+    np.testing.assert_allclose(found, layout.lay_out(points, Sphere()), atol=1e-5)

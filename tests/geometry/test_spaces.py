@@ -252,3 +252,13 @@ def test_integers_count_as_floats(space, name):
     x = np.random.default_rng(0).integers(0, 32, (4, 4), np.uint8)
     found, expected = (getattr(space, name)(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_are_one_or_more_spaces_without_parts():
+    for parts in ((), ((Sphere(), 1.0), (FUSED, 1.0))):
+        with pytest.raises(ValueError, match="parts"):
+            Product(parts)
+
+
+def test_the_smallest_curvature_can_be_searched():
+    PoincareBall(1e-12).check(np.zeros((2, 3)))

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from hypjax import parallel, train
-from hypjax.errors import UserError
+from hypjax.errors import TryAgainError, UserError
+from hypjax.parallel import processes
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair, free_port, python
 
@@ -68,14 +70,14 @@ def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, 
             assert error < 1e-5 * np.linalg.norm(expected[name])
 
 
-@pytest.mark.parametrize(
-    ("batch", "microbatch", "count", "images"),
-    [(900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38), (900, 100, 9, 13), (7, 100, 1, 1)],
-)
-def test_slices_have_equal_size_and_hold_all_images(batch, microbatch, count, images):
-    slices = parallel.slices(batch, SimpleNamespace(size=8), microbatch)
-    assert slices == (count, count * images * 8)
-    assert batch <= slices.rows < batch + count * 8
+def test_slices_have_equal_size_and_hold_all_images():
+    mesh = SimpleNamespace(size=8)
+    for batch, microbatch, count, images in (
+        *((900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38)),
+        *((900, 100, 9, 13), (7, 100, 1, 1)),
+    ):
+        slices = parallel.slices(batch, mesh, microbatch)
+        assert slices == (count, count * images * 8) and batch <= slices.rows < batch + count * 8
 
 
 def test_a_mesh_with_too_many_devices_is_refused():
@@ -144,3 +146,62 @@ def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
     waited = python("-c", program)
     assert waited.returncode == 75
     assert "start all of them" in waited.stderr.splitlines()[-1]
+
+
+def test_meshes_take_all_devices_or_the_first(monkeypatch):
+    monkeypatch.setattr(parallel, "Mesh", lambda devices, axes: devices.tolist())
+    devices = [*range(4)]
+    assert parallel.create_mesh(devices=devices) == [[0], [1], [2], [3]]
+    assert parallel.create_mesh((-1, 2), devices) == [[0, 1], [2, 3]]
+    assert parallel.create_mesh((1, 3), devices) == [[0, 1, 2]]
+
+
+def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():
+    mesh = AbstractMesh((4, 2), parallel.AXES)
+    shapes = {"kernel": (6, 4, 9), "bias": (8,), "odd": (3, 5), "scalar": ()}
+    arrays = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    specs = {n: tuple(x.spec) for n, x in parallel.parameter_shardings(mesh, arrays).items()}
+    assert specs == {"kernel": ("parts",), "bias": ("parts",), "odd": (), "scalar": ()}
+    last = parallel.parameter_shardings(mesh, jax.ShapeDtypeStruct((3, 4), np.float32))
+    assert tuple(last.spec) == (None, "parts")
+    alone = AbstractMesh((4, 1), parallel.AXES)
+    assert not any(x.spec for x in parallel.parameter_shardings(alone, arrays).values())
+
+
+def test_slices_leave_results_and_gradients_as_they_are():
+    x, signs = np.random.default_rng(0).normal(size=(6, 2, 3)), np.array([1, -1, 1, 1, -1, 1.0])
+
+    def function(scale, x, signs):
+        return {"images": scale * x**2 * signs[:, None, None], "signs": scale * signs}
+
+    def total(function, scale):
+        found = function(scale, x, signs)
+        return np.sum(found["images"][1:, 1]) + found["signs"][1], found
+
+    mapped = parallel.map_images(function, parallel.create_mesh((1, 1)), 3)
+    sliced, whole = (
+        jax.jit(jax.value_and_grad(lambda scale, f=f: total(f, scale), has_aux=True))(0.5)
+        for f in (mapped, function)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sliced, whole)
+
+
+def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
+    """In the first of two processes, whose messages all receive as they are."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda x: x)
+    for size in (3, 5000):
+        assert processes.from_first(lambda size=size: ("é" * size, 1)) == ["é" * size, 1]
+    tree = {"x": np.array([-0.0, 1e-45], np.float32), "y": np.arange(6).reshape(2, 3)}
+    received = processes.arrays_from_first(lambda: tree, tree)
+    for name, array in tree.items():
+        assert received[name].tobytes() == array.tobytes() and received[name].shape == array.shape
+    assert processes.arrays_from_first(lambda: None, tree) is None
+    for error in (UserError, TryAgainError):
+
+        def fail(error=error):
+            raise error("it failed")
+
+        with pytest.raises(UserError, match="it failed") as raised:
+            processes.from_first(fail)
+        assert type(raised.value) is error

@@ -1,5 +1,6 @@
 """Exact search and mining against sorting, from memory, from disk and over several devices."""
 
+import functools
 import itertools
 import unittest.mock
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import mining, nearest_neighbors, neighbors
+from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.retrieval.selection import StreamedGallery
 from tests.helpers.exact_order import true_order
@@ -206,3 +207,15 @@ def test_too_few_classes_are_refused():
         hardest_negatives(points, labels, points, labels, count=3, space=Sphere())
     found = hardest_negatives(points[:1], np.array([7]), points, labels, count=3, space=Sphere())
     assert sorted(labels[found[0]]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("k", [3, 7])
+def test_devices_select_the_best_items_of_a_chunk(k):
+    """From fewer groups of items than there are neighbours, too; a CPU selects by NumPy."""
+    scores = np.random.default_rng(0).normal(size=(5, 4 * selection.GROUP)).astype(np.float32)
+    maxima = scores.reshape(5, 4, -1).max(axis=2)
+    chunk = selection.Chunk((), np.array([100], np.int32))
+    found = jax.jit(functools.partial(selection._select, k=k))(scores, maxima, chunk)
+    order = np.argsort(-scores, axis=1)[:, :k]
+    np.testing.assert_array_equal(found.ids, 100 + order)
+    np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, order, axis=1))

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from hypjax.config import default_config
 from hypjax.config.choices import GROUPS
 from hypjax.config.optimizers import OPTIMIZERS
-from hypjax.geometry import PoincareBall
+from hypjax.geometry import PoincareBall, poincare
 from hypjax.objectives import Group
 from hypjax.training import optim
 from hypjax.training.riemannian import riemannian_adam
@@ -111,11 +111,11 @@ def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyph
     for own, factor in (((), 20), ("optim.groups=('space', 3, 0, 0)", 3)):
         config = load_glyphs(*([own] if own else []), "optim.clip_norm=None")
         optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-3, (), (learned,))
-        params = {"model": {"space": {"log_c": jnp.float32(-2.0)}}}
+        params = {"model": {"scalars": {"log_c": jnp.float32(-2.0)}}}
         updates, _ = optimizer.update(
             jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
         )
-        found = updates["model"]["space"]["log_c"]
+        found = updates["model"]["scalars"]["log_c"]
         np.testing.assert_allclose(found, -1e-3 * factor, rtol=1e-4)
 
 
@@ -214,3 +214,25 @@ def test_the_defaults_are_the_recipes_and_groups_are_paths_of_any_tree():
     moved = jax.tree.map(lambda x: float(x[0]), updates)
     expected = {"body": {"first": -0.2, "last": -0.3}, "other": -0.1}
     assert moved == jax.tree.map(lambda x: pytest.approx(x, rel=1e-5), expected)
+
+
+def test_riemannian_adam_takes_the_steps_of_its_paper(float64):
+    """With Adam's usual numbers; moments are those of tangent vectors, and go along."""
+    c, rate, rng = 0.3, 0.1, np.random.default_rng(0)
+    found = y = PoincareBall(c, 2.0).embed(rng.normal(size=(4, 3)))
+    mean, square = np.zeros((4, 3)), np.zeros((4, 1))
+    optimizer = riemannian_adam(rate, c=c)
+    state = optimizer.init(found)
+    for step in range(1, 4):
+        gradient = rng.normal(size=(4, 3))
+        update, state = optimizer.update(gradient, state, found)
+        found = found + update
+        conformal = 2 / (1 - c * np.sum(np.square(y), axis=1, keepdims=True))
+        tangent = gradient / conformal**2
+        mean = 0.9 * mean + 0.1 * tangent
+        square = 0.999 * square
+        square += 0.001 * conformal**2 * np.sum(tangent**2, axis=1, keepdims=True)
+        root = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+        before, y = y, poincare.expmap(y, -rate * mean / (1 - 0.9**step) / root, c)
+        mean = poincare.transport(before, y, mean, c)
+        np.testing.assert_allclose(found, y, rtol=1e-9)

@@ -1,6 +1,7 @@
 """What a train step changes, and what it compiles to."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
-from hypjax.training.step import make_train_step
+from hypjax.training.step import TrainState, _updated, make_train_step
 from tests.helpers.steps import float32_products, learner_of, leaves, lower, random_batch, start
 
 
@@ -123,3 +124,26 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
         for product in found:
             assert isinstance(product, re.Match), f"{name}: {product}"
             assert product.groups() == ("HIGHEST", "HIGHEST"), f"{name}: {product.string}"
+
+
+@pytest.mark.parametrize(("loss", "slope"), [(1.0, 3.0), (1.0, np.nan), (np.inf, 3.0)])
+def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, slope):
+    """One with a finite loss, too."""
+    optimizer, params = optax.sgd(0.5), {"model": {"w": jnp.float32(1)}, "objective": {}}
+    objective = SimpleNamespace(lasting_state=(), teacher_decay=None)
+    learner = SimpleNamespace(
+        frozen=(),
+        optimizer=optimizer,
+        objective=objective,
+        ema_decay=0.0,
+        bounds={},
+        skip_nonfinite=True,
+        schedule=lambda updates: 0.1 * updates,
+    )
+    state = TrainState(jnp.int32(7), params, optimizer.init(params), {}, jnp.int32(2))
+    gradient = jax.tree.map(lambda x: x * jnp.float32(slope), params)
+    after, metrics = _updated(learner, state, gradient, jnp.float32(loss), ({}, {}))
+    finite = np.isfinite(loss * slope)
+    assert metrics["finite"] == finite and after.params["model"]["w"] == (-0.5 if finite else 1)
+    assert after.step == 8 and after.skipped == metrics["skipped"] == 2 + (not finite)
+    np.testing.assert_allclose(metrics["learning_rate"], 0.5, rtol=1e-6)
