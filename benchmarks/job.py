@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def _run(
     command = [sys.executable, "-m", "hypjax.main", f"--config={_CONFIG}", f"--workdir={workdir}"]
     command += [f"--config.{field}" for field in fields]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "caches")}
+    environment["PYTHONWARNINGS"] = "ignore:resource_tracker"  # Of semaphores of a killed run.
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     started = time.monotonic()
     # In a group of its own, Ctrl-C does not reach the run, which would save a state and say so.
@@ -124,7 +126,9 @@ def _run(
     with subprocess.Popen(command, **options) as process:
         while process.poll() is None and not interrupted():
             time.sleep(0.1)
-        process.kill()
+        if process.returncode is None:
+            process.kill()
+            os.killpg(process.pid, signal.SIGTERM)  # Its workers would print tracebacks.
     seconds = time.monotonic() - started
     if interrupted():
         raise Interrupted("the photos and runs were removed", interrupted())

@@ -60,7 +60,9 @@ def of_gallery(
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     size, dim = len(gallery), queries.shape[1]
-    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(unique)))
+    # Powers of two, or each evaluation would compile a program for its number of queries.
+    longest = 1 << (len(unique) - 1).bit_length()
+    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, longest))
     rows = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
     for part in inputs.blocks(len(unique), block):
         padded = inputs.pad_rows(unique[part], block)
