@@ -10,7 +10,7 @@ from benchmarks import measure, peers
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors
-from hypjax.retrieval.neighbors import nearest_by_subtraction
+from hypjax.retrieval.subtraction import nearest_items
 
 COLUMNS = {
     "points": "{space}",
@@ -42,7 +42,7 @@ def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
         for spread in _SPREADS:
             x = np.array(space.embed((centres + spread * noise).astype(np.float32)))
             found = {
-                "true": _without_self(nearest_by_subtraction(space, x, x, _K + 1)[1]),
+                "true": _without_self(nearest_items(space, x, x, _K + 1)[1]),
                 "hypjax": nearest_neighbors(x, x, k=_K, space=space, exclude_self=True)[1],
                 "faiss": _without_self(peers.faiss_search(space, x, _K + 1)()[1]),
             }

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from benchmarks import measure, retrieval
 from benchmarks.job import scene
 from benchmarks.programs import TINY, config_of
+from hypjax import parallel
 from hypjax.models import create_embedder
 from hypjax.models.layers import compute_dtype, normalize, on_tensor_cores
 from hypjax.retrieval import recall_at_k
@@ -46,7 +47,8 @@ def _encoder(quick: bool) -> Iterator[tuple[str, float, float]]:
     images = np.stack([scene(rng, 9, config.data.image_size) for _ in range(_IMAGES)])
     with jax.default_device(cpu):
         pixels = normalize(images, config.data.mean, config.data.std)
-        params = create_embedder(config, device=cpu).init(jax.random.key(0), pixels[:1])["params"]
+        init = jax.jit(create_embedder(config, device=cpu).init)
+        params = init(jax.random.key(0), pixels[:1])["params"]
         directions = jax.random.normal(jax.random.key(1), (_IMAGES, config.model.head_dim))
     arrays = params, pixels, directions
     exact = _embeddings_and_gradient(config, here, *arrays)
@@ -73,7 +75,9 @@ def _embeddings_and_gradient(
         return jnp.sum(features * directions), features
 
     moved = jax.device_put(arrays, device)
-    gradients, features = jax.jit(jax.grad(total, has_aux=True))(*moved)
+    options = parallel.compiler_options(parallel.create_mesh((1, 1), [device]))
+    gradient = jax.jit(jax.grad(total, has_aux=True), compiler_options=options)
+    gradients, features = gradient(*moved)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradients)], dtype=np.float64)
     features = np.asarray(features, np.float64)
     return features - features.mean(axis=0), flat

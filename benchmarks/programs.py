@@ -229,11 +229,7 @@ def compiled_search(mesh: Mesh) -> list[Program]:
 
 def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: Any) -> Program:
     """Compiles a jitted function for the mesh's devices, which need not exist, and describes it."""
-    device = mesh.devices.flat[0]
-    options = {}
-    if _is_absent_gpu(device):
-        # Nothing is tuned there, and Triton's default tiles do not fit every product.
-        options["xla_gpu_enable_triton_gemm"] = False
+    options = parallel.compiler_options(mesh)
     return describe(function.lower(*arguments).compile(compiler_options=options))
 
 

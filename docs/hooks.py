@@ -30,6 +30,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in the losses where a page asks for them."""
     del page, config, files
+    for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
+        functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
+        markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
     return markdown.replace("<!-- losses -->", loss_rows())
 
 

@@ -25,7 +25,7 @@ from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.images import fit_to_features
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_config
+from hypjax.runs.workdir import require_provenance, saved_fields, set_fields
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -44,29 +44,28 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """
     config = fit_to_features(config).copy_and_resolve_references()
     validate(config)
-    models, folder, trained = {}, None, config
+    models, folder, saved = {}, None, {}
     if processes.is_first():
         with reading(workdir) as folder:
-            models = restore_models(folder, config)
-            trained = saved_config(folder)
-    # Models whose encoder was trained cannot share its embeddings.
-    config.optim.frozen = tuple(processes.from_first(lambda: trained.optim.frozen))
+            models, saved = restore_models(folder, config), saved_fields(folder)
+    # How it was trained: only models of a frozen encoder can share its embeddings.
+    saved = processes.from_first(lambda: saved).items()
+    asked = ("data.", "model.", "objective.", "eval.", "run.")
+    set_fields(config, {name: x for name, x in saved if not name.startswith(asked)})
     run = Run.open(config, _objective(config, models))
     splits = run.splits
     processes.require_same(splits.fingerprints)
     if folder is not None:
         require_provenance(folder, {"images": splits.fingerprint})
-    shapes = model_shapes(run.images.model, View.of(config.data))
+    shapes = model_shapes(run.embedder.model, View.of(config.data))
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, shapes)
         for name in processes.from_first(lambda: list(models))
     }
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
-    learned = {name: named_values(own["space"]) for name, own in states.items() if "space" in own}
-    with trained.unlocked():
-        trained.eval = config.eval  # The scores are those that were asked for now.
-    return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
+    learned = {name: named_values(x["scalars"]) for name, x in states.items() if "scalars" in x}
+    return _report(f"the models in {workdir}", results, splits.notes, config, learned)
 
 
 def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Objective:
@@ -118,16 +117,16 @@ def pretrained_features(
     validate(config)
     config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
     run = Run.open(config, parts=["encoder"])
-    train, images = run.splits.training_images(), dataclasses.replace(run.images, kept=())
+    train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, kept=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    return images.features(_pretrained(run), train)[:, 0], run.splits.notes
+    return embedder.features(_pretrained(run), train)[:, 0], run.splits.notes
 
 
 def _pretrained(run: Run) -> PyTree:
     """The parameters with which the encoder alone is scored."""
-    config, model = run.config, run.images.model
-    params = {"space": first_parameters(learned_numbers(config.objective))}
+    config, model = run.config, run.embedder.model
+    params = {"scalars": first_parameters(learned_numbers(config.objective))}
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
         read = functools.partial(pretrained_encoder, config, model.encoder)

@@ -49,7 +49,7 @@ def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.cloud_copy import reading
-    from hypjax.runs.workdir import saved_config
+    from hypjax.runs.workdir import read_saved_config
     from hypjax.system import caches, console
     from hypjax.system.cloud import is_url
 
@@ -69,7 +69,7 @@ def main(overrides: list[str]) -> None:
         unchanged = read_config(source)
     else:
         with reading(source) as folder:
-            unchanged = saved_config(folder)
+            unchanged = read_saved_config(folder)
     config = override(unchanged.copy_and_resolve_references(), overrides)
     if FLAGS.print:
         validate(config)
@@ -107,10 +107,10 @@ def main(overrides: list[str]) -> None:
         train_and_evaluate(config, workdir, profile, stopwatch.launch(), report)
 
 
-def _write_report(*finished: Any) -> bool:
+def _write_report(run: Any) -> bool:
     from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
 
-    return write_own_report(*finished)
+    return write_own_report(run)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

@@ -80,7 +80,7 @@ def train_and_evaluate(
     workdir: str | pathlib.Path,
     profile: tuple[int, int] | None = None,
     launched: float | None = None,
-    report: Callable[[pathlib.Path, str, Run], bool] | None = None,
+    report: Callable[[Run], bool] | None = None,
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
@@ -111,7 +111,8 @@ def train_and_evaluate(
         print_results(results, config)
         return results
     require_wandb(config)
-    run = build(folder.filled())
+    name = pathlib.Path(folder.location).name
+    run = build(folder.filled(), name=name, workdir=str(folder.path))
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
@@ -130,7 +131,7 @@ def train_and_evaluate(
                 folder.require_last_state(checkpoints, total)
             write_times(folder.path, stopwatch, steps=len(steps))
             folder.write_results(results, warnings)
-        reported = report is not None and report(folder.path, str(folder.location), run)
+        reported = report is not None and report(run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if reported:
         print(f"the report is {folder.location}/{REPORT}")

@@ -19,12 +19,13 @@ _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _OPTIMISED = (
     "parity/test_benchmark",
     "parity/test_convolutions",
-    "parity/test_engines",
-    "parity/test_qdrant",
     "parity/test_timm",
-    "parity/test_usearch",
     "data/test_device_cache",
-    "integrations",
+    "integrations/test_engines",
+    "integrations/test_euclidean",
+    "integrations/test_qdrant",
+    "integrations/test_shown_engine",
+    "integrations/test_usearch",
     "geometry/test_layout",
     "retrieval/test_exactness",
 )
@@ -102,7 +103,7 @@ def repository() -> pathlib.Path:
 def data_dir(tmp_path_factory) -> pathlib.Path:
     """A data folder with a tenth of the glyphs dataset, shared by all processes of pytest."""
     from hypjax.data.preparation import fonts
-    from hypjax.data.preparation.prepare import open_prepared
+    from hypjax.data.preparation.prepare import prepared_folder
     from hypjax.system.locks import claimed
 
     root = tmp_path_factory.getbasetemp()
@@ -110,7 +111,7 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
     all_classes = fonts.glyph_classes
     with claimed(directory, "preparing glyphs"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
-        open_prepared("glyphs", str(directory))
+        prepared_folder("glyphs", str(directory))
     return directory
 
 
@@ -151,15 +152,6 @@ def figures(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", saving)
     return saved
-
-
-@pytest.fixture
-def open_folder():
-    """A temporary folder that every user may enter, unlike those of pytest."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

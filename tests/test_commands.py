@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
-from hypjax import command
+from hypjax import cli, command
 from hypjax.errors import UserError
 from tests.helpers import commands
 from tests.helpers.process_pair import python
@@ -20,19 +20,20 @@ def test_each_command_is_a_sub_command(repository):
     assert {path.stem for path in modules if "\n    command.run(" in path.read_text()} <= {*ALL}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "shown"),
-    [
-        ([], 0, "train         Trains and evaluates"),
-        (["train", "--help"], 0, "--mode: <train|evaluate>"),
-        (["convert", "--help"], 0, "example:\n  python -m hypjax.convert "),
-        (["serch"], 1, "error: 'serch' is no command of hypjax; did you mean search?"),
-    ],
-)
-def test_the_program_runs_its_sub_commands(arguments, status, shown, tmp_path):
-    done = python("-m", "hypjax.cli", *arguments, cwd=tmp_path)
-    assert done.returncode == status and shown in (done.stderr if status else done.stdout)
-    assert not (done.stdout if status else done.stderr)
+def test_the_program_runs_its_sub_commands(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["hypjax"])
+    cli.main()
+    assert "train         Trains and evaluates" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["hypjax", "serch"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert "did you mean search?" in capsys.readouterr().err and ended.value.code == 1
+
+
+def test_help_shows_flags_and_an_example():
+    done = python("-m", "hypjax.cli", "convert", "--help")
+    assert done.returncode == 0 and not done.stderr
+    assert "--workdir: " in done.stdout and "example:\n  python -m hypjax.convert " in done.stdout
 
 
 def test_imports_are_light():
@@ -51,51 +52,34 @@ assert hypjax.load and 'matplotlib' not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-MISTAKES = {
-    "flags": [
-        ("main --confg=x", "config"),
-        ("main --mode=eval", "evaluate"),
-        ("search --k=0", "--k"),
-        ("spectrum --config.seed=1", "takes no configuration"),
-    ],
-    "missing": [
-        ("main", "--config"),
-        ("compare", "--config"),
-        ("compare runs/none", "no finished run in runs/none"),
-        ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
-        ("report --workdir=none", "none holds no run"),
-    ],
-    "combinations": [
-        ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha"),
-        ("compare runs/a --config=a.py", "either"),
-        ("plot disk --output=a.png", "--workdir or --embeddings"),
-        ("plot disk --output=a.png --workdir=a --parts=val", "--parts=val"),
-        ("plot map --output=a.png", "disk, grid"),
-    ],
-    "outputs": [
-        ("embed --workdir=a --images=. --output=g.txt", "ends in .npz"),
-        ("plot disk --output=a.svg --workdir=a", "must be a file"),
-        ("report --workdir=a --output=a.pdf", "ends in .html"),
-        ("report --workdir=a --output=no/a.html", "no folder no"),
-    ],
-}
+MISTAKES = [
+    ("main --confg=x", "config"),
+    ("main --mode=eval", "evaluate"),
+    ("search --k=0", "--k"),
+    ("spectrum --config.seed=1", "takes no configuration"),
+    ("compare runs/none", "no finished run in runs/none"),
+    ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
+    ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha"),
+    ("plot disk --output=a.png", "--workdir or --embeddings"),
+    ("plot disk --output=a.svg --workdir=a", "must be a file"),
+    ("report --workdir=a --output=no/a.html", "no folder no"),
+]
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes_are_one_sentence(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("line", "keyword"), MISTAKES)
+def test_mistakes_are_one_sentence(line, keyword, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.svg").mkdir()
-    for line, keyword in MISTAKES[kind]:
-        with pytest.raises(UserError) as error:
-            commands.call(*shlex.split(line))
-        assert keyword in str(error.value), line
+    with pytest.raises(UserError) as error:
+        commands.call(*shlex.split(line))
+    assert keyword in str(error.value)
 
 
 def test_queries_of_another_dimension_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for dim in (3, 4):
         np.savez(f"{dim}.npz", features=np.ones((5, dim), np.float32))
-    with pytest.raises(UserError, match=r"4\.npz has 4 coordinates .* 3\.npz has 3"):
+    with pytest.raises(UserError, match="4 coordinates"):
         commands.call("search", "--gallery=3.npz", "--query=4.npz")
 
 
@@ -105,15 +89,16 @@ def test_flags_overrides_and_words_are_separated():
     argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5"]
     assert command.parse(argv, flag_values, module.CHOICES) == [["run.microbatch=5"], "job"]
     assert flag_values.quick and not module.FLAGS["quick"].present
-    with pytest.raises(UserError, match="^'jobs' is not one of loss, "):
+    with pytest.raises(UserError, match="jobs"):
         command.parse(["benchmarks", "jobs"], flag_values, module.CHOICES)
-    with pytest.raises(UserError, match="^unexpected argument 'job'"):
+    with pytest.raises(UserError, match="job"):
         command.parse(["benchmarks", "job"], flag_values)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_example_of_a_command_exists(name, repository, monkeypatch):
+@pytest.mark.hygiene
+def test_the_example_of_each_command_exists(repository, monkeypatch):
     monkeypatch.chdir(repository)
-    example = importlib.import_module(f"hypjax.{name}").EXAMPLE
-    assert example.startswith(f"python -m hypjax.{name} ")
-    assert commands.problems(f"```\n{example}\n```\n") == []
+    for name in ALL:
+        example = importlib.import_module(f"hypjax.{name}").EXAMPLE
+        assert example.startswith(f"python -m hypjax.{name} ")
+        assert commands.problems(f"```\n{example}\n```\n") == []

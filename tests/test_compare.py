@@ -98,15 +98,12 @@ def test_runs_are_drawn_against_a_field(compare, tmp_path):
 
 
 def test_runs_on_different_datasets_are_refused(compare, tmp_path):
-    def photos(path):
-        return load_config("configs/folder.py", [f"data.path={path}"])
-
-    finish(tmp_path / "letters", head=0.5)
-    finish(tmp_path / "photos", head=0.5, config=photos("photos"), images="b")
-    finish(tmp_path / "moved", head=0.5, config=photos("/elsewhere"), images="b")
-    compare("photos", "moved")
-    with pytest.raises(UserError, match="letters and photos have different"):
-        compare("letters", "photos")
+    for name, path, images in (("a", "photos", "b"), ("moved", "/elsewhere", "b"), ("c", "x", "a")):
+        config = load_config("configs/folder.py", [f"data.path={path}"])
+        finish(tmp_path / name, head=0.5, config=config, images=images)
+    compare("a", "moved")
+    with pytest.raises(UserError, match="a and c have different"):
+        compare("a", "c")
 
 
 def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from hypjax.config import default_config, flatten
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY
 
@@ -16,6 +17,7 @@ def in_repository(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
 
 
+@pytest.mark.hygiene
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=str(page.relative_to(REPOSITORY))) for page in sorted(PAGES)]
 )
@@ -23,30 +25,24 @@ def test_what_a_page_shows_exists(page):
     assert commands.problems(page.read_text()) == []
 
 
-def test_what_the_comments_of_scripts_show_exists():
-    lines = "\n".join(script.read_text() for script in (REPOSITORY / "launch").iterdir())
-    shown = "\n".join(re.findall(r"^# *(.*)$", lines, re.MULTILINE))
+@pytest.mark.hygiene
+def test_the_comments_and_the_fields_of_scripts_exist():
+    text = "\n".join(script.read_text() for script in (REPOSITORY / "launch").iterdir())
+    shown = "\n".join(re.findall(r"^# *(.*)$", text, re.MULTILINE))
     assert commands.problems(f"```\n{shown}\n```\n") == []
+    fields = {*re.findall(r"--config\.([a-z_.]+)=", text)}
+    known = (default_config(), default_config("hier+proxy_anchor"))
+    assert "run.data_dir" in fields and fields <= set().union(*map(flatten, known))
 
 
-@pytest.mark.parametrize(
-    ("shown", "problem"),
-    [
-        ("python -m hypjax.main --confg=configs/glyphs.py", "flag 'confg'"),
-        (
-            "pip install x && python -m hypjax.main --config=configs/cub.py \\\n"
-            "    --config.train.batch_siz=2  # too few",
-            "unknown field config.train.batch_siz",
-        ),
-        ("launch/cpus.sh --config=configs/cub.py", "there is no launch/cpus.sh"),
-        ("`run.cached`", "unknown field config.run.cached"),
-        ("`--exports=faiss`", "no command has the flag --exports"),
-    ],
-)
-def test_what_does_not_exist_is_found(shown, problem):
-    page = f"| {shown} | words |" if "`" in shown else f"# Title\n\n```bash\n{shown}\n```\n"
-    (found,) = commands.problems(page)
-    assert problem in found
+@pytest.mark.hygiene
+def test_what_does_not_exist_is_found():
+    page = "```bash\npip install x && python -m hypjax.main --config=configs/cub.py \\\n"
+    page += "    --config.train.batch_siz=2  # few\n```\nand `--exports=faiss`"
+    assert [problem.split(": ")[1] for problem in commands.problems(page)] == [
+        "unknown field config.train.batch_siz; did you mean train.batch_size?",
+        "no command has the flag --exports",
+    ]
 
 
 @pytest.mark.slow
@@ -59,6 +55,7 @@ def test_the_library_example_runs(page):
     assert names["gradients"].shape == names["features"].shape and names["loss"] > 0
 
 
+@pytest.mark.hygiene
 def test_the_page_shows_the_loop_of_the_notebook():
     page = (REPOSITORY / "docs/python.md").read_text().partition("\n## Your own loop\n")[2]
     shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
@@ -67,15 +64,8 @@ def test_the_page_shows_the_loop_of_the_notebook():
     assert re.split("\n+", shown.strip()) == re.split("\n+", "\n".join(cells))
 
 
-def test_the_site_has_all_commands_and_the_notebooks(monkeypatch):
-    pytest.importorskip("mkdocs", reason="needs the docs extra")
-    monkeypatch.syspath_prepend(REPOSITORY / "docs")
-    import hooks
-
-    page = hooks.notebook_page(REPOSITORY / "notebooks/quickstart.ipynb", "https://github.com/a/b")
-    opened = "https://colab.research.google.com/github/a/b/blob/main/notebooks/quickstart.ipynb"
-    assert page.startswith("# Quickstart\n\n[Open in Colab](" + opened + ")\n")
-    assert "](first_photos.md)" in page and "```python\n!python -m hypjax.main" in page
+@pytest.mark.hygiene
+def test_the_table_of_commands_is_complete():
     table = (REPOSITORY / "docs/commands.md").read_text()
-    shown = set(re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE))
-    assert shown == set(commands.names())
+    shown = re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE)
+    assert {*shown} == {*commands.names()}

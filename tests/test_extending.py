@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import hypjax
-from hypjax import cli, train
+from hypjax import train
 from hypjax.analysis.run_embeddings import scored_head
 from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
@@ -33,13 +33,20 @@ from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees
 from hypjax.types import View
 from tests.helpers import commands, shown_objective, small_runs
-from tests.helpers.process_pair import python
 from tests.helpers.steps import leaves
 
 
 @pytest.fixture
 def module(monkeypatch):
     return shown_objective.install(monkeypatch)
+
+
+def shown(section, name="shown"):
+    """The module whose code a section of the page shows, and the section's further programs."""
+    code, *rows = shown_objective.blocks(section)
+    module = types.ModuleType(name)
+    exec(compile(code, f"docs/extending.md:{section}", "exec"), vars(module))
+    return module, *rows
 
 
 def test_it_is_short_and_its_own_test_passes(module):
@@ -72,30 +79,22 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     module = types.ModuleType(path)
     monkeypatch.setitem(sys.modules, path, module)
     exec(compile(code, "docs/extending.md:spread", "exec"), vars(module))
-    monkeypatch.setitem(cli.COMMANDS, name, path)
-    monkeypatch.setattr("sys.argv", ["hypjax"])
-    cli.main()
-    assert "\n  spread        Compares distances within classes" in capsys.readouterr().out
-    assert module.EXAMPLE.startswith(f"python -m {path} ")
-    heavy = f"exec({code!r}, {{'__name__': ''}}); import sys; assert 'numpy' not in sys.modules"
-    assert python("-c", heavy).stderr == ""
+    assert name == "spread" and module.EXAMPLE.startswith(f"python -m {path} ")
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
     commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
     run = Run.open(config, name="run", workdir=str(tmp_path / "run"))
     head, labels = scored_head(run), run.splits.test.labels
     points = head.embed(run.splits.test)
-    far = {i: head.space.distance(points[i], points) for i in range(len(points))}
-    within = [far[i][j] for i in far for j in far if i != j and labels[i] == labels[j]]
-    between = [far[i][j] for i in far for j in far if labels[i] != labels[j]]
-    expected = f"run: {np.mean(within):.3f}, between classes {np.mean(between):.3f}\n"
+    distances = np.asarray(head.space.distance_matrix(points, points))
+    same = labels[:, None] == labels
+    within = np.mean(distances[same & ~np.eye(len(points), dtype=bool)])
+    expected = f"run: {within:.3f}, between classes {np.mean(distances[~same]):.3f}\n"
     assert capsys.readouterr().out == expected
 
 
 def test_the_loss_of_pairs_equals_a_plain_loop():
-    code, line = shown_objective.blocks("A loss of pairs")
-    module = types.SimpleNamespace()
-    exec(code, vars(module))
+    module, line = shown("A loss of pairs")
     scope = {**vars(pair_losses), "squares": module}
     loss = eval("{" + line + "}", scope)["squares"].function
     points = np.asarray(Sphere().embed(np.random.default_rng(0).normal(size=(5, 3))))
@@ -107,10 +106,7 @@ def test_the_loss_of_pairs_equals_a_plain_loop():
 
 
 def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
-    (code,) = shown_objective.blocks("A space")
-    assert "from hypjax.geometry import" not in code  # It is not complete yet in `registry.py`.
-    module = types.SimpleNamespace()
-    exec(code, vars(module))
+    (module,) = shown("A space")
     monkeypatch.setitem(SPACES, "klein", None)  # It is removed afterwards.
     hypjax.register_space("klein", module.Klein)
     config = default_config()
@@ -145,19 +141,15 @@ def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     validate(config)
     space = create_objective(config).space
     x = space.embed(np.random.default_rng(0).normal(size=(20, 6)))
-    parts = [
-        part.distance_matrix(a, a) for (part, _), a in zip(space.parts, space.split(x), strict=True)
-    ]
-    far = np.maximum(*parts)
-    found = nearest_neighbors(x, x, k=4, space=space)[1]
-    np.testing.assert_array_equal(found[:, 1:], np.argsort(far, axis=1)[:, 1:4])
+    (ball, sphere), (a, b) = [part for part, _ in space.parts], space.split(x)
+    distances = np.maximum(ball.distance_matrix(a, a), sphere.distance_matrix(b, b))
+    neighbours = nearest_neighbors(x, x, k=4, space=space)[1]
+    np.testing.assert_array_equal(neighbours[:, 1:], np.argsort(distances, axis=1)[:, 1:4])
     assert space_of(describe_space(space)) == space
 
 
 def test_the_encoder_of_another_library_embeds(monkeypatch):
-    code, line = shown_objective.blocks("An encoder of another library")
-    module = types.ModuleType("hypjax.integrations.colours")
-    exec(code, vars(module))
+    module, line = shown("An encoder of another library", "hypjax.integrations.colours")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     ((name, row),) = eval("{" + line + "}", vars(integrations)).items()
     monkeypatch.setitem(integrations.INTEGRATIONS, name, row)
@@ -165,9 +157,7 @@ def test_the_encoder_of_another_library_embeds(monkeypatch):
 
 
 def test_the_metrics_tell_the_first_places(monkeypatch):
-    code, line = shown_objective.blocks("A metric")
-    module = types.SimpleNamespace()
-    exec(code, vars(module))
+    module, line = shown("A metric")
     names = eval("{" + line.partition("...")[2], {"first_match": module})
     for name, metric in names.items():
         monkeypatch.setitem(metrics.WITHOUT_K, name, metric)

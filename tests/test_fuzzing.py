@@ -1,6 +1,6 @@
 """Files that anyone may have made are read, or refused in a sentence.
 
-HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m slow tries so many examples of each kind.
+HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m hygiene tries so many examples of each kind.
 """
 
 import os
@@ -25,7 +25,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers.pictures import write_pictures, write_table
 from tests.helpers.small_runs import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hygiene
 fuzzed = settings(
     max_examples=int(os.environ.get("HYPJAX_FUZZ", 60)),
     deadline=None,

@@ -17,17 +17,12 @@ from hypjax import objectives
 from hypjax.config import own, validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
-from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.weights import TrainedModel
 from hypjax.models import create_embedder, model_shapes
 from hypjax.models.own import ENCODERS
 from hypjax.models.pretrained import convert_timm, timm_state_dict
-from hypjax.objectives import (
-    OBJECTIVES,
-    Objective,
-    create_objective,
-)
+from hypjax.objectives import OBJECTIVES, Objective, create_objective
 from hypjax.runs import images as run_images
 from hypjax.runs.images import give, open_splits
 from hypjax.runs.workdir import Workdir, saved_config, saved_objective
@@ -63,7 +58,7 @@ def forget():
     for name in [name for name in OBJECTIVES if name.startswith("own:")]:
         del OBJECTIVES[name]
     ENCODERS.clear()
-    run_images._given.clear()
+    run_images._in_memory.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -119,20 +114,20 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     names = fields["model.architecture"], fields["objective.name"]
     assert names == ("own:Net(width=16)", "own:attraction")
 
-    with pytest.raises(UserError, match="pass the module as encoder= to hypjax.load"):
+    with pytest.raises(UserError, match="encoder= to hypjax.load"):
         hypjax.load(workdir)
     model = hypjax.load(workdir, encoder=net(16))
     assert np.array_equal(model.embed(pictures[0][:5]), points)
     assert "Net(width=16) with a head" in str(model) and model.space == BALL
-    with pytest.raises(UserError, match=r"is Net\(width=16\); pass the module"):
+    with pytest.raises(UserError, match=r"Net\(width=16\)"):
         hypjax.load(workdir, encoder=net(17))
 
     hypjax.register_encoder("own:Net(width=16)", net(16))
-    with pytest.raises(UserError, match="given from Python, and this process does not have them"):
+    with pytest.raises(UserError, match="given from Python"):
         commands.call("main", "--mode=evaluate", f"--workdir={workdir}")
     config = saved_config(workdir)
     give(pictures)
-    with pytest.raises(UserError, match="own:attraction is not known in this process"):
+    with pytest.raises(UserError, match="own:attraction is not known"):
         hypjax.train(config, workdir.parent / "other")
     assert not (workdir.parent / "other").exists()
 
@@ -146,7 +141,7 @@ def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, caps
     assert hypjax.train(config, workdir, dataset=pictures, **given) == results
     assert "holds this run's results already" in capsys.readouterr().out
     mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
-    with pytest.raises(UserError, match="the images have changed since the run"):
+    with pytest.raises(UserError, match="images have changed"):
         hypjax.train(config, workdir, dataset=(mirrored, labels), **given)
 
     def attraction(embeddings, labels, *, space, margin=1.0):
@@ -167,18 +162,15 @@ class SpaceLoss(Objective):
         return jnp.mean(outputs.projected), {}
 
 
-def begin(workdir, objective):
-    """Begins a run with a loss."""
-    config = small_runs.load("unused")
-    own.choose_own_objective(config, objective)
-    with Workdir(workdir, config).claimed({}):
-        return workdir
-
-
 def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     hypjax.register_space("half", HalfSphere)
     spaces = [BALL, Sphere(), *(Fused(((HalfSphere(tilt), 1.0),)) for tilt in (0.5, 0.25))]
-    runs = [begin(tmp_path / str(i), SpaceLoss(space)) for i, space in enumerate(spaces)]
+    runs = [tmp_path / str(i) for i in range(4)]
+    for folder, space in zip(runs, spaces, strict=True):
+        config = small_runs.load("unused")
+        own.choose_own_objective(config, SpaceLoss(space))
+        with Workdir(folder, config).claimed({}):
+            pass
     for forgotten in (False, True):
         if forgotten:  # All are of one name and have equal fields.
             forget()
@@ -186,11 +178,11 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
         saved = [saved_objective(*each) for each in zip(runs, configs, strict=True)]
         assert [objective.score_space for objective in saved] == spaces
         assert scored_spaces(configs[0], saved[0], {})["head"] == BALL
-    with pytest.raises(UserError, match="own:SpaceLoss is not known in this process"):
+    with pytest.raises(UserError, match="own:SpaceLoss is not known"):
         create_objective(configs[0]).score_space  # noqa: B018
 
     del SPACES["half"]
-    with pytest.raises(UserError, match=r"the space half, which is .* register it by hypjax"):
+    with pytest.raises(UserError, match="the space half"):
         saved_objective(runs[2], configs[2])
 
 
@@ -201,7 +193,6 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
     config = small_runs.load("unused", "objective.learn_c=True")
     own.choose_own_objective(config, spread)
     validate(config)
-    # What is saved with the run is the space before training.
     for objective in (create_objective(config), objectives.SavedObjective(BALL)):
         assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
 
@@ -227,15 +218,8 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind)
     expected = BALL.embed(output if kind == "module" else output.projected)
     np.testing.assert_allclose(model.embed(list(pixels)), expected, atol=1e-6)
 
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "model.safetensors").write_text("a model of another program")
-    with pytest.raises(UserError, match="holds model.safetensors, which is no part"):
-        hypjax.save(params, BALL, foreign, **arguments)
-    assert [path.name for path in foreign.iterdir()] == ["model.safetensors"]
-
     del params["encoder" if kind == "head" else next(iter(params))]
-    with pytest.raises(UserError, match=r"has the shape None, but the model's \("):
+    with pytest.raises(UserError, match="shape None"):
         hypjax.save(params, BALL, tmp_path / "model", **arguments)
 
 
@@ -245,23 +229,19 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     config = small_runs.load(photos_folder, *SHORT, "data.test_classes=2")
     view = View.of(config.data)
     expected = open_splits(config).train.test_view(0, view)
-    forms = [
+    fingerprints = set()
+    for form in (
         *((images, names), (arrays, names), list(zip(images, names, strict=True))),
         ((image, name) for image, name in zip(arrays, names, strict=True)),
-    ]
-    prints = set()
-    for form in forms:
+    ):
         with config.ignore_type():
             config.data.update(give(form))
         splits = open_splits(config)
-        prints.add(splits.fingerprint)
-        assert {splits.test.class_name(i) for i in range(4)} < set(names)
-        found = next(part for part in splits[::2] if "cat" in part.class_names)
-        everything = dataclasses.replace(
-            found, positions=np.arange(8), sizes=np.zeros((8, 2), np.int32)
-        )
-        assert np.array_equal(everything.test_view(0, view), expected)
-    assert len(prints) == 1
+        fingerprints.add(splits.fingerprint)
+        cats = next(part for part in splits[::2] if "cat" in part.class_names)
+        full = {"positions": np.arange(8), "sizes": np.zeros((8, 2), np.int32)}
+        assert np.array_equal(dataclasses.replace(cats, **full).test_view(0, view), expected)
+    assert len(fingerprints) == 1
     give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
     splits = open_splits(config)
     assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
@@ -269,13 +249,13 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
 
 def test_what_is_no_dataset_is_refused():
     config = small_runs.load("unused", *SHORT)
-    for dataset, message in [
-        (3, "int is no dataset"),
-        (([1], [1, 2]), "1 images, but 2 labels"),
-        ({"dev": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "split 'dev'"),
+    for dataset, keyword in [
+        (3, "int"),
+        (([1], [1, 2]), "2 labels"),
+        ({"dev": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "dev"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
-        with pytest.raises(UserError, match=message), config.ignore_type():
+        with pytest.raises(UserError, match=keyword), config.ignore_type():
             config.data.update(give(dataset))
             open_splits(config)
 
@@ -288,32 +268,21 @@ class Statistics(nn.Module):
 
 def test_what_is_no_encoder_is_refused():
     config = small_runs.load("unused")
-    for module, message in [
-        (nn.Dense(3), r"\(2, 16, 16, 3\)"),
-        (Statistics(), "batch_stats"),
-        (nn.Embed(3, 4), "cannot embed images"),
-        (len, "no Flax module"),
-    ]:
-        with pytest.raises(UserError, match=message):
+    for module, keyword in [(nn.Dense(3), "16, 3"), (Statistics(), "batch_stats"), (len, "Flax")]:
+        with pytest.raises(UserError, match=keyword):
             own.choose_encoder(config, module)
             create_embedder(config)
 
 
-def test_an_encoder_of_hypjaxs_needs_no_name_of_its_own_and_weights_are_named_by_paths():
-    config = small_runs.load("unused", "model.pooling=avg", "model.eval_pooling=avg")
-    built = create_embedder(config).encoder
-    other = small_runs.load("unused", "model.width=32")
-    own.choose_encoder(other, built)
-    assert other.model == config.model and not ENCODERS
-
+def test_weights_of_a_module_are_named_by_their_paths():
+    config = small_runs.load("unused")
     own.choose_encoder(config, Net())
     encoder = create_embedder(config).encoder
     params = model_shapes(create_embedder(config), View.of(config.data))["encoder"]
     params = jax.tree.map(lambda x: np.full(x.shape, x.size, "f"), params)
     state = timm_state_dict(params, encoder)
     assert {"encoder/mask_token", "encoder/head/bias"} < state.keys()
-    again = convert_timm(state, encoder)
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, convert_timm(state, encoder)))
 
 
 def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
@@ -327,8 +296,8 @@ def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
     assert len(found) == 2
 
 
-def objective_of(function, **changes):
-    config = small_runs.load("unused", *(f"{name}={value}" for name, value in changes.items()))
+def objective_of(function):
+    config = small_runs.load("unused")
     own.choose_own_objective(config, function)
     return create_objective(config)
 
@@ -340,22 +309,17 @@ def test_a_function_gets_what_it_names():
     objective = objective_of(functools.partial(loss, power=4))
     features = np.random.default_rng(0).normal(size=(4, 3)).astype("f")
     batch = Batch(None, jnp.array([0, 0, 1, 1]), jnp.arange(4) + 7, None)
-    outputs = Outputs(None, features)
-    norm = np.linalg.norm(features, axis=1, keepdims=True)
-    clipped = features * np.minimum(1, 2.3 / norm) * 0.1**0.5
-    norm = np.linalg.norm(clipped, axis=1, keepdims=True)
-    expected = np.sum((np.tanh(norm) * clipped / norm / 0.1**0.5) ** 4)
     call = jax.jit(objectives.loss_function(objective))
-    found, (_, told) = call({}, {}, outputs, None, batch, None)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert told["n"] == 4 + 7 + 2 and {"embedding_norm", "batch_recall@1"} < told.keys()
+    value, (_, metrics) = call({}, {}, Outputs(None, features), None, batch, None)
+    np.testing.assert_allclose(value, np.sum(BALL.embed(features) ** 4), rtol=1e-5)
+    assert metrics["n"] == 4 + 7 + 2 and {"embedding_norm", "batch_recall@1"} < metrics.keys()
 
     wrong = objective_of(lambda embeddings: embeddings[:, 0])
-    with pytest.raises(UserError, match=r"the loss <lambda> returns .*\(4,\)"):
-        objectives.loss_function(wrong)({}, {}, outputs, None, batch, None)
-    with pytest.raises(UserError, match="the loss <lambda> requires proxies; arguments"):
+    with pytest.raises(UserError, match=r"\(4,\)"):
+        objectives.loss_function(wrong)({}, {}, Outputs(None, features), None, batch, None)
+    with pytest.raises(UserError, match="requires proxies"):
         objective_of(lambda embeddings, proxies: 0)
-    with pytest.raises(UserError, match="declares the field c, which all objectives have"):
+    with pytest.raises(UserError, match="the field c"):
         objective_of(lambda embeddings, c=0.1: 0)
 
 
@@ -366,13 +330,9 @@ class HalfSphere(Sphere):
     tilt: float = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Tilted(Sphere):
-    """Another one."""
-
-
 def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
-    for space in (HalfSphere, Tilted, HalfSphere):
+    again = dataclasses.dataclass(frozen=True)(type("Again", (Sphere,), {}))
+    for space in (HalfSphere, again, HalfSphere):  # As when a notebook's cell runs again.
         hypjax.register_space("half", space)
     hypjax.register_objective("mine", attraction)
     hypjax.register_encoder("net", Net())
@@ -382,15 +342,12 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
     objective = create_objective(config)
     assert objective.space == HalfSphere() and objective.function.keywords == {"weight": 2.0}
     assert create_embedder(config).encoder.dim == 6
-    described = json.loads(json.dumps(describe_space(HalfSphere(0.25))))
-    assert space_of(described) == HalfSphere(0.25)
-
-    for register, name, piece, message in [
-        (hypjax.register_space, "sphere", HalfSphere, "hypjax has a space sphere of its own"),
-        (hypjax.register_space, "net", Net, "the space Net lacks .*embed, clipped"),
-        (hypjax.register_objective, "supcon", attraction, "an objective supcon of its own"),
-        (hypjax.register_objective, "x", 3, "int is no objective"),
-        (hypjax.register_encoder, "vit", Net(), "an architecture vit of its own"),
+    for register, name, piece in [
+        (hypjax.register_space, "sphere", HalfSphere),
+        (hypjax.register_objective, "supcon", attraction),
+        (hypjax.register_encoder, "vit", Net()),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"{name} of its own"):
             register(name, piece)
+    with pytest.raises(ValueError, match="lacks .*embed"):
+        hypjax.register_space("net", Net)

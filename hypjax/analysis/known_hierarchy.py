@@ -16,7 +16,7 @@ from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Tree, farther_in
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Fused, Space, lorentz
+from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
@@ -130,10 +130,7 @@ def radii(
 
 def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
     """Points of a space that is, or has, a ball, on its hyperboloid; and its c, or else 0."""
-    parts = [(space, points)]
-    if isinstance(space, Fused):  # A part of a product has a share of the features only.
-        parts = zip((part for part, _ in space.parts), space.split(points), strict=True)
-    for part, x in parts:
+    for part, x in space.geometries(points):
         ball = part.ball()
         if ball is not None and ball.c:
             c = float(ball.c)

@@ -75,14 +75,13 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds the test images in the space of the loss, without `eval.pca`, and weighs negatives."""
     params = restore_trained(run)
-    scalars = run.scalars(params)
-    space = run.objective.with_scalars(scalars).space
+    space = run.trained_objective(params).space
     items = head_points(run, params, space, searched(run.splits))
     if run.splits.gallery:
         anchors = head_points(run, params, space, run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    temperature = softmax_temperature(run.config, scalars)
+    temperature = softmax_temperature(run.config, run.scalars(params))
     return weigh(run.name, anchors, items, choice, space, temperature)
 
 

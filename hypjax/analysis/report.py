@@ -252,14 +252,12 @@ def _disk(found: RunSearches) -> dict[str, str]:
     return {**image, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
 
 
-def write_own_report(folder: pathlib.Path, location: str, run: Run) -> bool:
-    """Writes the report of a finished run, named as its location; a failure is only a warning."""
+def write_own_report(run: Run) -> bool:
+    """Writes the report of a finished run into its folder; a failure is only a warning."""
     if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
-    named = {"name": pathlib.Path(location).name, "workdir": str(folder)}
-    shown = Run(config=run.config, objective=run.objective, splits=run.splits, **named)
     try:
-        write_report([shown], folder / REPORT)
+        write_report([run], pathlib.Path(run.workdir) / REPORT)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

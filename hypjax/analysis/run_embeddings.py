@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
-from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
@@ -96,10 +95,10 @@ class ChosenImages(NamedTuple):
 
 
 def restore_trained(run: Run) -> PyTree:
-    """Restores a run's parameters as by `restore_best`, if the images are still the run's."""
+    """Restores the best model, or else the last, of a run whose images are the same as then."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
-        return restore_best(folder).params
+        return restore_best(folder, run.config).params
 
 
 class ScoredHead(NamedTuple):
@@ -116,7 +115,7 @@ def scored_head(run: Run) -> ScoredHead:
     if run.config.objective.name.startswith("hier+"):
         # One checksum protects the objective's parameters together with the optimiser's state, so
         # that all of it has to be read.
-        built = setup.build(run.config)
+        built = setup.build(run.config, run.splits)
         like = jax.eval_shape(
             lambda: states.trees(built.learner, create_state(built.learner, built.spec))
         )
@@ -136,11 +135,11 @@ def scored_head(run: Run) -> ScoredHead:
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 
 
-def untrained_parameters(config: ConfigDict) -> PyTree:
+def untrained_parameters(run: Run) -> PyTree:
     """The model's parameters before the first step of a run: random or pretrained ones."""
-    config = config.copy_and_resolve_references()
+    config = run.config.copy_and_resolve_references()
     config.run.cache = "none"  # No step is made; the device cache might not fit this device.
-    built = setup.build(config)
+    built = setup.build(config, run.splits)
     state = states.random_state(built.learner, built.spec)
     state = states.initialized(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)
@@ -149,6 +148,6 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
 def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
     """Embeds a dataset with the head, without the run's `eval.pca`."""
     console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
-    found = run.images.points(params, dataset, {"head": space})["head"]
+    found = run.embedder.points(params, dataset, {"head": space})["head"]
     space.check(found)
     return found

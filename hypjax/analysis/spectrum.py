@@ -36,7 +36,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
     found: dict[str, Any] = {"run": run.name}
-    models = untrained_parameters(run.config), restore_trained(run)
+    models = untrained_parameters(run), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
         space = run.score_space(params)
         points = head_points(run, params, space, images)

@@ -1,8 +1,8 @@
 """Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
-Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` has
-the values of each field. Comments name the dataset whose value is the default, if the recipe
-differs between datasets.
+Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` lists
+the values of each field. Where the recipe differs between datasets, a comment names the dataset
+whose value is the default.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
-# Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
-# refused, or its model fails, before it takes the machine's memory or days.
+# Largest sizes, far beyond those of runs: a downloaded configuration must not take the machine's
+# memory, or days.
 STEPS = 2**31 - 1
 IMAGES = 10**9
 BATCH = 10**6
@@ -52,11 +52,11 @@ _PARTS = Rule(
     lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
     "two or more of " + ", ".join(simple_spaces()),
 )
-_CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
+_CURVATURES = 1e-12, 1e6  # Bounds on learned c; a ball of smaller c cannot be searched.
 _PATH = Field(None, kind=str, optional=True)
 _NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
-_WHICH = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
-_PARAMETERS = each(choices.names_parameters, _WHICH)
+_NAMES = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
+_PARAMETERS = each(choices.names_parameters, _NAMES)
 _TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
 _KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
 _SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
@@ -67,8 +67,8 @@ _METRICS = Rule(lambda x: "recall" in x and set(x) <= set(choices.METRICS), _ANY
 def _is_group(value: tuple[Any, ...]) -> bool:
     rate = Field(0.0, at_least(0))
     items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
-    wrong = (item.requirement(x) for item, x in zip(items, value[1:], strict=True))
-    return len(value) == 4 and choices.names_parameters(value[0]) and not any(wrong)
+    broken = (item.requirement(x) for item, x in zip(items, value[1:], strict=True))
+    return len(value) == 4 and choices.names_parameters(value[0]) and not any(broken)
 
 
 def _is_mesh(value: tuple[int, ...]) -> bool:
@@ -78,11 +78,11 @@ def _is_mesh(value: tuple[int, ...]) -> bool:
 
 _GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
 _MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
-# All fields but those of an objective.
+# All fields except those of objectives.
 _FIELDS = {
     "name": Field(""),  # Of the configuration file; set when it is loaded.
     "variant": Field(""),  # Of the file. Both name the default workdir.
-    # Of the initial parameters, batches and crops; JAX's keys drop further bits.
+    # Of initial parameters, batches and crops; JAX's keys drop further bits.
     "seed": Field(0, within(0, 2**32 - 1)),
     # Images, how they are decoded and cropped, and how their classes are split.
     # 'folder' stands for your own images, 'features' for embeddings of another model.
@@ -174,11 +174,11 @@ _FIELDS = {
     "train.repeat_images": Field(False),  # A class's images are drawn with replacement (HIER).
     # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
     "train.cached_features": Field(False),
-    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, and their kernels.
+    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, adapted kernels.
     "train.lora_rank": Field(0, within(0, DIM)),
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
-    "train.probe_steps": Field(0, within(0, STEPS)),  # First ones, without change of the encoder.
+    "train.probe_steps": Field(0, within(0, STEPS)),  # First steps, in which only the head learns.
     "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of the model; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # Whether to skip such updates.
     # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
@@ -210,7 +210,7 @@ _FIELDS = {
     # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
     "run.cache": Field("none", one_of("none", "host", "device")),
     "run.cache_dir": _PATH,  # Of images and features. None: in ~/.cache/hypjax.
-    # Of the parameters. Batches are split over all devices either way.
+    # Copies and shards of the parameters. Batches are split over all devices either way.
     "run.mesh": Field((-1, 1), _MESH),
     "run.microbatch": Field(0, within(0, BATCH)),  # Most images at once, for the same gradient.
     # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
@@ -225,12 +225,12 @@ _FIELDS = {
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
-    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
+    """Returns the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
     return _defaults(fields_of(objective)).lock()
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-    """Names another objective, with the defaults of its own fields; the space remains."""
+    """Chooses an objective, with the defaults of its fields; the space stays."""
     old, new = config.objective, _defaults(objective_fields(name))
     new.update({field: old[field] for field in _space()})
     new.name = name
@@ -240,18 +240,18 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 
 def fields_of(objective: str) -> dict[str, Field]:
     """The fields of an objective's runs, by dotted name."""
-    own = objective_fields(objective).items()
-    return _FIELDS | {f"objective.{name}": field for name, field in own}
+    of_objective = objective_fields(objective).items()
+    return _FIELDS | {f"objective.{name}": field for name, field in of_objective}
 
 
 def objective_fields(name: str) -> dict[str, Field]:
-    """The fields of the space of the head's embedding, and those that a training loss declares."""
-    fields, own = {"name": Field(name), **_space()}, declaration(name).fields
-    for field in sorted(fields.keys() & own.keys()):
+    """The fields of `config.objective`: the space of the head's embedding, and the loss's own."""
+    fields, of_loss = {"name": Field(name), **_space()}, declaration(name).fields
+    for field in sorted(fields.keys() & of_loss.keys()):
         raise UserError(
             f"objective {name} declares the field {field}, which all objectives have; rename it"
         )
-    return fields | own
+    return fields | of_loss
 
 
 def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
@@ -263,22 +263,24 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
 
 
 def _space() -> dict[str, Field]:
-    """The space of the head's embedding."""
-    words = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
-    many = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
+    """Fields of the space of the head's embedding."""
+    spaces = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
+    numbers = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
     return {
-        "space": Field("poincare", Rule(lambda value: value in SPACES, words)),
+        "space": Field("poincare", Rule(lambda value: value in SPACES, spaces)),
         "c": Field(0.1, at_least(0)),  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
-        # Whether c is learned, from there on; its bounds; and the factor of its learning rate.
+        # Whether c is learned, starting there; its bounds; and the factor of its learning rate.
         "learn_c": Field(False),
         "c_bounds": Field((0.01, 10.0), range_within(*_CURVATURES)),
         "c_rate": Field(1.0, at_least(0)),
-        # If not empty, balls of these curvatures instead of c, whose distances are averaged.
-        "curvatures": Field((), each(within(0, _CURVATURES[1]).holds, many, most=100), kind=float),
-        # Of a product: names of the spaces of its parts; and whether their distances are added.
+        # Unless empty, distances are averaged over balls of these curvatures instead of c.
+        "curvatures": Field(
+            (), each(within(0, _CURVATURES[1]).holds, numbers, most=100), kind=float
+        ),
+        # Spaces of a product, and whether their distances are added.
         "parts": Field((), _PARTS),
         "summed": Field(False),
-        "learn": Field(()),  # Further numbers that are learned, such as 'temperature'.
+        "learn": Field(()),  # Further learned scalars, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
         # On the hyperboloid: factor of features before they are clipped.

@@ -35,8 +35,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     """Returns the folder of a run without --workdir: runs/<config>-<variant>, and its changes.
 
-    They follow as in 'runs/glyphs-hyp-c=0.3+seed=1', or as a hash if that is long or ambiguous, or
-    no file name. Fields of `config.run` do not count.
+    Changes are listed as in 'runs/glyphs-hyp-c=0.3+seed=1', or hashed if the list is long, or no
+    file name. Fields of `config.run` do not count.
     """
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"

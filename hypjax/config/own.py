@@ -1,4 +1,4 @@
-"""Fields of configurations that name what the user passes from Python."""
+"""Configures encoders, losses and spaces that the user passes from Python."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from hypjax.config.choices import OWN
 from hypjax.config.defaults import choose_objective
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, Space
-from hypjax.geometry.registry import simple_spaces
+from hypjax.geometry import Space
+from hypjax.geometry.registry import simple_spaces, space_name
 from hypjax.models.encoder import Encoder
 from hypjax.models.own import SIZES, known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
@@ -27,12 +27,12 @@ _FLAX = ("parent", "name")  # Fields of every Flax module.
 
 
 def own_name(piece: Any) -> str:
-    """A name for a piece of the user's: that of its code, with the fields that are not defaults."""
+    """Names the user's loss or encoder by its code, with the fields that are not defaults."""
     return OWN + (piece if isinstance(piece, str) else _title(piece))
 
 
 def _title(piece: Any) -> str:
-    if isinstance(piece, functools.partial):  # Its settings are fields of the configuration.
+    if isinstance(piece, functools.partial):  # Fields of the configuration hold its settings.
         return _title(piece.func)
     name = getattr(piece, "__name__", None) or type(piece).__name__
     if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
@@ -52,7 +52,7 @@ def _text(value: Any) -> str:
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Makes a module the encoder of a configuration, and registers one that is not hypjax's."""
+    """Makes a module the encoder of a configuration, and registers it unless it is hypjax's."""
     name, known = own_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
@@ -72,13 +72,13 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     config.model.update(known)
     if not isinstance(encoder, VisionTransformer):
         frozen = config.optim.frozen
-        config.optim.frozen = tuple(each for each in frozen if each != "patch_projection")
+        config.optim.frozen = tuple(name for name in frozen if name != "patch_projection")
 
 
 def choose_own_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
-    """Makes a loss of the user's the objective of a configuration, and registers it.
+    """Makes the user's loss the objective of a configuration, and registers it.
 
-    The space of a function remains the configuration's; that of an `Objective` replaces it.
+    A function uses the configuration's space; an `Objective` replaces it by its own.
     """
     name = own_name(objective)
     register_objective(name, objective)
@@ -88,10 +88,10 @@ def choose_own_objective(config: ConfigDict, objective: Objective | Callable[...
 
 
 def choose_space(config: ConfigDict, space: Space) -> None:
-    """Makes a space that of a configuration, as far as fields can name it."""
-    for name, kind in SPACES.items():
-        if type(space) is kind and name in simple_spaces():
-            own = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
-            with config.ignore_type():
-                config.objective.update({k: v for k, v in own.items() if k in config.objective})
-                config.objective.space = name
+    """Makes a space the configuration's, if fields can describe it."""
+    name = space_name(space)
+    if name in simple_spaces():
+        values = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
+        with config.ignore_type():
+            config.objective.update({k: v for k, v in values.items() if k in config.objective})
+            config.objective.space = name

@@ -94,10 +94,10 @@ def _set(config: ConfigDict, override: str) -> None:
     value = _parse(text, known[field])
     if field == "optim.groups" and value and not isinstance(value[0], tuple):
         value = (value,)  # One group, without the outer brackets.
-    # Fields of a loss whose code this process lacks are declared nowhere.
+    # Fields of a loss are undeclared if this process lacks its code.
     declared = fields_of(config.objective.name).get(field, Field(known[field]))
-    if words := declared.requirement(value):
-        refuse(field, text, words)
+    if rule := declared.requirement(value):
+        refuse(field, text, rule)
     if isinstance(known[field], float) and value is not None:
         value = float(value)
     if field == "objective.name":
@@ -110,7 +110,7 @@ def _set(config: ConfigDict, override: str) -> None:
 
 
 def _parse(text: str, current: Any) -> Any:
-    """Parses a value to the type of the current one; what is no Python literal stays a string."""
+    """Parses a command-line value to the field's current type."""
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -131,13 +131,13 @@ def show_origins(
 
     `named` holds the fields of the source, a file with its variant or the folder of a run.
     """
-    given = {override.partition("=")[0] for override in overrides}
-    defaults, held = flatten(default_config(config.objective.name)), flatten(named)
+    overridden = {override.partition("=")[0] for override in overrides}
+    defaults, in_source = flatten(default_config(config.objective.name)), flatten(named)
     fields, lines = flatten(config), []
     width = len("config.") + max(map(len, fields))
     for field, value in fields.items():
-        origin = source if held.get(field) == value else "follows another field"
+        origin = source if in_source.get(field) == value else "follows another field"
         origin = "" if value == defaults.get(field) else origin
-        origin = "command line" if field in given else origin
+        origin = "command line" if field in overridden else origin
         lines.append(f"{f'config.{field}':<{width}}  {value!r:<44}  {origin}".rstrip())
     return "\n".join(lines)

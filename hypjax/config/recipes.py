@@ -74,9 +74,9 @@ def specialise(
 def train_head(config: ConfigDict) -> None:
     """Trains the head alone, on features that are computed once, in batches that fit them.
 
-    Started from principal components, with a small learning rate, a head finds unseen classes
-    better than the encoder does; docs/results.md has the measurements, which a head from random
-    weights does not reach, nor one of 128 dimensions.
+    Started from principal components, with a small learning rate, a head retrieves unseen classes
+    better than the encoder does. A head from random weights, or of 128 dimensions, does not; see
+    docs/results.md.
     """
     optim, train = config.optim, config.train
     if config.objective.name.endswith("pairwise_cross_entropy"):
@@ -98,7 +98,7 @@ def _train_last_blocks(config: ConfigDict, encoder: str) -> None:
     train_head(config)
     config.optim.frozen = tuple(f"model/encoder/{name}" for name in LOWER[encoder])
     config.optim.learning_rate = 3e-4
-    # At the blocks' rate, the head loses what it begins with before they have gained.
+    # At the blocks' rate, the head forgets its principal components before the blocks improve.
     config.optim.groups = (("head", 0.1, None, 0),)
     _divide_proxy_rates(config, 3)  # They learn as fast as those of a head alone.
 

@@ -23,7 +23,7 @@ from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
-# Fields that may be None for the user's own data, which they then fit; the sizes only for features.
+# Fields that may be None for the user's own data, and are fitted to it; sizes only for features.
 _FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
 FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
@@ -33,8 +33,8 @@ _FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
 def validate(config: ConfigDict) -> None:
     """Validates a configuration before anything is compiled; an error names the field.
 
-    A loss whose code is unknown, as the user's in a saved run may be, is not needed for searching:
-    its own fields are not validated, and only `create_objective` refuses it.
+    Searching with a saved run does not need the code of its loss: of an unknown loss, the fields
+    are not validated, and only `create_objective` refuses it.
     """
     fields = flatten(config)
     name = fields.get("objective.name", HYP_VIT)
@@ -46,23 +46,23 @@ def validate(config: ConfigDict) -> None:
     for field in sorted(known.keys() - fields.keys()):
         raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
     for field, value in fields.items():
-        if words := known[field].requirement(value):
-            refuse(field, value, words)
+        if rule := known[field].requirement(value):
+            refuse(field, value, rule)
     validate_relations(config)
 
 
 def validate_relations(config: ConfigDict) -> None:
-    """Validates the rules between fields, again once those are filled in that fit the images."""
+    """Validates rules between fields; again after sizes have been fitted to the images."""
     fields, declared = flatten(config), fields_of(config.objective.name)
-    for field, words, holds in _DEFAULT_UNLESS:
+    for field, rule, holds in _DEFAULT_UNLESS:
         default = declared[field].default
         if fields[field] != default and not holds(config):
-            refuse(field, fields[field], f"{default} unless {words}")
+            refuse(field, fields[field], f"{default} unless {rule}")
     of_model = _of_model, _of_product, _of_learned_scalars, _of_prefixes
     for relations in (_of_batches, *of_model, _of_data, _of_training):
-        for broken, field, words in relations(config):
+        for broken, field, rule in relations(config):
             if broken:
-                refuse(field, fields[field], words)
+                refuse(field, fields[field], rule)
 
 
 def _has_head(config: ConfigDict) -> bool:
@@ -104,8 +104,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.probe_steps", "model.head is set", _has_head),
 )
 
-# Further rules: whether one is broken, the field to change, and what it must be. They are evaluated
-# one by one, so that each may rely on those before it.
+# Further rules yield whether a rule is broken, the field to change, and what it must be. Each may
+# rely on the rules before it.
 Relations = Iterator[tuple[Any, str, str]]
 
 
@@ -117,51 +117,50 @@ def _of_batches(config: ConfigDict) -> Relations:
         names = (FEATURES,) if size else choices.USERS
         fitted = config.data.name in names or (train.cached_features and not size)
         cached = "" if size else ", or train.cached_features is set"
-        words = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
-        yield fields[field] is None and not fitted, field, words
-    words = "tuples: this objective compares their images"
-    yield objective.by_tuple and train.sampling != "tuples", "train.sampling", words
-    words = "epoch_classes or drawn_classes: this objective compares images of one class"
-    yield objective.by_class and train.sampling not in GROUPED, "train.sampling", words
+        rule = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
+        yield fields[field] is None and not fitted, field, rule
+    rule = "tuples: this objective compares their images"
+    yield objective.by_tuple and train.sampling != "tuples", "train.sampling", rule
+    rule = "epoch_classes or drawn_classes: this objective compares images of one class"
+    yield objective.by_class and train.sampling not in GROUPED, "train.sampling", rule
     if any(fields[field] is None for field in FITTED):
-        return  # What fits the images is known later.
+        return  # They are fitted to the images later.
     size, samples = 2 + train.tuples.negatives, train.samples_per_class
-    words = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
-    yield train.sampling == "tuples" and train.batch_size % size, "train.batch_size", words
+    rule = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
+    yield train.sampling == "tuples" and train.batch_size % size, "train.batch_size", rule
     uneven = train.batch_size % samples or train.batch_size < 2 * samples
-    words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
-    yield train.sampling in GROUPED and uneven, "train.batch_size", words
-    if neighbors := config.objective.get("hier_neighbors"):  # With fewer points, all are related.
+    rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
+    yield train.sampling in GROUPED and uneven, "train.batch_size", rule
+    if neighbors := config.objective.get("hier_neighbors"):  # Of fewer points, all are related.
         for field in ("objective.hier_proxies", "train.batch_size"):
-            words = f"above objective.hier_neighbors ({neighbors})"
-            yield fields[field] <= neighbors, field, words
-    words = f"at most train.total_steps ({train.total_steps})"
-    yield config.optim.warmup_steps > train.total_steps, "optim.warmup_steps", words
-    words = f"below train.total_steps ({train.total_steps})"
-    yield 0 < train.probe_steps >= train.total_steps, "train.probe_steps", words
+            yield fields[field] <= neighbors, field, f"above objective.hier_neighbors ({neighbors})"
+    rule = f"at most train.total_steps ({train.total_steps})"
+    yield config.optim.warmup_steps > train.total_steps, "optim.warmup_steps", rule
+    rule = f"below train.total_steps ({train.total_steps})"
+    yield 0 < train.probe_steps >= train.total_steps, "train.probe_steps", rule
 
 
 def _of_model(config: ConfigDict) -> Relations:
     model, field = config.model, "model.architecture"
-    words = "features if data.name is features, and nowhere else"
-    yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, words
+    rule = "features if data.name is features, and nowhere else"
+    yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, rule
     if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *ENCODERS):
-        words = f"{supported(model.architecture)}, or vit with sizes of your own"
+        rule = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(OWN):
-            words = (
+            rule = (
                 "known in this process: its code is not hypjax's, so pass the module as encoder= "
                 "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
             )
-        yield True, field, words
+        yield True, field, rule
     sizes = " ".join(f"--config.model.{size}=0" for size in SIZES if model[size])
     for name in SIZES:
         if model.architecture == "vit":
             yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
         elif model.architecture != FEATURES or name != "width":
-            words = f"0 if an architecture with sizes of its own is named; add {sizes}"
-            yield model[name] != 0, f"model.{name}", words
-    words = f"a multiple of model.num_heads ({model.num_heads})"
-    yield model.architecture == "vit" and model.width % model.num_heads, "model.width", words
+            rule = f"0 if an architecture with sizes of its own is named; add {sizes}"
+            yield model[name] != 0, f"model.{name}", rule
+    rule = f"a multiple of model.num_heads ({model.num_heads})"
+    yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
 
 
 def _of_product(config: ConfigDict) -> Relations:
@@ -179,37 +178,35 @@ def _of_product(config: ConfigDict) -> Relations:
 def _of_learned_scalars(config: ConfigDict) -> Relations:
     fields, of_loss = config.objective, declaration(config.objective.name).fields
     if fields.curvatures:
-        one = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
-        yield one, "objective.curvatures", f"() for {fields.name}, which has one ball"
+        one_ball = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
+        yield one_ball, "objective.curvatures", f"() for {fields.name}, which has one ball"
     if fields.learn_c:
         low, high = fields.c_bounds
         outside = not all(low <= c <= high for c in fields.curvatures or [fields.c])
-        words = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
-        yield outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", words
+        rule = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
+        yield outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", rule
     of_space = dataclasses.fields(SPACES[fields.space])
     learnable = [name for name, field in of_loss.items() if field.learnable]
     learnable += [field.name for field in of_space if field.metadata.get("learnable")]
     for name in fields.learn:
-        words = "without c, whose curvature objective.learn_c learns"
-        yield name == "c", "objective.learn", words
-        known = f"any of {', '.join(learnable)}, each once," if learnable else "()"
+        yield name == "c", "objective.learn", "without c, whose curvature objective.learn_c learns"
+        rule = f"any of {', '.join(learnable)}, each once," if learnable else "()"
         unknown = name not in learnable or fields.learn.count(name) > 1
-        yield unknown, "objective.learn", f"{known} for {fields.name}"
-        words = "above 0 if objective.learn names it"
-        yield not fields[name] > 0, f"objective.{name}", words
+        yield unknown, "objective.learn", f"{rule} for {fields.name}"
+        yield not fields[name] > 0, f"objective.{name}", "above 0 if objective.learn names it"
     moving = [field.name for field in of_space if field.name in fields.learn]
     if fields.get("memory") and (fields.learn_c or moving):
-        words = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
-        yield True, "objective.memory", words
+        rule = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
+        yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
-        # A user's objective is scored in the space that is saved, with the numbers that it learns.
-        objective, first = create_objective(config), learned_numbers(fields)
-        space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in first.items()}
+        # A user's objective must be scored in its saved space, with the scalars that it learns.
+        objective, initial = create_objective(config), learned_numbers(fields)
+        space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
-        moved |= objective.with_scalars(first).score_space != space
+        moved |= objective.with_scalars(initial).score_space != space
         name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
-        words = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
-        yield moved, f"objective.{name}", words
+        rule = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
+        yield moved, f"objective.{name}", rule
 
 
 def _of_prefixes(config: ConfigDict) -> Relations:
@@ -217,55 +214,54 @@ def _of_prefixes(config: ConfigDict) -> Relations:
     for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
         long = dims and config.model.head != "none" and dim and max(dims) >= dim
         yield long, field, f"below model.head_dim ({dim}), which is added to them"
-        words = "None if prefixes of the head are scored"
-        yield dims and config.eval.pca.head, "eval.pca.head", words
-    words = f"0 for {config.objective.name}, since a memory holds points of one dimension"
-    yield trained and config.objective.get("memory"), "objective.memory", words
+        rule = "None if prefixes of the head are scored"
+        yield dims and config.eval.pca.head, "eval.pca.head", rule
+    rule = f"0 for {config.objective.name}, since a memory holds points of one dimension"
+    yield trained and config.objective.get("memory"), "objective.memory", rule
 
 
 def _of_data(config: ConfigDict) -> Relations:
     data, cache, name = config.data, config.run.cache, config.data.name
-    words = "images: a folder, a table, a dataset or hf://OWNER/NAME"
-    yield name == "folder" and not data.path, "data.path", words
-    words = "a .npz, .npy or .parquet file of features"
-    yield name == FEATURES and not data.path, "data.path", words
-    words = "0 if data.split is images"
+    rule = "images: a folder, a table, a dataset or hf://OWNER/NAME"
+    yield name == "folder" and not data.path, "data.path", rule
+    rule = "a .npz, .npy or .parquet file of features"
+    yield name == FEATURES and not data.path, "data.path", rule
+    rule = "0 if data.split is images"
     counted = data.split == "images" and data.validation_classes >= 1
-    yield counted, "data.validation_classes", words
+    yield counted, "data.validation_classes", rule
     crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"
-    words = f"at least data.image_size ({data.image_size})"
-    yield crops and data.resize < data.image_size, "data.resize", words
+    rule = f"at least data.image_size ({data.image_size})"
+    yield crops and data.resize < data.image_size, "data.resize", rule
     for field in ("mean", "std"):
-        words = f"one number per channel ({data.channels})"
-        yield len(data[field]) != data.channels, f"data.{field}", words
-    words = "none or host if train.cached_features is set"
-    yield config.train.cached_features and cache == "device", "run.cache", words
+        rule = f"one number per channel ({data.channels})"
+        yield len(data[field]) != data.channels, f"data.{field}", rule
+    rule = "none or host if train.cached_features is set"
+    yield config.train.cached_features and cache == "device", "run.cache", rule
     dim = _has_head(config) and config.model.head_dim
     large = dim and (config.eval.pca.head or 0) > dim
     yield large, "eval.pca.head", f"at most model.head_dim ({dim})"
 
 
 def _of_training(config: ConfigDict) -> Relations:
-    """Rules of which parameters are trained."""
     train, frozen = config.train, not _trains_encoder(config)
-    words = "set, and optim.frozen must name the encoder, if data.name is features"
+    rule = "set, and optim.frozen must name the encoder, if data.name is features"
     trained = not (frozen and train.cached_features)
-    yield config.data.name == FEATURES and trained, "train.cached_features", words
-    words = "another one if optim.frozen names the encoder"
-    yield frozen and not _has_head(config), "model.head", words
+    yield config.data.name == FEATURES and trained, "train.cached_features", rule
+    rule = "another one if optim.frozen names the encoder"
+    yield frozen and not _has_head(config), "model.head", rule
     blocks = [name for name in config.optim.frozen if name != "patch_projection"]
-    words = "False unless optim.frozen names the encoder, or its lowest layers"
+    rule = "False unless optim.frozen names the encoder, or its lowest layers"
     moving = train.cached_features and not any(map(choices.in_encoder, blocks))
-    yield moving, "train.cached_features", words
+    yield moving, "train.cached_features", rule
 
 
 def refuse_objective(name: Any) -> None:
-    """Raises a `UserError` for a name that no objective has; it lists those without a prefix."""
-    plain = ", ".join(each for each in OBJECTIVES if "+" not in each)
-    words = f"one of {plain}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
-    refuse("objective.name", name, words)
+    """Raises a `UserError` for an unknown objective; it lists those without a prefix."""
+    plain = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
+    rule = f"one of {plain}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
+    refuse("objective.name", name, rule)
 
 
-def refuse(field: str, value: Any, words: str) -> None:
+def refuse(field: str, value: Any, rule: str) -> None:
     """Raises a `UserError` for an invalid value."""
-    raise UserError(f"config.{field} is {value!r:.200}; it must be {words}")
+    raise UserError(f"config.{field} is {value!r:.200}; it must be {rule}")

@@ -34,7 +34,7 @@ class PretrainedEncoder(NamedTuple):
     pooling: str = "cls"
     eval_pooling: str = ""  # If it is another one.
     layer_decay: float = 1.0  # See `optim.layer_decay`.
-    losses: tuple[str, ...] = _PUBLISHED  # Whose variants have this encoder.
+    losses: tuple[str, ...] = _PUBLISHED  # Losses with variants of this encoder.
 
 
 # On learning rates the paper and the released code agree.
@@ -71,7 +71,7 @@ LOWER = {
     "lite": ("stem_*", "stage_[0-4]_*"),
 }
 
-# IRT's own recipe, see `hypjax.config.irt`; Cars and folders have none.
+# IRT's recipe, see `hypjax.config.irt`; Cars and folders have none.
 IRT_VARIANTS = tuple(f"irt-{kind}{end}" for kind in "olr" for end in ("", "-distilled"))
 
 
@@ -110,18 +110,16 @@ def parse_variant(
         suffixes += ["released"] * (released and loss in SPACES and not recent)
         if suffix in suffixes or not comma:
             return Variant(name, loss, encoder, suffix)
-        words = f"{stem} with {' or '.join(f',{each}' for each in suffixes)} at its end, or none"
+        rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
     else:
-        words = (
-            f"a loss and an encoder that go together, such as hyp-dino; losses are "
-            f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
-        )
-        words += f"; or one of {', '.join([*(short or {}), *IRT_VARIANTS])}" if with_irt else ""
-    raise UserError(f"unknown variant {name!r}; it must be {words}")
+        rule = "a loss and an encoder that go together, such as hyp-dino; losses are "
+        rule += f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
+        rule += f"; or one of {', '.join([*(short or {}), *IRT_VARIANTS])}" if with_irt else ""
+    raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 
 def variant_for_this_machine() -> str:
-    """The variant that is chosen where none is named, unless a paper's recipe is the default."""
+    """Default variant of datasets that no paper has a recipe for."""
     return "hyp-dinov2" if machine.has_accelerator() else "hyp-lite,frozen"
 
 

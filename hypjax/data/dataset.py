@@ -46,13 +46,13 @@ _COLUMNS = (
 class Dataset:
     """Images in a fixed order: a table with a row for each, and where their files are."""
 
-    # Files of these images, perhaps of others: bytes, paths or a dict of them; or images in memory.
+    # Image files as bytes, paths, or dicts of one of both; or images in memory.
     records: Sequence[Any]
-    positions: Int[np.ndarray, " images"]  # Position of each image among the records.
+    positions: Int[np.ndarray, " images"]  # The record of each image; others may be unused.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
-    names: Shaped[np.ndarray, " images"] | None = None  # Strings: paths, or names for messages.
-    class_names: Shaped[np.ndarray, " images"] | None = None  # Strings; '' if unknown.
+    names: Shaped[np.ndarray, " images"]  # Strings: paths, or names for messages.
+    class_names: Shaped[np.ndarray, " images"]  # Strings; '' if unknown.
     groups: Shaped[np.ndarray, " images"] | None = None  # Names of coarse classes, if any.
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
@@ -103,7 +103,7 @@ class Dataset:
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
-        return f"record {self.positions[i]}" if self.names is None else str(self.names[i])
+        return str(self.names[i])
 
     def path(self, i: int) -> str:
         """Returns what names the i-th image for good; '' if it is in memory, or features."""
@@ -112,7 +112,7 @@ class Dataset:
 
     def class_name(self, i: int) -> str:
         """Returns the name of the i-th image's class."""
-        return f"class {self.labels[i]}" if self.class_names is None else str(self.class_names[i])
+        return str(self.class_names[i])
 
     def content(self, i: int) -> Any:
         """Returns the bytes of the i-th image's file, or the image in memory."""
@@ -273,14 +273,13 @@ def table_of_names(
 
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
-    """Returns all images of datasets with the same records, each once and without its class."""
-    positions = np.concatenate([images.positions for images in datasets])
-    positions, rows = np.unique(positions, return_index=True)
-    named = all(images.names is not None for images in datasets)
-    columns = ("sizes", "names") if named else ("sizes",)
-    known = {name: np.concatenate([getattr(x, name) for x in datasets])[rows] for name in columns}
-    empty = dict.fromkeys(_COLUMNS) | {"labels": np.zeros_like(positions), "positions": positions}
-    return dataclasses.replace(datasets[0], **(empty | known))
+    """Returns all images of datasets with the same records, each once and without its label."""
+    names = ("positions", "labels", "sizes", "names", "class_names")
+    columns = {name: np.concatenate([getattr(x, name) for x in datasets]) for name in names}
+    _, rows = np.unique(columns["positions"], return_index=True)
+    columns["labels"] = np.zeros_like(columns["labels"])
+    together = dataclasses.replace(datasets[0], **(dict.fromkeys(_COLUMNS) | columns))
+    return together.take(rows)
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:

@@ -46,8 +46,8 @@ def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side 
     fitting = _MAX_BYTES // (4 * store.channels * extent**2)
     count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))
     size = math.ceil(len(crops.row) / count)
-    places = jnp.arange(count * size).reshape(count, size) % len(crops.row)
-    slices = jax.tree.map(lambda x: x[places], crops)
+    indices = jnp.arange(count * size).reshape(count, size) % len(crops.row)
+    slices = jax.tree.map(lambda x: x[indices], crops)
     views = jax.lax.map(jax.vmap(functools.partial(_cut, store, side)), slices)
     return views.reshape(-1, *views.shape[2:])[: len(crops.row)]
 

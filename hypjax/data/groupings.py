@@ -28,20 +28,20 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
     by department, other datasets by their super-classes, if they have any.
     """
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
-    names = [images.class_name(int(i)) for i in first]
-    found = {CLASS: Grouping(labels, names)}
+    names = images.class_names[first].tolist()
+    partitions = {CLASS: Grouping(labels, names)}
     if images.groups is not None:
         groups, numbers = np.unique(images.groups, return_inverse=True)
         levels = PREPARED.get(name, _SUPER).levels
         for depth in range(len(levels), 0, -1):
-            paths = ["/".join(each.split("/", len(levels) - 1)[:depth]) for each in groups]
+            paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in groups]
             paths, of_group = np.unique(paths, return_inverse=True)
             titles = [path.split("/", depth - 1)[-1] for path in paths]
-            found[levels[depth - 1]] = Grouping(of_group[numbers], titles)
+            partitions[levels[depth - 1]] = Grouping(of_group[numbers], titles)
     for grouping, group_of in _BY_NAME.get(name, {}).items():
-        groups, numbers = np.unique([group_of(each) for each in names], return_inverse=True)
-        found[grouping] = Grouping(numbers[labels], groups.tolist())
-    return found
+        groups, numbers = np.unique([*map(group_of, names)], return_inverse=True)
+        partitions[grouping] = Grouping(numbers[labels], groups.tolist())
+    return partitions
 
 
 def base_letter(class_name: str) -> str:

@@ -4,7 +4,7 @@ Features of another model are rows of a table like images.
 """
 
 import csv
-import dataclasses
+import functools
 import glob
 import hashlib
 import io
@@ -13,6 +13,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Chained, Dataset, stacked, table_of_names
+from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.data.shards import IMAGES, files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system.caches import cache_folder
@@ -73,11 +74,23 @@ def _in_memory(image: Any, i: int) -> bytes | Image.Image:
 
 
 def find_images(where: str) -> Dataset:
-    """Finds images to embed, without duplicates; the class is '' if it is unknown.
+    """Lists images to embed, see `list_images`; of links to one file, only the first."""
+    images = list_images(where)
+    if images.vectors is not None or not isinstance(images.records[0], str):
+        return images  # Rows of features, or of files of many images.
+    check_columns(where, images)
+    rows = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
+    images = images.take(np.sort([*rows.values()]))
+    require_utf8(images.names)
+    return images
 
-    They are given by a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a
-    .txt file with one path per line, relative to the file's folder; a pattern such as
-    'photos/*.jpg'; one image; or a dataset, see `find_dataset`. A file of features, see
+
+def list_images(where: str) -> Dataset:
+    """Lists the images at a location; the class is '' if it is unknown.
+
+    A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
+    file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
+    one image; or a dataset, see `find_dataset`. A file of features, see
     `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none.
     """
     from hypjax.retrieval.feature_files import has_features
@@ -85,7 +98,7 @@ def find_images(where: str) -> Dataset:
     path = pathlib.Path(where).expanduser()
     if has_features(path):
         return read_vectors(path)
-    if stored := find_dataset(where):
+    if (stored := find_dataset(where)) is not None:
         return stored
     if path.is_dir():
         images = list_folder(path)
@@ -99,12 +112,7 @@ def find_images(where: str) -> Dataset:
         images = _files([path for path in paths if path.is_file()])
     if not len(images):
         raise UserError(f"no images at {where}")
-    check_columns(where, images)
-    rows = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
-    images = images.take(np.sort([*rows.values()]))
-    names = [str(pathlib.Path(name).absolute()) for name in images.names]
-    require_utf8(names)
-    return dataclasses.replace(images, names=np.array(names, object))
+    return images
 
 
 def _files(
@@ -114,19 +122,28 @@ def _files(
     groups: Sequence[str | None] = (),
 ) -> Dataset:
     """The table of image files, whose classes are unknown if none are given."""
-    names, facts = [str(path) for path in paths], []
-    for path in paths:  # What changes with a file and is known without reading it.
-        stat = path.stat() if os.path.exists(path) else None
-        facts.append((str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)))
+    names, facts = [str(path.absolute()) for path in paths], map(_file_version, paths)
     columns = names, classes or [""] * len(paths)
     return table_of_names(names, *columns, splits=splits, groups=groups, facts=facts)
 
 
+def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
+    """What changes with a file and is known without reading it."""
+    stat = path.stat() if os.path.exists(path) else None
+    return str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)
+
+
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
     """Reads a file of features, or points, and one of labels, if it has none, as a table."""
+    files = [pathlib.Path(file).expanduser() for file in (path, labels) if file is not None]
+    return _read_vectors(*map(_file_version, files))
+
+
+@functools.lru_cache(maxsize=1)  # Their dimension is needed before a run is built.
+def _read_vectors(*files: tuple[str, Any]) -> Dataset:
     from hypjax.retrieval.embeddings import read_features
 
-    return _table_of_features(read_features(path, labels))
+    return _table_of_features(read_features(*(name for name, _ in files)))
 
 
 def _table_of_features(table: Any) -> Dataset:
@@ -234,42 +251,45 @@ def labelled_images(dataset: Any) -> Dataset:
 
     - (images, labels): two sequences, of arrays or images of Pillow's, and of numbers or names;
     - pairs (image, label) or (path, label), in any iterable;
-    - a `datasets.Dataset` of Hugging Face with a column of images and one of labels;
+    - a `datasets.Dataset` of Hugging Face with a column of images and one of labels, and perhaps
+      columns of splits and coarse classes;
     - {split: any of these}, with splits named as the sub-folders of a folder.
     """
-    parts = {
-        split: _images_and_labels(part)
-        for split, part in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items()
-    }
-    images = Chained(images for images, _ in parts.values())
-    splits = [split for split, (_, labels) in parts.items() for _ in labels]
-    labels = (label for _, labels in parts.values() for label in labels)
-    classes = [str(label.item() if hasattr(label, "item") else label) for label in labels]
-    if not classes:
+    if isinstance(dataset, Mapping) and dataset:
+        parts = [(str(split), _labelled(part)) for split, part in dataset.items()]
+        images = stacked([replace(x, splits=np.full(len(x), split)) for split, x in parts])
+    else:
+        images = _labelled(dataset)
+    if not len(images):
         raise UserError("the dataset has no images")
-    if isinstance(images[0], str | os.PathLike):
-        return _files([pathlib.Path(x).expanduser().absolute() for x in images], classes, splits)
+    if images.path(0):
+        return images
     names = [f"image {i}" for i in range(len(images))]
-    return table_of_names(images, names, classes, splits=splits)
+    return replace(images, names=np.array(names, object))
 
 
-def _images_and_labels(dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def _labelled(dataset: Any) -> Dataset:
     if hasattr(dataset, "column_names"):
-        table = table_of(dataset, "the dataset")
-        return table.records, table.class_names
+        return table_of(dataset, "the dataset")
     if isinstance(dataset, tuple) and len(dataset) == 2:
         images, labels = dataset
         if len(images) != len(labels):
             raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
-        return np.asarray(images) if hasattr(images, "__array__") else images, labels
-    try:
-        pairs = [(image, label) for image, label in dataset]
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image or "
-            "a path and its label, a dataset of Hugging Face, or a dictionary of these by split"
-        ) from error
-    return [image for image, _ in pairs], [label for _, label in pairs]
+        images = np.asarray(images) if hasattr(images, "__array__") else images
+    else:
+        try:
+            pairs = [(image, label) for image, label in dataset]
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image "
+                "or a path and its label, a dataset of Hugging Face, or a dictionary of these by "
+                "split"
+            ) from error
+        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
+    classes = [str(label.item() if hasattr(label, "item") else label) for label in labels]
+    if len(images) and isinstance(images[0], str | os.PathLike):
+        return _files([pathlib.Path(x).expanduser() for x in images], classes)
+    return table_of_names(images, [""] * len(images), classes)
 
 
 def write_table(images: Dataset) -> pathlib.Path:

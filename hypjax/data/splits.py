@@ -14,7 +14,7 @@ import tqdm
 from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import photos, pixels, shards
+from hypjax.data import photos, pixels
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.errors import UserError
@@ -99,7 +99,7 @@ def _open(
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
-    folder = prepare.open_prepared(name, data_dir)
+    folder = prepare.prepared_folder(name, data_dir)
     parts = {split: open_records(folder, split) for split in folder.splits}
     facts, judgements = [name], None
     if PAIRS in folder.tables and "train" in parts:
@@ -120,31 +120,25 @@ def _open(
 
 
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images of a folder, a table or shards; holds out classes if there are no splits.
+    """Opens the images of a location, see `list_images`; holds out classes without splits.
 
     Every image is decoded once to check that it is readable, unless that was done before and no
     file has changed.
     """
-    path = pathlib.Path(where).expanduser()
-    images = shards.find_dataset(where)
-    if images is None and path.is_dir():
-        images = photos.list_folder(path)
-        images = images.take(np.flatnonzero(images.class_names != ""))
-        if not len(images):
-            suffixes = ", ".join(sorted(shards.IMAGES))
-            raise UserError(
-                f"no images in sub-folders of {path} ({suffixes}); put the images of each class "
-                "into one"
-            )
-    elif images is None and path.suffix.lower() in photos.TABLES:
-        images = photos.read_table(path)
-    elif images is None:
+    path, images = pathlib.Path(where).expanduser(), photos.list_images(where)
+    if images.vectors is not None:
+        raise UserError(f"{where} holds features; set --config.data.name=features")
+    labelled = np.flatnonzero(images.class_names != "")
+    if not len(labelled):
         raise UserError(
-            f"config.data.path is {path}, which is neither a folder, nor a .csv or .parquet table, "
-            "nor a dataset in Parquet, Arrow or tar files"
+            f"no image of {where} has a class; put the images of each class into a sub-folder, or "
+            "list them in a table with the columns path and label"
         )
+    if path.is_dir() and len(labelled) < len(images):
+        console.say(f"{len(images) - len(labelled)} images without a class are left out")
+        images = images.take(labelled)
     root = path if path.is_dir() else path.parent
-    return open_images(where, images, decoding, held_out, root)
+    return open_images(where, measured(images, root), decoding, held_out)
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
@@ -153,23 +147,22 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
     return _split(path, images, images.fingerprint, held_out)
 
 
-def open_images(
-    where: str,
-    images: Dataset,
-    decoding: Decoding,
-    held_out: HeldOutClasses,
-    root: pathlib.Path = pathlib.Path(),
-) -> Splits:
-    """Opens listed images as `open_photos` does; the hash has their names below the root."""
+def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
+    """Reads listed images, and fills in their sizes and their hash, by names below the root."""
     names = [os.path.relpath(name, root) for name in images.names]
-    measured = _measure(images)
-    columns = (images.class_names, images.splits, images.groups, measured)
+    sizes_and_checksums = _measure(images)
+    columns = (images.class_names, images.splits, images.groups, sizes_and_checksums)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
-    fingerprint = hash_facts(facts)
-    sizes = measured[:, :2].astype(np.int32)
-    images = dataclasses.replace(images, sizes=sizes, source=fingerprint)
+    sizes = sizes_and_checksums[:, :2].astype(np.int32)
+    return dataclasses.replace(images, sizes=sizes, source=hash_facts(facts))
+
+
+def open_images(
+    where: str, images: Dataset, decoding: Decoding, held_out: HeldOutClasses
+) -> Splits:
+    """Opens measured images; holds out classes if there are no splits."""
     images = decoded_as(images, decoding)
-    splits = _split(where, images, fingerprint, held_out)
+    splits = _split(where, images, images.source, held_out)
     fill_cache(images, decoding.channels)
     return splits
 

@@ -1,6 +1,7 @@
 """The Poincaré ball as a space, and what it shares with the hyperboloid."""
 
 import dataclasses
+import math
 import numbers
 from types import ModuleType
 from typing import Any, ClassVar
@@ -64,6 +65,19 @@ class CurvedSpace(InnerProductSpace):
         """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
         return self.functions.dist_matrix(x, y, self.c)
 
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """√c times the norms of points at √c times some norms of scaled features."""
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
+        """Norms up to the longest, and norms of their points."""
+        root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
+        scale = float(getattr(self, "feature_scale", 1.0))
+        longest = math.atanh(poincare.MAX_NORM) / root
+        if self.clip_radius is not None:
+            longest = min(self.clip_radius, longest)
+        clipped = xp.clip(norms, None, longest / scale)
+        return clipped, [self.length_at(root * scale * clipped, xp) / root]
+
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
         if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
@@ -113,6 +127,10 @@ class PoincareBall(CurvedSpace):
     def features(self, x: Vectors) -> Points:
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
+
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """Tanh."""
+        return xp.tanh(radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any, Self
 
 import jax
@@ -133,6 +134,18 @@ class Fused(Composite):
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Points:
         """The features of the points in the first space."""
         return self.parts[0][0].features(self.split(x)[0])
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
+        """The first part's norms of features, and all parts' norms of points."""
+        norms = xp.ones_like(norms) if self.normalized else norms
+        of_parts = [space.radii(norms, xp) for space, _ in self.parts]
+        if any(radii is None for radii in of_parts):
+            return None
+        return of_parts[0][0], [radius for _, points in of_parts for radius in points]
+
+    def geometries(self, x: Float[ArrayLike, "n m*d"]) -> Iterable[tuple[Space, Points]]:
+        """The parts."""
+        return zip((part for part, _ in self.parts), self.split(x), strict=True)
 
 
 @as_tree

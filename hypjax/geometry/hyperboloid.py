@@ -1,6 +1,8 @@
 """The hyperboloid as a space."""
 
 import dataclasses
+from types import ModuleType
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -70,6 +72,10 @@ class Lorentz(CurvedSpace):
         """The clipped features, by half the logarithmic map at the origin."""
         v = lorentz.logmap0(x, self.c) / 2
         return v / jnp.asarray(self.feature_scale, v.dtype)
+
+    def length_at(self, radius: Any, xp: ModuleType) -> Any:
+        """Sinh, of twice the radius."""
+        return xp.sinh(2 * radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

@@ -1,6 +1,6 @@
 """Numbers of an objective that are learned: curvatures, temperatures, and weights of distances.
 
-A model holds their logarithms beside its encoder and its head, as params["space"] = {"log_c": log
+A model holds their logarithms beside its encoder and its head, as params["scalars"] = {"log_c": log
 c, ...}, float32, by the names of the fields of `config.objective` that say where they start. The
 logarithm keeps a number above 0, and a step of the optimiser changes it by a factor wherever it is,
 as in MERU (Desai et al., ICML 2023, Section 3). Losses, scores and searches all get their numbers
@@ -63,7 +63,7 @@ def learned_values(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
 
     A model that lacks what is learned is a `KeyError`: the first values would be wrong ones.
     """
-    return values(params["space"]) if learned_numbers(fields) else {}
+    return values(params["scalars"]) if learned_numbers(fields) else {}
 
 
 def named_values(params: LearnedParameters) -> dict[str, Any]:

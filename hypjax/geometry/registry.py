@@ -40,20 +40,25 @@ def register_space(name: str, space: type[Space]) -> None:
     SPACES[name] = as_tree(space)
 
 
+def space_name(space: Space) -> str | None:
+    """The name under which the class of a space is registered; None if it is not."""
+    kinds = {**SPACES, "fused": Fused}
+    return next((name for name, kind in kinds.items() if type(space) is kind), None)
+
+
 def describe_space(space: Space) -> dict[str, object]:
     """Describes a space in values that JSON can hold; `space_of` is the inverse."""
-    for name, kind in {**SPACES, "fused": Fused}.items():
-        if type(space) is kind:
-            fields = {each.name: getattr(space, each.name) for each in dataclasses.fields(space)}
-            if "c" in fields:
-                fields["c"] = float(fields["c"])
-            if isinstance(space, Composite):
-                parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
-                fields["parts"] = parts
-            return {"name": name, **fields}
-    raise UserError(
-        f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
-    )
+    name = space_name(space)
+    if name is None:
+        raise UserError(
+            f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
+        )
+    fields = {each.name: getattr(space, each.name) for each in dataclasses.fields(space)}
+    if "c" in fields:
+        fields["c"] = float(fields["c"])
+    if isinstance(space, Composite):
+        fields["parts"] = [[describe_space(part), float(weight)] for part, weight in space.parts]
+    return {"name": name, **fields}
 
 
 def space_of(description: dict[str, object]) -> Space:

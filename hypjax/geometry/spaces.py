@@ -3,6 +3,7 @@
 import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
@@ -82,6 +83,18 @@ class Space(Protocol):
 
     def features(self, x: Vectors) -> Points:
         """Features that `embed` maps to given points, as far as it can be inverted."""
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
+        """Norms of `features(embed(v))`, and of `embed(v)` in each part, from norms of features v.
+
+        Exports write spaces that keep directions by these, with the functions of an array library
+        such as NumPy or PyTorch. By default None: the space does not keep directions.
+        """
+        return None
+
+    def geometries(self, x: Points) -> Iterable[tuple["Space", Points]]:
+        """Spaces that embed all features, with coordinates of points: by default this one."""
+        return [(self, x)]
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None

@@ -1,6 +1,8 @@
 """The unit sphere as a space."""
 
 import dataclasses
+from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +48,10 @@ class Sphere(InnerProductSpace):
     def features(self, x: Vectors) -> Points:
         """The points themselves: `embed` forgets lengths."""
         return jnp.asarray(x)
+
+    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
+        """1 for both."""
+        return xp.ones_like(norms), [xp.ones_like(norms)]
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None

@@ -48,15 +48,21 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
     """
     spaces, fields = {}, config.objective
     scalars = learned_values(fields, params)
+    score_space = trained_objective(config, objective, params).score_space
     prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
     for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
         for i, name in enumerate(config.eval.spaces[part_of(part)]):
             if name == "objective":
-                space = objective.with_scalars(scalars).score_space
+                space = score_space
             else:
                 space = create_space(ConfigDict({**fields, "space": name})).with_scalars(scalars)
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
+
+
+def trained_objective(config: ConfigDict, objective: Objective, params: PyTree) -> Objective:
+    """The objective with the scalars that a model has learned, among its parameters."""
+    return objective.with_scalars(learned_values(config.objective, params))
 
 
 def part_of(name: str) -> str:
@@ -277,11 +283,13 @@ class DatasetEmbedder:
             function = functools.partial(encode, self.model, scaling, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
-        return jax.jit(encode_batch, static_argnums=0)
+        options = parallel.compiler_options(self.mesh)
+        return jax.jit(encode_batch, static_argnums=0, compiler_options=options)
 
     @functools.cached_property
     def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        return jax.jit(parallel.map_images(lambda how, x: place(self.model, *how, x), self.mesh))
+        place_batch = parallel.map_images(lambda how, x: place(self.model, *how, x), self.mesh)
+        return jax.jit(place_batch, compiler_options=parallel.compiler_options(self.mesh))
 
 
 def _concatenated(batches: Iterable[PyTree]) -> PyTree:

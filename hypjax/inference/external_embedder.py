@@ -103,7 +103,8 @@ class ExternalEmbedder(ImageEmbedder):
         """The features, and their points."""
         if not len(rows):
             return {"vectors": rows}
-        return {"vectors": Embeddings.from_arrays(rows, space=self.space).vectors, "given": rows}
+        points = Embeddings.from_arrays(rows, space=self.space).vectors
+        return {"vectors": points, "raw_features": rows}
 
 
 def open_encoder(

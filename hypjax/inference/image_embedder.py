@@ -77,7 +77,8 @@ class ImageEmbedder(abc.ABC):
         """Embeds images into a file; a folder beside it keeps what is done, to resume from."""
         if path.exists():
             done = Embeddings.load(path)
-            if (done.fingerprint, done.images) != (self.fingerprint, images.fingerprint):
+            stored = done.fingerprint, done.images_fingerprint
+            if stored != (self.fingerprint, images.fingerprint):
                 raise UserError(
                     f"{path} exists already and holds other images or another model's embeddings; "
                     "name another file, or remove it"
@@ -119,7 +120,7 @@ class ImageEmbedder(abc.ABC):
             labels=images.class_names[kept].astype(str),
             space=self.space,
             fingerprint=self.fingerprint,
-            images=images.fingerprint,
+            images_fingerprint=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
             splits=None if splits is None else splits[kept].astype(str),
             superlabels=None if groups is None else groups[kept].astype(str),
@@ -175,7 +176,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
             raise UserError(f"{path} is missing; embed it with --shard={index}/{counts[0]}")
         part = Embeddings.load(path)
         last = first + len(part) + len(part.unreadable)
-        if part.images != images[first:last].fingerprint:
+        if part.images_fingerprint != images[first:last].fingerprint:
             raise UserError(f"{path} holds other images than --images lists now; embed it again")
         if parts and part.fingerprint != parts[0].fingerprint:
             raise UserError(f"{path} was embedded by another model than the first part")
@@ -187,7 +188,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     gallery = dataclasses.replace(
         parts[0],
         **{name: np.concatenate(own) for name, own in columns.items() if own[0] is not None},
-        images=images.fingerprint,
+        images_fingerprint=images.fingerprint,
         unreadable={path: why for part in parts for path, why in part.unreadable.items()},
     )
     gallery.save(output)

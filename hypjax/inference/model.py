@@ -28,7 +28,7 @@ from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
-from hypjax.runs.workdir import saved_architecture
+from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, integrations, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
@@ -171,7 +171,8 @@ class Model(ImageEmbedder):
         if count not in self._programs:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            program = jax.jit(parallel.map_local_images(self._embed_batch, mesh))
+            embed = parallel.map_local_images(self._embed_batch, mesh)
+            program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
         return self._programs[count]
 
@@ -215,7 +216,7 @@ def load(
 
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Makes a module the encoder that the run in a folder names."""
-    name = saved_architecture(folder)
+    name = saved_fields(folder).get("model.architecture")
     if name in ("vit", *ARCHITECTURES) or (str(name).startswith(OWN) and own_name(encoder) != name):
         raise UserError(
             f"the encoder of this model is {name.removeprefix(OWN)}; pass the module that was "

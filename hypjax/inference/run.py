@@ -1,4 +1,4 @@
-"""A run, assembled once: what its configuration names, and the scores of its models."""
+"""A run: its configuration, objective, images and devices, and the scores of its models."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_values
-from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
+from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces, trained_objective
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel
@@ -37,22 +37,31 @@ from hypjax.system.caches import cache_folder
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run's configuration, objective and images; devices and models come with first use."""
+    """A run, which training, evaluation and analyses share; devices are claimed on first use."""
 
     config: ConfigDict
     objective: Objective
     splits: Splits
     name: str = ""  # In reports.
     workdir: str = ""  # Folder or URL of a trained run.
-    parts: Sequence[str] = PARTS  # Of the model, that are scored.
-    # The parameters and the projections of the model that was scored last.
-    _fitted: list[Any] = dataclasses.field(default_factory=list, init=False)
+    parts: Sequence[str] = PARTS  # Scored parts of the model.
+    # The parameters of the model that was scored last, and its projections.
+    _projected_model: list[Any] = dataclasses.field(default_factory=list, init=False)
 
     @classmethod
-    def open(cls, config: ConfigDict, objective: Objective | None = None, **fields: Any) -> Self:
-        """Opens a validated configuration's images; a saved run has an objective of its own."""
-        objective, splits = objective or create_objective(config), open_splits(config)
-        check_depth(config, splits)
+    def open(
+        cls,
+        config: ConfigDict,
+        objective: Objective | None = None,
+        splits: Splits | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Opens the images that a validated configuration names, and creates its objective.
+
+        A saved run passes the objective that was saved with it.
+        """
+        objective, splits = objective or create_objective(config), splits or open_splits(config)
+        _check_depth(config, splits)
         return cls(config=config, objective=objective, splits=splits, **fields)
 
     @functools.cached_property
@@ -61,8 +70,8 @@ class Run:
         return parallel.create_mesh(self.config.run.mesh)
 
     @functools.cached_property
-    def images(self) -> DatasetEmbedder:
-        """Embeds the run's images with its model as it is evaluated; each once if it is frozen."""
+    def embedder(self) -> DatasetEmbedder:
+        """The model as it is evaluated; images of a frozen encoder are embedded once."""
         config, splits, kept, folder = self.config, self.splits, [], None
         model = create_embedder(config, evaluating=True)
         if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
@@ -78,21 +87,26 @@ class Run:
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        found = scored_spaces(self.config, self.objective, params)
-        return {name: space for name, space in found.items() if part_of(name) in self.parts}
+        spaces = scored_spaces(self.config, self.objective, params)
+        return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
 
     def scalars(self, params: PyTree) -> Mapping[str, Any]:
         """The learned scalars, by name, among the parameters of a model."""
         return learned_values(self.config.objective, params)
 
+    def trained_objective(self, params: PyTree) -> Objective:
+        """The objective with the scalars that a model has learned."""
+        return trained_objective(self.config, self.objective, params)
+
     def score_space(self, params: PyTree) -> Space:
-        """Space in which the objective scores the head of a model."""
-        return self.objective.with_scalars(self.scalars(params)).score_space
+        """Space in which evaluation compares head outputs."""
+        return self.trained_objective(params).score_space
 
     def trained(self, params: PyTree) -> TrainedModel:
-        """The model of parameters that devices may share."""
+        """The model with these parameters, which may be sharded."""
         params = parallel.place(params, parallel.replicated(self.mesh))
-        return TrainedModel(self.config, self.images.model, params, self.objective)
+        objective = self.trained_objective(params)
+        return TrainedModel(self.config, self.embedder.model, params, objective)
 
     def projections(self, params: PyTree) -> Projections:
         """The projections of `eval.pca` for a model, fitted on the training images."""
@@ -105,24 +119,26 @@ class Run:
                 "config.eval.pca is fitted on training images, and this dataset has none; name "
                 "another dataset in data.name and this one in eval.benchmarks"
             )
-        if not self._fitted or self._fitted[0] is not params:  # It is scored on several datasets.
-            points, projections = self.images.points(params, self.splits.train, spaces), {}
+        # A model is scored on several datasets.
+        if not self._projected_model or self._projected_model[0] is not params:
+            points, projections = self.embedder.points(params, self.splits.train, spaces), {}
             for name, dim in dims.items():
-                how = {"space": spaces[name], "dim": dim, "whiten": fields.whiten}
+                space, whiten = spaces[name], fields.whiten
                 try:
-                    projections[name] = fit(points[name], **how)
+                    projections[name] = fit(points[name], space=space, dim=dim, whiten=whiten)
                 except UserError as error:
                     raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
-            self._fitted[:] = params, projections
-        return self._fitted[1]
+            self._projected_model[:] = params, projections
+        return self._projected_model[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric ("easy/map" if judged), the same in all processes."""
+        """Mean scores by part and metric, such as "easy/map" of a task with ground truth."""
         means = {
-            part: {name: mean_score(values) for name, values in of_part.items()}
-            for part, of_part in self.query_scores(params, task).items()
+            part: {name: mean_score(values) for name, values in scores.items()}
+            for part, scores in self.query_scores(params, task).items()
         }
-        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+        # All processes take the same decisions by them: they must not differ in a last bit.
+        return processes.from_first(lambda: means)
 
     def query_scores(
         self, params: PyTree, task: Task
@@ -132,28 +148,28 @@ class Run:
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
-        if task.judgements is not None:  # By mAP if recall alone is asked for.
+        if task.judgements is not None:  # Without another metric than recall, by mAP.
             metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
         reranking = Reranking() if fields.rerank else None
         refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
-        how = {"metrics": metrics, "refinement": refinement}
+        score = functools.partial(task_scores, task, metrics=metrics, refinement=refinement)
         return {
-            part: task_scores(task, points[part], items.get(part), space=space, **how)
+            part: score(points[part], items.get(part), space=space)
             for part, space in self.spaces(params).items()
         }
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """Scores on the test images and all benchmarks; judged ones as in "roxford5k/easy/map"."""
-        found: dict[str, dict[str, float]] = {}
+        """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""
+        test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
             prefix = f"{dataset}/" if task.judgements is not None else ""
             for part, scores in self.scores(params, task).items():
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
-                found.setdefault(part, {}).update(named)
-        return found
+                test_scores.setdefault(part, {}).update(named)
+        return test_scores
 
     def matches(self, params: PyTree) -> dict[str, Match]:
-        """The distance of matches by the embeddings' fingerprint, where enough images have one."""
+        """Match distances by the fingerprint of the embeddings, where enough images match."""
         if (chosen := choose(self.splits)) is None:
             return {}
         split, queries, gallery = chosen
@@ -168,19 +184,20 @@ class Run:
         return matches
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
-        """Embeds a dataset, and projects what is projected."""
-        points = self.images.points(params, dataset, self.spaces(params))
-        projections = self.projections(params).items()
-        return points | {name: each.apply(points[name]) for name, each in projections}
+        """Embeds a dataset, and applies the projections of `eval.pca`."""
+        points = self.embedder.points(params, dataset, self.spaces(params))
+        for name, projection in self.projections(params).items():
+            points[name] = projection.apply(points[name])
+        return points
 
 
-def check_depth(config: ConfigDict, splits: Splits) -> None:
+def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Refuses more neighbours than there are images to find, in precision or query expansion."""
     fields, items = config.eval, [task.items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     deep = {"config.eval.expansion is": fields.expansion}
     if "precision" in fields.metrics:
         deep["for precision, config.eval.ks holds"] = max(fields.ks)
-    for words, most in deep.items():
+    for setting, most in deep.items():
         if most > min(items):
-            raise UserError(f"{words} {most}, but there are only {min(items)} images to find")
+            raise UserError(f"{setting} {most}, but there are only {min(items)} images to find")

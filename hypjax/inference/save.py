@@ -85,7 +85,7 @@ def save(
     validate(config)
     model = create_embedder(config, evaluating=True)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
-    params = {part: own for part, own in params.items() if part != "space"}  # It is given.
+    params = {part: own for part, own in params.items() if part != "scalars"}  # It is given.
     _require_shapes(params, model_shapes(model, View.of(config.data)))
     trained = TrainedModel(config, model, params, SavedObjective(space))
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
@@ -153,9 +153,9 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
     fields = identity(config)  # How the run was executed is left out.
     parts = {"identity": fields, "provenance": provenance, "all": fields}
-    parts[SPACE] = describe_space(trained.score_space)
-    if "space" in params:
-        logs = params["space"].items()
+    parts[SPACE] = describe_space(trained.objective.score_space)
+    if "scalars" in params:
+        logs = params["scalars"].items()
         parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
     hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
     write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

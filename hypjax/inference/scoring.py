@@ -74,7 +74,7 @@ def task_of(
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
     """Raises a `UserError` if embeddings are not those of a prepared dataset's images."""
     known = {splits.images(scored=scored).fingerprint for scored in (False, True)}
-    if embeddings.images not in known:
+    if embeddings.images_fingerprint not in known:
         raise UserError(
             f"the embeddings are of other images than this copy of {splits.name} has, or their "
             "origin is not known; embed them with python -m hypjax.embed --dataset, or give the "

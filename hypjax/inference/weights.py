@@ -14,7 +14,7 @@ from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
+from hypjax.inference.embedding import fingerprint, part_of, scored_spaces, trained_objective
 from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
@@ -29,6 +29,7 @@ from hypjax.runs.workdir import (
     has_checkpoint,
     require_identity,
     saved_config,
+    saved_fields,
     saved_fingerprint,
     saved_objective,
 )
@@ -46,18 +47,12 @@ class TrainedModel(NamedTuple):
     config: ConfigDict
     model: Embedder
     params: PyTree
-    objective: Objective  # Its numbers are those before training.
+    objective: Objective  # See `trained_objective`.
 
     @property
     def spaces(self) -> dict[str, Space]:
         """The spaces of the embeddings, see `scored_spaces`."""
         return scored_spaces(self.config, self.objective, self.params)
-
-    @property
-    def score_space(self) -> Space:
-        """Space in which the objective scores the head."""
-        scalars = learned.learned_values(self.config.objective, self.params)
-        return self.objective.with_scalars(scalars).score_space
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
         """Hash of everything that the embeddings of a name depend on besides the images."""
@@ -115,14 +110,16 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
     if not files.is_published(workdir):
         require_identity(workdir, config, ("data.", "model.", "objective."))
         read = _read_checkpoints
-    model = create_embedder(config, evaluating=True)
-    states, objective = read(workdir, config, model), saved_objective(workdir, config)
-    return {name: TrainedModel(config, model, params, objective) for name, params in states.items()}
+    model, objective = create_embedder(config, evaluating=True), saved_objective(workdir, config)
+    return {
+        name: TrainedModel(config, model, params, trained_objective(config, objective, params))
+        for name, params in read(workdir, config, model).items()
+    }
 
 
-def restore_best(workdir: pathlib.Path) -> TrainedModel:
-    """Restores a run's best model, or else its last."""
-    return [*restore_models(workdir, saved_config(workdir)).values()][-1]
+def restore_best(workdir: pathlib.Path, config: ConfigDict | None = None) -> TrainedModel:
+    """Restores a run's best model, or else its last; by default, its configuration is read."""
+    return [*restore_models(workdir, config or saved_config(workdir)).values()][-1]
 
 
 def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -137,7 +134,7 @@ def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) ->
             f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
     finished = (run / files.RESULTS).exists()
-    finished &= latest.step == saved_config(run).train.total_steps
+    finished &= latest.step == saved_fields(run)["train.total_steps"]
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return states if best is None else states | {"best": best.trees[0]}
 
@@ -151,7 +148,7 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
         if model.learned:
             first = learned.first_parameters(dict(model.learned))
-            params["space"] = files.published_numbers(folder, first)
+            params["scalars"] = files.published_numbers(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
@@ -176,7 +173,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "space"."""
+    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "scalars"."""
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}
@@ -193,11 +190,11 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
                 f"{run.config.model[field]}, so its head does not fit"
             )
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
-    return parts | _learned_by_run(config, run.params.get("space", {}))
+    return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
 
 def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dict[str, PyTree]:
-    """The "space": learned numbers where the run in `model.weights` left them, if it learned them.
+    """The "scalars" where the run in `model.weights` left them, if it learned them.
 
     A vector of another length is not that of this run.
     """
@@ -209,7 +206,7 @@ def _learned_by_run(config: ConfigDict, found: learned.LearnedParameters) -> dic
         )
     first = learned.first_parameters(learned.learned_numbers(fields))
     known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"space": learned.projected(first | known, learned.bounds(fields))} if first else {}
+    return {"scalars": learned.projected(first | known, learned.bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -218,10 +215,12 @@ def warn_of_known_classes(config: ConfigDict, images: str) -> None:
     if not weights or not _is_run(weights):
         return
     with reading(weights) as folder:
-        other, known = saved_config(folder).data, saved_fingerprint(folder)
-    split = ("split", "split_seed", "test_classes")
-    alike = all(other[field] == config.data[field] for field in split)
-    if other.name == config.data.name and not (alike and known == images):
+        fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
+    same_name, *same_split = (
+        fields[f"data.{name}"] == config.data[name]
+        for name in ("name", "split", "split_seed", "test_classes")
+    )
+    if same_name and not (all(same_split) and fingerprint == images):
         console.warn(
             f"the run in {redacted(weights)} had other images or another split; if it was trained "
             "on images or classes of this test, the recall here is too high"

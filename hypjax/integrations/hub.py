@@ -186,7 +186,7 @@ def _model_card(
     return _CARD.format(
         name=name,
         description=describe(config),
-        space=trained.score_space,
+        space=trained.objective.score_space,
         metadata=_metadata(config, results, tags=tags, model_name=name, base_model=began),
         elsewhere=elsewhere,
         view=view,

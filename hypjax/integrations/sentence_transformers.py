@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from hypjax import __version__
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
-from hypjax.geometry.registry import describe_space
+from hypjax.geometry import PoincareBall, Space
+from hypjax.geometry.registry import describe_space, space_name
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.inference.save import describe
@@ -115,6 +115,7 @@ def distance(one, other, space=SPACE):
     gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
     return 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
 '''
+_WRITTEN = {"sphere", "poincare", "lorentz"}  # Spaces whose distances that computes.
 
 
 def write_folder(
@@ -180,7 +181,7 @@ def write_model(
 def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> None:
     """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
     encoder, reason = model.encoder, None
-    spaces = [part for part, _ in space.parts] if isinstance(space, Fused) else [space]
+    parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
     if isinstance(encoder, OwnEncoder):
         reason = "has an encoder of your own"
     elif not encoder.takes_pixels:
@@ -191,8 +192,8 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
         reason = f"sets eval.scales, for which there is no module; {_ELSEWHERE}"
     elif config.eval.pca.head is not None:
         reason = f"sets eval.pca.head, for which there is no module; {_ELSEWHERE}"
-    elif not all(isinstance(part, Sphere | PoincareBall | Lorentz) for part in spaces):
-        reason = f"compares images in {space}, your own space"
+    elif not {space_name(part) for part, _ in parts} <= _WRITTEN:
+        reason = f"compares images in {space}, whose distance hypjax does not write"
     if reason:
         raise UserError(f"sentence-transformers has no such model: this run {reason}")
 

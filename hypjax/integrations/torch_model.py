@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Space, Sphere
-from hypjax.geometry.lorentz import MAX_RADIUS
-from hypjax.geometry.poincare import MAX_NORM
+from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
@@ -22,7 +20,6 @@ from hypjax.models.layers import rmac_regions
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
 
-_SMALLEST_C = 1e-12  # Smaller ones give the same points in float32.
 _SMALLEST_NORM = 1e-30
 
 
@@ -41,7 +38,7 @@ class TorchModel(nn.Module):
         scales = config.eval.scales if embedder.takes_pixels else ()
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
-        if len(sides) > 1 and not isinstance(self.space, Sphere):
+        if len(sides) > 1 and not self.space.squared:
             raise UserError(
                 f"this run sets eval.scales, whose mean in {self.space} is found step by step; "
                 "leave it out, or compare on the sphere"
@@ -63,7 +60,7 @@ class TorchModel(nn.Module):
         pixels = (images.to(torch.float32) / 255 - self.mean) / self.std
         pixels = pixels.permute(0, 3, 1, 2)
         points = [self._points(encoder(pixels)) for encoder in self.encoders]
-        return points[0] if len(points) == 1 else functional.normalize(sum(points), dim=-1)
+        return points[0] if len(points) == 1 else embed(self.space, sum(points) / len(points))
 
     def _points(self, features: Tensor) -> Tensor:
         if self.head is not None:
@@ -167,36 +164,19 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 def shorten(space: Space, features: Tensor) -> Tensor:
     """What points tell of features: `space.features(space.embed(features))`."""
-    if isinstance(space, Fused):
-        features = functional.normalize(features, dim=-1) if space.normalized else features
-        return shorten(space.parts[0][0], features)
-    if isinstance(space, Sphere):
-        return functional.normalize(features, dim=-1)
-    _, factor, longest = _curved(space)
-    norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
-    return features / norms * norms.clamp(max=longest / factor)
+    directions, length, _ = _radial(space, features)
+    return directions * length
 
 
 def embed(space: Space, features: Tensor) -> Tensor:
     """Maps features to points of a space, as `space.embed` does."""
-    if isinstance(space, Fused):
-        features = functional.normalize(features, dim=-1) if space.normalized else features
-        return torch.cat([embed(part, features) for part, _ in space.parts], dim=-1)
-    if isinstance(space, Sphere):
-        return functional.normalize(features, dim=-1)
-    features = shorten(space, features)
-    root, factor, _ = _curved(space)
+    directions, _, lengths = _radial(space, features)
+    return torch.cat([directions * length for length in lengths], dim=-1)
+
+
+def _radial(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
-    lengths = root * factor * norms
-    lengths = torch.sinh(2 * lengths) if isinstance(space, Lorentz) else torch.tanh(lengths)
-    return features / norms * (lengths / root)
-
-
-def _curved(space: Space) -> tuple[float, float, float]:
-    """√c, the factor of features, and their largest norm, of a ball or a hyperboloid."""
-    if not isinstance(space, PoincareBall | Lorentz):
-        raise UserError(f"{space} is your own space, which hypjax does not write in PyTorch")
-    root = max(float(space.c), _SMALLEST_C) ** 0.5
-    edge = MAX_RADIUS / 2 if isinstance(space, Lorentz) else math.atanh(MAX_NORM)
-    radius = math.inf if space.clip_radius is None else space.clip_radius
-    return root, float(getattr(space, "feature_scale", 1.0)), min(radius, edge / root)
+    radii = space.radii(norms, torch)
+    if radii is None:
+        raise UserError(f"{space} defines no radii, by which hypjax would write it in PyTorch")
+    return features / norms, *radii

@@ -38,7 +38,7 @@ class Embedder(nn.Module):
     def setup(self) -> None:
         """Declares the head, and the learned numbers if there are any."""
         if self.learned:
-            self.param("space", lambda key: learned.first_parameters(dict(self.learned)))
+            self.param("scalars", lambda key: learned.first_parameters(dict(self.learned)))
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":

@@ -1,7 +1,7 @@
-"""Embedded images and their files: galleries to search, to score, to export, or to open.
+"""Embedded images and their files: galleries to search, to score and to export.
 
-A file holds points of a space, as runs embed them, or the features of any other model, which are
-mapped into a space when they are read.
+A file holds points of a space, as runs embed them, or features of any other model, which are mapped
+into a space when they are read.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
-COLUMNS = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "superlabels")
+_FINGERPRINTS = ("fingerprint", "images_fingerprint")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -39,11 +40,11 @@ class Embeddings(ArrayGallery):
     Other attributes are those of `ArrayGallery`.
 
     Attributes:
-        images: Fingerprint of the image files and their labels.
+        images_fingerprint: Hash of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
-        given: Features that the points were mapped from, [n, d], as far as they are known.
-        splits: Names of the images' splits, [n] strings, if they have any.
-        superlabels: Names of the groups of their classes, [n] strings, if there are any.
+        raw_features: Features that the points were mapped from, [n, d], if known.
+        splits: Names of the images' splits, [n] strings, if known.
+        superlabels: Names of coarse classes, [n] strings, if known.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -51,9 +52,9 @@ class Embeddings(ArrayGallery):
     labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
-    images: str = ""
+    images_fingerprint: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    given: Float[np.ndarray, "n d"] | None = None
+    raw_features: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
 
@@ -66,11 +67,10 @@ class Embeddings(ArrayGallery):
         space: Space | None = None,
         ids: Sequence[str] | None = None,
     ) -> "Embeddings":
-        """Embeddings of any model.
+        """Maps features of any model into the space, by default `Sphere()`, which is cosine.
 
-        They are mapped into the space; by default `Sphere()`, which compares by cosine. Labels are
-        names or numbers of classes, [n], and ids are paths or other names, [n], by default the
-        numbers of the rows.
+        Labels are names or numbers of classes, [n]; ids are paths or other names, [n], by default
+        row numbers.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -82,9 +82,10 @@ class Embeddings(ArrayGallery):
         embed = jax.jit(space.embed)
         vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), table.features)
         columns = table._asdict()
-        found = cls(vectors, space=space, given=columns.pop("features"), **columns, **origin)
-        found.check()
-        return found
+        columns["raw_features"] = columns.pop("features")
+        embeddings = cls(vectors, space=space, **columns, **origin)
+        embeddings.check()
+        return embeddings
 
     def __repr__(self) -> str:
         classes = len(np.unique(self.labels))
@@ -92,40 +93,40 @@ class Embeddings(ArrayGallery):
         return f"Embeddings({points}, {classes} classes)"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
-        """The embeddings of some rows."""
+        """Returns the embeddings of these rows."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features alone, see `prefix_points`; of given ones, if known."""
-        vectors, given = prefix_points(self.vectors, dim, space=self.space), None
-        if self.given is not None:
-            given = np.ascontiguousarray(self.given[:, :dim])
-            vectors = self._of_table(FeatureTable(given, self.ids, self.labels), self.space).vectors
-        own = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
-        fingerprint = own if self.fingerprint else ""
-        return dataclasses.replace(self, vectors=vectors, given=given, fingerprint=fingerprint)
+        """A gallery of the first features alone, see `prefix_points`; of the raw ones, if known."""
+        vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
+        if self.raw_features is not None:
+            raw = np.ascontiguousarray(self.raw_features[:, :dim])
+            vectors = self._of_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
+        digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
+        fingerprint = digest if self.fingerprint else ""
+        return dataclasses.replace(self, vectors=vectors, raw_features=raw, fingerprint=fingerprint)
 
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz file atomically, unless a vector is not a point of the space.
+        """Checks the points and writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
-        path and reason), `space` (JSON), `fingerprint`, `images`, and perhaps `splits` and
-        `superlabels`.
+        path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, and perhaps
+        `splits` and `superlabels`.
         """
         self.check()
         columns = {name: getattr(self, name) for name in COLUMNS}
-        columns["features"] = given = columns.pop("given")
-        if given is not None:
+        columns["features"] = columns.pop("raw_features")
+        if self.raw_features is not None:
             del columns["vectors"]
         arrays = {name: column for name, column in columns.items() if column is not None}
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        facts = {"fingerprint": self.fingerprint, "images": self.images}
+        facts = {name: getattr(self, name) for name in _FINGERPRINTS}
         facts["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
@@ -141,9 +142,9 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
-        `hypjax.retrieval.feature_files` says which files hold features. They, and points of another
-        space, are mapped into `space`; None is the space of the file, or else `Sphere()`. `labels`
-        is a file with the classes, if the first one has none.
+        Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
+        `space`, by default the file's, or else `Sphere()`. `labels` is a file with the classes, if
+        the first one has none.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -154,27 +155,27 @@ class Embeddings(ArrayGallery):
 
     @classmethod
     def _of_arrays(
-        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], place: str, space: Space | None
+        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], source: str, space: Space | None
     ) -> "Embeddings":
         if "space" not in arrays:
-            return cls._of_table(feature_table(arrays, place), space)
+            return cls._of_table(feature_table(arrays, source), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
-            origin = {name: str(arrays.get(name, "")) for name in ("fingerprint", "images")}
+            origin = {name: str(arrays.get(name, "")) for name in _FINGERPRINTS}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
             kind = "features" if "features" in arrays else "vectors"
             vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{place} is damaged ({error}); embed the images again") from error
+            raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
-            return cls._of_table(feature_table(arrays, place), space or known, **origin)
-        labels = as_names(labels, "labels", len(vectors), place)  # Perhaps of another file.
+            return cls._of_table(feature_table(arrays, source), space or known, **origin)
+        labels = as_names(labels, "labels", len(vectors), source)  # Perhaps of another file.
         groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
-        found = cls(vectors, ids, labels, known, **groups, **origin)
+        loaded = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
-            return found
-        return cls._of_table(FeatureTable(found.features(), ids, labels, **groups), space)
+            return loaded
+        return cls._of_table(FeatureTable(loaded.features(), ids, labels, **groups), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
@@ -188,9 +189,9 @@ class Embeddings(ArrayGallery):
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Features before they were mapped into the space, as far as the map can be inverted."""
-        if self.given is not None:
-            return np.asarray(self.given, np.float32)
+        """Features from which points were mapped; after clipping, where only points are known."""
+        if self.raw_features is not None:
+            return np.asarray(self.raw_features, np.float32)
         return np.asarray(self.space.features(self.vectors))
 
 
@@ -233,9 +234,8 @@ def _engine(location: str) -> str:
 def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
     """Finds the export to a format or a URL.
 
-    The function that it returns writes embeddings beside a path, or to the URL, and returns a
-    sentence that says where they are. Raises UserError if the format is unknown, or a package is
-    not installed.
+    It writes embeddings beside a path or to the URL, and returns a sentence that says where. Raises
+    UserError if the format is unknown, or a package is not installed.
     """
     scheme = integrations.scheme(name)
     if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):

@@ -3,8 +3,7 @@
 A ball of the Poincaré metric is also a Euclidean ball, with another centre. So the k nearest points
 of a query are the k nearest, in Euclidean distance, to the centre of the ball on whose surface the
 k-th of them lies. A first search at the query bounds the separation of the k-th; a second one at
-that centre finds the neighbours. Near the boundary, where the Euclidean neighbours of the query
-itself are others, this finds what the first search misses.
+that centre finds the neighbours. Near the boundary, the first one alone misses them.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.
@@ -21,17 +20,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int
 
 from hypjax.errors import UserError
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Found, Points, Rows
+from hypjax.retrieval.inputs import Nearest, Points, Rows
 from hypjax.system import console
 
-WANTED, NEAREST = 0.98, 10  # Recall of so many neighbours that an export aims at.
+WANTED, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
-SAMPLE = 500  # Points whose neighbours an export searches for.
-_CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
+SAMPLE = 500  # Queries by which an export measures recall.
+_CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
 _CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
-_TIED = 1e-5  # Relative difference of distances up to which they are equal.
+_TIED = 1e-5  # Distances within this relative difference are equal.
 
 _Points = Float32[np.ndarray, "n d"]
 # From points and a number m to the indices of the m items nearest to each point in Euclidean
@@ -50,24 +49,24 @@ def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) 
 
 def nearest(
     search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
-) -> Found:
+) -> Nearest:
     """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
 
-    The index of `search` holds the points of the gallery as `in_ball` returns them. The nearest of
-    the `candidates` of each search are chosen by the distance of the space; at least k, and better
-    five times that. Returns separations, float64, and indices of the items, nearest first. Where
+    The index of `search` holds the gallery's points as `in_ball` returns them. Each search lists
+    `candidates`, at least k and better five times that, of which the nearest by the space's
+    distance are taken. Returns separations, float64, and indices of the items, nearest first. Where
     the index returns fewer than k items, the separation is infinite.
     """
     space.check(queries)
 
     def best(points: Any) -> tuple[np.ndarray, np.ndarray]:
-        found = search(points, candidates)
-        rows, places = np.nonzero(found >= 0)
-        return rank(queries, gallery, rows, found[rows, places], k=k, space=space)
+        listed = search(points, candidates)
+        rows, columns = np.nonzero(listed >= 0)
+        return rank(queries, gallery, rows, listed[rows, columns], k=k, space=space)
 
     points = in_ball(queries, space).astype(np.float32)
     first = best(points)
-    if isinstance(space, Sphere):
+    if space.squared:
         return first
     separations = first[0][:, -1]
     return best(centres(points, np.where(np.isfinite(separations), separations, 0), space))
@@ -78,7 +77,7 @@ def curvature(space: Space) -> float:
 
     Raises UserError for any space that is neither isometric to a ball nor the sphere.
     """
-    if isinstance(space, Sphere):
+    if space.squared:
         return 0.0
     if (ball := space.ball()) is None:
         raise UserError(f"there is no approximate search in {space}; search the .npz file")
@@ -86,17 +85,17 @@ def curvature(space: Space) -> float:
 
 
 def in_ball(points: Points, space: Space) -> Points:
-    """Points of a space in its ball: in float64, or as they are if it is a ball or the sphere."""
+    """Maps points to the space's ball, in float64; balls and the sphere keep theirs."""
     return _converted(_to_ball, space, points)
 
 
 def from_ball(points: Points, space: Space) -> Points:
-    """The inverse of `in_ball`."""
+    """Maps points of the space's ball back, see `in_ball`."""
     return _converted(_from_ball, space, points)
 
 
 def _converted(convert: Callable, space: Space, points: Points) -> Points:
-    if isinstance(space, Sphere) or space.ball() is space:
+    if space.squared or space.ball() is space:
         return points
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(convert, space), points.astype(np.float64))
@@ -115,21 +114,20 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
 
 
 def held_out(count: int, total: int, most: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows at random into a sample, about a tenth of a total, and the others; ascending.
+    """Splits rows at random into a sample of about a tenth of `total`, and the others; ascending.
 
-    A graph without the sample finds as many of its neighbours as for new queries: points in a graph
-    have links to theirs.
+    Recall is measured on a graph without the sample, as for new queries: points in a graph are
+    linked to their neighbours, which makes these easier to find.
     """
     rows = np.random.default_rng(0).permutation(count)
-    size = min(most, (total + 8) // 10)  # One of two rows, but none of a single one.
+    size = min(most, (total + 8) // 10)  # One of two rows, but none of a single row.
     return np.sort(rows[:size]), np.sort(rows[size:])
 
 
 def assured(hits: Bool[np.ndarray, "s k"]) -> float:
-    """Lower bound of the share of neighbours that searches find, from a sample of queries.
+    """Lower bound on recall for new queries: the sample's mean less two standard errors.
 
-    It is the mean of the hits over the queries less two of its standard errors. It tends to hold
-    for new queries, but a sample does not show misses that are rare and come together.
+    A sample does not show misses that are rare and come together.
     """
     shares = hits.mean(axis=1) if len(hits) else np.ones(1)
     return max(0.0, float(shares.mean() - 2 * shares.std() / len(shares) ** 0.5))
@@ -137,23 +135,23 @@ def assured(hits: Bool[np.ndarray, "s k"]) -> float:
 
 def rank(
     queries: _Points, gallery: _Points, rows: Rows, items: Rows, *, k: int, space: Space
-) -> Found:
+) -> Nearest:
     """Ranks candidates, pairs of a query and an item, by separations computed by subtraction.
 
-    Pairs may be repeated, and the gallery may be memory-mapped. Ties are in the order of the
-    gallery. Where a query has fewer candidates, the separation is infinite and the index −1.
+    Pairs may repeat, and the gallery may be memory-mapped. Ties keep the gallery's order. Where a
+    query has fewer than k candidates, the separation is infinite and the index −1.
     """
     pairs = np.sort(rows * len(gallery) + items)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     rows, items = np.divmod(pairs, max(len(gallery), 1))
     points = in_ball(queries, space)
-    own = separation_factors(points, space)
+    query_factors = separation_factors(points, space)
 
     def measure(block: slice) -> Float64[np.ndarray, " b"]:
-        found = in_ball(gallery[items[block]], space).astype(np.float64)
-        scales = separation_factors(found, space) * own[rows[block]]
-        found -= points[rows[block]]
-        return scales * np.einsum("pd,pd->p", found, found)
+        candidates = in_ball(gallery[items[block]], space).astype(np.float64)
+        scales = separation_factors(candidates, space) * query_factors[rows[block]]
+        candidates -= points[rows[block]]
+        return scales * np.einsum("pd,pd->p", candidates, candidates)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         measured = pool.map(measure, inputs.blocks(len(rows), _CACHED // gallery.shape[1] + 1))
@@ -166,27 +164,27 @@ def rank(
     return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
 
 
-def found_neighbours(exact: Found, found: Found) -> Bool[np.ndarray, "n k"]:
-    """Marks the exact neighbours, ascending, that a search found in any order, each listed once."""
-    hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
-    known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
+def recalled(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
+    """Marks the exact neighbours, ascending, that an approximate search lists in any order."""
+    hits = (exact[1][:, :, None] == approximate[1][:, None]).any(axis=2)
+    known = (approximate[1][:, :, None] == exact[1][:, None]).any(axis=2)
     # If several items are as far as the k-th, any of them counts.
     last = exact[0][:, -1:]
-    places = ~hits & (exact[0] >= last * (1 - _TIED))
-    others = ~known & (found[0] <= last * (1 + _TIED))
-    return hits | (places & (np.cumsum(places, axis=1) <= others.sum(axis=1, keepdims=True)))
+    ties = ~hits & (exact[0] >= last * (1 - _TIED))
+    others = ~known & (approximate[0] <= last * (1 + _TIED))
+    return hits | (ties & (np.cumsum(ties, axis=1) <= others.sum(axis=1, keepdims=True)))
 
 
 def tune(
-    search: Callable[[int], Found], exact: Found, candidates: Sequence[int] = _CANDIDATES
+    search: Callable[[int], Nearest], exact: Nearest, candidates: Sequence[int] = _CANDIDATES
 ) -> float:
     """Raises the candidates of a search for a sample until it finds 98% of the exact neighbours.
 
-    Returns the share that it finds, see `assured`; warns if that is too low.
+    Returns its recall, see `assured`; warns if that is too low.
     """
     recall = 0.0
     for number in candidates:
-        recall = assured(found_neighbours(exact, search(number)))
+        recall = assured(recalled(exact, search(number)))
         if recall >= WANTED:
             return recall
     console.warn(

@@ -1,7 +1,7 @@
-"""Files of features: rows of numbers that any model computed, with what is known of their images.
+"""Files of features that any model computed, with facts about their images.
 
-An .npz file has the array `features` [n, d] and, as far as they are known, `labels` [n], `ids` [n]
-(paths of images, or other names), `splits` [n] and `superlabels` [n]. A Parquet table has the
+An .npz file has the array `features` [n, d] and perhaps `labels` [n], `ids` [n] (paths of images,
+or other names), `splits` [n] and `superlabels` [n]. A Parquet table has the
 columns `features`, `label`, `path`, `split` and `superlabel`; one that --export=parquet wrote holds
 points. An .npy file has the features alone.
 """
@@ -29,7 +29,7 @@ _LABEL_READERS = {
 
 
 class FeatureTable(NamedTuple):
-    """Features of any model, and what is known of their images."""
+    """Features of any model, and facts about their images."""
 
     features: Float[np.ndarray, "n d"]  # Finite.
     ids: Shaped[np.ndarray, " n"]  # Names of the images: their paths, or the numbers of the rows.
@@ -47,42 +47,44 @@ def has_features(path: pathlib.Path) -> bool:
 
         schema = pyarrow.parquet.read_schema(path)
         return "features" in schema.names or _SPACE in (schema.metadata or {})
-    except Exception:  # It is damaged, or missing; who reads it says so.
+    except Exception:  # Damaged or missing: reading it reports that.
         return False
 
 
-def feature_table(arrays: Mapping[str, ArrayLike | None], place: str) -> FeatureTable:
-    """Checks the arrays of a table by their names; raises `UserError`s that name the place."""
+def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
+    """Checks the arrays of a table by their names; raises `UserError`s that name the source."""
     if "features" not in arrays:
         names = ", ".join(sorted(arrays)) or "none"
-        raise UserError(f"{place} has no array features; its arrays are {names}")
+        raise UserError(f"{source} has no array features; its arrays are {names}")
     features = np.asarray(arrays["features"])
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         kind = f"{features.dtype} of shape {list(features.shape)}"
-        raise UserError(f"features of {place} must be numbers, [images, dimension], not {kind}")
+        raise UserError(f"features of {source} must be numbers, [images, dimension], not {kind}")
     if features.dtype.kind != "f":
         features = features.astype(np.float32)
     for rows in inputs.blocks(len(features), _CHECKED):
         wrong = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
         if len(wrong):
-            raise UserError(f"row {rows.start + wrong[0]} of the features of {place} is not finite")
+            raise UserError(
+                f"row {rows.start + wrong[0]} of the features of {source} is not finite"
+            )
     count = len(features)
-    columns = {name: as_names(arrays.get(name), name, count, place) for name in _COLUMNS.values()}
+    columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
     for name, unknown in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
         columns[name] = unknown if columns[name] is None else columns[name]
     return FeatureTable(features, **columns)
 
 
 def as_names(
-    given: ArrayLike | None, name: str, count: int, place: str
+    column: ArrayLike | None, name: str, count: int, source: str
 ) -> Shaped[np.ndarray, " n"] | None:
-    """One of the other columns as strings; None if there is none."""
-    if given is None:
+    """Converts labels, ids or other names to strings; None if there are none."""
+    if column is None:
         return None
-    values = np.asarray(given)
+    values = np.asarray(column)
     if values.shape != (count,) or values.dtype.kind not in "iubUO":
         kind = f"{values.dtype} of shape {list(values.shape)}"
-        raise UserError(f"{name} of {place} must be {count} whole numbers or strings, not {kind}")
+        raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
     # Columns of tables with gaps hold whole numbers as floats: 1.0 is class 1.
     whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
     return np.array(["" if value is None else str(value) for value in whole], dtype=str)

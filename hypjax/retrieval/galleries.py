@@ -11,9 +11,10 @@ from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval.inputs import Found, Ids, Points, Rows
-from hypjax.retrieval.neighbors import nearest_by_subtraction, search
+from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
+from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.selection import StreamedGallery
+from hypjax.retrieval.subtraction import nearest_items
 
 _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
@@ -85,7 +86,7 @@ class ArrayGallery:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def search_rows(self, points: Points, k: int) -> Found:
+    def search_rows(self, points: Points, k: int) -> Nearest:
         """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
         # Programs are compiled for few values of k.
         k = min(1 << (k - 1).bit_length(), len(self))
@@ -95,33 +96,35 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """See `Gallery.nearest`; a search in a class is exact."""
-        own = self.own_rows(paths) if paths else np.full(len(points), -1)
+        query_rows = self.own_rows(paths) if paths else np.full(len(points), -1)
         # A query's own image is left out here, so that all queries run one program.
-        k_found = k + bool((own >= 0).any())
+        listed = k + bool((query_rows >= 0).any())
         if label is None:
-            found = self.search_rows(points, min(k_found, len(self)))
-            return self.neighbours(*found, own, k)
+            distances, rows = self.search_rows(points, min(listed, len(self)))
+            return self.neighbours(distances, rows, query_rows, k)
         self.space.check(points)
         of_class = np.flatnonzero(self.labels == label)
         if not len(of_class):
             return [Neighbours([], [], []) for _ in points]
-        items, k_found = self.vectors[of_class], min(k_found, len(of_class))
-        distances, rows = nearest_by_subtraction(self.space, points, items, k_found)
-        return self.neighbours(distances, of_class[rows], own, k)
+        listed = min(listed, len(of_class))
+        distances, rows = nearest_items(self.space, points, self.vectors[of_class], listed)
+        return self.neighbours(distances, of_class[rows], query_rows, k)
 
     def neighbours(
-        self, distances: Float32[np.ndarray, "q m"], rows: Ids, own: Rows, k: int
+        self, distances: Float32[np.ndarray, "q m"], rows: Ids, query_rows: Rows, k: int
     ) -> list[Neighbours]:
-        """Describes the first k found rows of each query, without the query's own row."""
-        listed = []
-        for query_distances, query_rows, own_row in zip(distances, rows, own, strict=True):
-            kept = np.flatnonzero((query_rows >= 0) & (query_rows != own_row))[:k]
-            hits = query_rows[kept]
-            own_label = str(self.labels[own_row]) if own_row >= 0 else ""
+        """Describes the first k results of each query, without the query's own row."""
+        described = []
+        for query_distances, hits, query in zip(distances, rows, query_rows, strict=True):
+            others = np.flatnonzero((hits >= 0) & (hits != query))[:k]
+            hits = hits[others]
+            query_label = str(self.labels[query]) if query >= 0 else ""
             names = self.ids[hits].tolist(), self.labels[hits].tolist()
             keys = list(map(str, hits.tolist()))
-            listed.append(Neighbours(*names, query_distances[kept].tolist(), own_label, keys))
-        return listed
+            described.append(
+                Neighbours(*names, query_distances[others].tolist(), query_label, keys)
+            )
+        return described
 
     def own_rows(self, paths: Sequence[str]) -> Rows:
         """Rows of the images at real paths; −1 for others."""
@@ -159,12 +162,12 @@ class ArrayGallery:
 
     @functools.cached_property
     def _row_of_path(self) -> dict[str, int]:
-        real, found = functools.cache(os.path.realpath), {}  # Each folder is resolved once.
+        real, rows = functools.cache(os.path.realpath), {}  # Each folder is resolved once.
         for row, path in enumerate(self.ids.tolist()):
             folder, name = os.path.split(path)
             resolved = os.path.join(real(folder), name)
-            found[os.path.realpath(resolved) if os.path.islink(resolved) else resolved] = row
-        return found
+            rows[os.path.realpath(resolved) if os.path.islink(resolved) else resolved] = row
+        return rows
 
     @functools.cached_property
     def _classes(self) -> set[str]:

@@ -12,16 +12,16 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 
 MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
-# Separations are computed for a multiple of this many items. A vector loop would leave the rest to
-# another one, which may round differently, and duplicates must be equally far.
+# Separations are computed for a multiple of this many items: another loop than the vectorised one
+# would compute the remainder, may round differently, and duplicates must be equally far.
 LANES = 16
 _BLOCK = 1 << 14  # Rows of a block.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Of some points.
-OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query, −1 for none; or of no query.
+OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query, −1 or None for none.
 Ids = Int[np.ndarray, "n k"]
-Found = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, and items; nearest first.
+Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, and items, ascending.
 
 
 class Labelled(NamedTuple):
@@ -54,13 +54,13 @@ def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
 
 
 def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
-    """A jitted function of points, in padded blocks of few sizes to compile for."""
+    """Applies a jitted function in padded blocks, so that few programs are compiled."""
     size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
-    found = []
+    outputs = []
     for rows in blocks(max(len(points), 1), size):
         block = points[rows]
-        found.append(np.asarray(function(pad_rows(block, size)))[: len(block)])
-    return np.concatenate(found)
+        outputs.append(np.asarray(function(pad_rows(block, size)))[: len(block)])
+    return np.concatenate(outputs)
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -69,13 +69,13 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def check_space(space: object) -> None:
-    """Raises a `UserError` for what is no space, such as the name or the class of one."""
+    """Raises a `UserError` unless the argument is a space, and not its name or class."""
     if isinstance(space, type) or not isinstance(space, Space):
         raise UserError(f"space is {space!r}; it must be a space, such as hypjax.geometry.Sphere()")
 
 
 def check_in(space: Space, points: Points) -> None:
-    """Raises a `UserError` unless all points belong to the space; converts few of them at once."""
+    """Raises a `UserError` unless all points belong to the space."""
     for part in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
         space.check(host_rows(points, part), first=part.start)
 

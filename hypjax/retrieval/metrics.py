@@ -37,7 +37,7 @@ WITHOUT_K: dict[str, Metric] = {
 
 
 def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
-    """Full names of metrics: one name per K for those that take a K, the plain name for others."""
+    """Full names of metrics: one per K for those that take a K, such as recall@1."""
     names = ([f"{name}@{k}" for k in ks] if name in AT_K else [name] for name in metrics)
     return list(itertools.chain.from_iterable(names))
 
@@ -122,7 +122,7 @@ def query_scores(
     space: Space,
     refinement: Refinement | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores of each query, from which means over all queries, classes or resamples can be taken.
+    """Scores of each query, to be averaged over queries, classes or resamples.
 
     NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. Points,
     labels, space and errors are those of `recall_at_k`. `metrics` are names: recall@K, precision@K
@@ -166,7 +166,7 @@ def _scores_by_labels(
     space: Space,
     top: Ids | None,
 ) -> _Scores:
-    """Scores from as few ranks as the metrics need; `top` are the first results, if re-ranked."""
+    """Scores from as few ranks as the metrics need; `top` holds re-ranked first results."""
     first, full = (
         {name: metric for name, metric in metrics.items() if metric.depth is depth}
         for depth in (FIRST, ALL)
@@ -174,7 +174,7 @@ def _scores_by_labels(
     listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
-        listed, first = listed | first, {}  # The lists show whether there is a match.
+        listed, first = listed | first, {}  # The lists of neighbours answer these, too.
     scores = {}
     if first:
         ks = [metric.k for metric in first.values()]
@@ -204,10 +204,10 @@ def _scores_of_lists(
     scores = {name: np.empty(len(matches)) for name in metrics}
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
         own_ids = None if asked.ids is None else asked.ids[part]
-        found = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
-        if top is not None:  # Its items are the first ones that were found.
-            found[:, : top.shape[1]] = top[part, :k]
-        hits = searched.labels[found] == asked.labels[part, None]
+        ids = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
+        if top is not None:  # The same items in another order.
+            ids[:, : top.shape[1]] = top[part, :k]
+        hits = searched.labels[ids] == asked.labels[part, None]
         # Ranks of the positives in the lists, filled up with `NO_MATCH`.
         counts = hits.sum(axis=1)
         ranks = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
@@ -227,10 +227,10 @@ def _scores_of_all(
 ) -> _Scores:
     """Scores from the ranks of all positives."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    lists, known = itertools.tee(lists)
-    found = zip(positive_ranks(queries, gallery, lists, space), known, strict=True)
-    for i, (ranks, (positives, ignored)) in enumerate(found):
-        if top is not None:  # It has the same positives as the first results of the search.
+    lists, same_lists = itertools.tee(lists)
+    ranked = zip(positive_ranks(queries, gallery, lists, space), same_lists, strict=True)
+    for i, (ranks, (positives, ignored)) in enumerate(ranked):
+        if top is not None:  # Positives among the first results are the same, in another order.
             results = top[i][~np.isin(top[i], ignored)]
             hits = np.flatnonzero(np.isin(results, positives))
             ranks = np.concatenate([hits, ranks[len(hits) :]])
@@ -251,9 +251,9 @@ def relevance_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query where positives and ignored items are listed.
 
-    Ignored items are removed from a query's ranking. They may expand it, as in a search that does
-    not know them. Other arguments, results and errors are those of `query_scores`; lists that are
-    not valid are an error, too.
+    Ignored items are removed from a query's ranking, but may expand it: the search does not know
+    them. Other arguments, results and errors are those of `query_scores`; raises UserError for
+    invalid lists, too.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     lists = relevance.checked(len(queries), len(gallery))

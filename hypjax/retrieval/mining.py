@@ -23,10 +23,10 @@ def hardest_negatives(
     count: int,
     space: Space,
 ) -> Int[np.ndarray, "n count"]:
-    """The nearest images of other classes, at most one of each (Radenović et al., TPAMI 2019).
+    """The nearest images of other classes, one of each class (Radenović et al., TPAMI 2019).
 
-    Distances are computed by products in float32. Of equally near images the first counts. Returns
-    positions in the pool, the nearest first.
+    Distances come from products in float32. Of equally near images the first counts. Returns rows
+    of the pool, nearest first.
     """
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())
@@ -36,12 +36,12 @@ def hardest_negatives(
             f"has images of {others}; lower train.tuples.negatives or enlarge train.tuples.pool"
         )
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
-    found = []
+    negatives = []
     for part in inputs.blocks(len(anchors), _BLOCK):
         block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
         labels = np.resize(anchor_labels[part], len(block))
-        found.append(_hardest(space, block, labels, pool, pool_labels, count))
-    return np.concatenate(found)[: len(anchors)]
+        negatives.append(_hardest(space, block, labels, pool, pool_labels, count))
+    return np.concatenate(negatives)[: len(anchors)]
 
 
 @functools.partial(jax.jit, static_argnames="count")

@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
 from hypjax.retrieval.certification import certify
-from hypjax.retrieval.inputs import Found, Ids, OwnIds, Points, Rows
+from hypjax.retrieval.inputs import Ids, Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -35,19 +35,19 @@ def nearest_neighbors(
     space: Space,
     exclude_self: bool = False,
     block_size: int | None = None,
-) -> Found:
+) -> Nearest:
     """Finds the k nearest gallery items of each query, by exact search.
 
-    The result is that of sorting all items by their distances, computed by subtraction in float64
-    from the points in float32, and ties by their index: no rounding error of a product changes it,
-    see `hypjax.retrieval`. How many queries needed more than products in float32 is logged.
-    This holds for all points of the space with normal float32 coordinates, provided that each sum
-    of a matrix product is rounded to nearest, in whatever order; items whose distances differ by no
-    more than roundings in float64 may come in either order, but duplicates are in their order.
+    The result is that of sorting all items by the separations that `Space.separation` computes by
+    subtraction in float64 from points in float32, and ties by index: no rounding error of a product
+    changes it, see `hypjax.retrieval`. The log says how many queries needed more than products in
+    float32. This holds for points with normal float32 coordinates if sums in matrix products are
+    rounded to nearest, in any order. Items whose distances differ by roundings in float64 may come
+    in either order; duplicates keep theirs.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
-    and all local devices share each chunk. Besides inputs and results, this holds at most 512 MB of
-    memory, of host and devices together; the C library may keep some of what was freed.
+    and all local devices share each chunk. Besides inputs and results, a search holds at most
+    512 MB of host and device memory; the C library may keep some of what was freed.
 
     Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
     gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
@@ -73,10 +73,10 @@ def search(
     k: int,
     space: Space,
     block_size: int = _BLOCK_SIZE,
-) -> Found:
-    """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
+) -> Nearest:
+    """Like `nearest_neighbors`, but excludes one gallery item from the results of each query.
 
-    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing.
+    `own_ids` holds the indices of excluded items, [n], −1 for none; None excludes nothing.
     """
     inputs.check_search(k, own_ids, len(queries), len(gallery))
     if not isinstance(gallery, StreamedGallery):
@@ -95,12 +95,12 @@ def nearest_among(
     *,
     k: int,
     space: Space,
-) -> Found:
-    """The k nearest of some gallery items of each query, such as those another search has found.
+) -> Nearest:
+    """Ranks candidates of each query, such as the results of another search, by exact distances.
 
-    `candidates` are indices into the gallery, [n, m], none twice for a query. Only they are read of
-    a memory-mapped gallery. Other arguments, results and errors are those of `nearest_neighbors`,
-    whose results they equal if all of those are candidates.
+    `candidates` are indices into the gallery, [n, m], distinct for each query. Of a memory-mapped
+    gallery, only candidates are read. Other arguments, results and errors are those of
+    `nearest_neighbors`; results are equal if all of its results are candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
@@ -111,13 +111,13 @@ def nearest_among(
         raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
     inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
-    found, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
-    return subtraction.distances(space, found), ids.astype(np.int32)
+    separations, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
+    return subtraction.distances(space, separations), ids.astype(np.int32)
 
 
 @dataclasses.dataclass
 class _Search:
-    """A search, and the distances and ids it has found so far."""
+    """A search, with the distances and ids of its answers so far."""
 
     queries: Points
     own_ids: OwnIds
@@ -133,7 +133,7 @@ class _Search:
         self.certain = np.zeros(len(self.queries), bool)
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
-        """Sorts the items with the highest scores by their distances; see `certify`."""
+        """Selects candidates by scores and sorts them by distances; returns uncertain rows."""
         spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
@@ -150,7 +150,7 @@ class _Search:
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
                 blocks = inputs.split(part, size)
                 points = [self._points(block, size) for block in blocks]
-                vectors = [score.factors(each).query for each in points]
+                vectors = [score.factors(queries).query for queries in points]
                 best = [None] * len(blocks)
                 for chunk in self.gallery.chunks(score, shape[1]):
                     for i, queries in enumerate(vectors):
@@ -159,10 +159,10 @@ class _Search:
         return rows[~self.certain[rows]]
 
     def by_subtraction(self, rows: Rows) -> None:
-        """Measures all distances of some queries; see `certify`."""
+        """Answers queries by their separations from all items."""
         queries = inputs.host_rows(self.queries, rows)
-        listed = nearest_by_subtraction(self.space, queries, self.gallery.array, self.listed)
-        self._store(rows, *listed)
+        nearest = subtraction.nearest_items(self.space, queries, self.gallery.array, self.listed)
+        self._store(rows, *nearest)
 
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
         """The queries of a block, padded, on each device."""
@@ -170,35 +170,25 @@ class _Search:
         self.space.check(points, first=rows[0])
         return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
-    def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.Best) -> None:
-        """Sorts the candidates of a block by their distances, and stores the nearest.
+    def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:
+        """Sorts the candidates of a block by their separations, and stores the nearest.
 
-        The k nearest candidates are the k nearest items if the k-th is surely nearer than any item
-        that is no candidate. No such item scores higher than the last candidate, and a score is an
-        upper bound on −separation. So it is enough that −separation of the k-th exceeds the last
-        candidate's score. Equality is not enough: the other item may have the smaller index.
+        They are certainly the nearest items if the k-th is nearer than every item that is no
+        candidate. Such an item scores at most as high as the last candidate, and a score is an
+        upper bound on −separation: −separation of the k-th must exceed the last candidate's score.
+        Equality is not enough, as the other item may have the smaller index.
         """
         candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
-        found, ids = subtraction.nearest_candidates(
+        separations, ids = subtraction.nearest_candidates(
             self.space, points, self.gallery, candidates, self.listed
         )
         all_measured, number = candidates.shape[1] == len(self.gallery), len(rows)
-        self.certain[rows] = ((-found[:, -1] > last) | all_measured)[:number]
-        self._store(rows, subtraction.distances(self.space, found)[:number], ids[:number])
+        self.certain[rows] = ((-separations[:, -1] > last) | all_measured)[:number]
+        self._store(rows, subtraction.distances(self.space, separations)[:number], ids[:number])
 
     def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         if self.own_ids is not None:
-            kept = ids != self.own_ids[rows, None]
-            kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
-            distances, ids = (x[kept].reshape(len(rows), -1) for x in (distances, ids))
+            others = ids != self.own_ids[rows, None]
+            others[others.all(axis=1), -1] = False  # Without the query, drop the last item.
+            distances, ids = (x[others].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids
-
-
-def nearest_by_subtraction(space: Space, queries: Points, gallery: Points, k: int) -> Found:
-    """Distances and ids of the k nearest items, from all separations of each query."""
-    ids, found = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
-    for rows, separations in subtraction.of_gallery(space, queries, gallery):
-        nearest = np.flatnonzero(separations <= np.partition(separations, k - 1)[k - 1])
-        nearest = nearest[np.argsort(separations[nearest], kind="stable")][:k]
-        ids[rows], found[rows] = nearest, separations[nearest]
-    return subtraction.distances(space, found), ids

@@ -1,4 +1,4 @@
-"""What each query should find, its positives, and their exact ranks."""
+"""Positives, the items that a query should find, and their exact ranks."""
 
 import functools
 import itertools
@@ -24,8 +24,8 @@ LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
 Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]  # Of one: positives, ignored.
 _BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
-_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
-_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
+_BOUND_BYTES = 2**26  # Largest size of the bounds on separations of a block and a chunk.
+_MOST_UNDECIDED = 2**14  # Most items of a query whose order may be left open by bounds.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 
 
@@ -49,31 +49,31 @@ class Relevance(NamedTuple):
 def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
     if len(lists) != queries:
         raise UserError(f"{name} has {len(lists)} lists for {queries} queries")
-    found = []
-    for i, given in enumerate(lists):
-        array = np.asarray(given)
+    checked = []
+    for i, items_of_query in enumerate(lists):
+        array = np.asarray(items_of_query)
         whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
         inside = array[(array >= 0) & (array < items)] if whole else array[:0]
         if len(np.unique(inside)) < array.size or not whole:
             raise UserError(f"{name} of query {i} must be indices below {items}, none twice")
-        found.append(array.astype(np.int64))
-    return found
+        checked.append(array.astype(np.int64))
+    return checked
 
 
 def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
-    """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
-    # Lists are made when a query is scored: all of them may need more memory than the points.
+    """Yields the items of each query's class as positives, and its own item as ignored."""
+    # One by one, since all lists may take more memory than the points.
     order = np.argsort(searched.labels, kind="stable")
     of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
     none = np.zeros(0, np.int64)
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
-        own = none if asked.ids is None else asked.ids[row : row + 1]
-        yield items[~np.isin(items, own)], own
+        ignored = none if asked.ids is None else asked.ids[row : row + 1]
+        yield items[~np.isin(items, ignored)], ignored
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:
-    """What counts at a level of difficulty (Radenović et al., CVPR 2018, Section 3).
+    """Positives and ignored items at a level (Radenović et al., CVPR 2018, Section 3).
 
     At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
     items are ignored. Queries without a positive at a level have no score there. Raises UserError
@@ -94,12 +94,12 @@ def relevance_at(level: str, judgements: Judgements) -> Relevance:
 def positive_ranks(
     queries: Points, gallery: Points, lists: Iterable[Lists], space: Space
 ) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, in ascending order, from their lists.
+    """Yields the ranks of each query's positives, ascending, from their lists.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Positives are
-    measured by subtraction. Scores then show on which side of each positive most items are; the
-    others are measured as well. Raises UserError if a point is not finite or not in the space.
+    measured by subtraction. Bounds show on which side of each positive most items are; the others
+    are measured, too. Raises UserError if a point is not finite or not in the space.
     """
     streamed, lists = StreamedGallery(gallery), iter(lists)
     score = Score.around(space, streamed.sample)
@@ -129,11 +129,11 @@ def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array
 
 
 class _Positives:
-    """The positives of one query, and what is known of the items before each of them.
+    """The positives of one query, and counts of the items before each of them.
 
-    An item's −separation is in an interval. If the interval is above a positive's −separation, the
-    item surely comes before it; if it is below, after it. Other items are undecided, among them the
-    positives themselves and their duplicates: only their separations show the order.
+    Bounds enclose an item's −separation. Above a positive's −separation, the item surely comes
+    before it; below, after it. Other items are undecided, such as the positives themselves and
+    their duplicates: only separations show their order.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _Positives:
         self._undecided: list[Rows] = []
 
     def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Counts those of the next items that surely come before each of the positives."""
+        """Counts the items of a chunk that surely come before each positive."""
         if not len(self._ids) or self._crowded():
             return
         nearness = np.sort(self._nearness)
@@ -164,31 +164,31 @@ class _Positives:
         if not len(self._ids):
             return self._ids
         if self._crowded():
-            found = subtraction.of_gallery(self._space, self._query[None], self._gallery.array)
-            separations = next(found)[1]
+            rows = subtraction.of_gallery(self._space, self._query[None], self._gallery.array)
+            separations = next(rows)[1]
             items = np.setdiff1d(np.arange(len(separations)), self._ignored)
-            return np.sort(_places(items, separations[items], self._ids))
+            return np.sort(_positions(items, separations[items], self._ids))
         items = np.concatenate(self._undecided)
         # An item before the i farthest positives counts for each of them.
         before = np.cumsum(self._before[::-1])[::-1][1:]
         before = before[np.argsort(np.argsort(self._nearness))]
-        return np.sort(before + _places(items, self._measured(items), self._ids))
+        return np.sort(before + _positions(items, self._measured(items), self._ids))
 
     def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
         # Padded by repetition to a power of two, so that few programs are compiled.
         padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
-        found = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
-        return found[0, : len(items)]
+        measured = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
+        return measured[0, : len(items)]
 
     def _crowded(self) -> bool:
         """Whether so many items are undecided that they are not listed."""
         return sum(map(len, self._undecided)) > _MOST_UNDECIDED
 
 
-def _places(
+def _positions(
     items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
 ) -> Int[np.ndarray, " p"]:
-    """Places of wanted items among some items, which are sorted, by separation and by index."""
-    places = np.empty(len(items), int)
-    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
-    return places[np.searchsorted(items, wanted)]
+    """Positions of wanted items when ascending items are ordered by separation, then by index."""
+    positions = np.empty(len(items), int)
+    positions[np.argsort(separations, kind="stable")] = np.arange(len(items))
+    return positions[np.searchsorted(items, wanted)]

@@ -25,11 +25,10 @@ _LEAST_DEVIATION = 2.0**-20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """A projection of points on the principal components of others.
+    """A projection of points on principal components of their features.
 
-    Components are orthonormal directions of the features by descending variance. The coordinate of
-    largest absolute value is positive in each. `whiten` scales projected features to equal
-    variances.
+    Components are orthonormal, by descending variance; the coordinate of largest absolute value is
+    positive in each. `whiten` scales projected features to equal variances.
     """
 
     space: Space
@@ -42,19 +41,19 @@ class Projection:
         """Projects points: features, minus their mean, on the components, and back to the space.
 
         On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
-        Whitened features have the mean of the variances in each direction. A ball, where lengths
-        count, thus holds them as well as it holds the features that are not whitened.
+        Whitened features have the mean of the variances in each direction: in a ball, where lengths
+        count, they are as long as those that are not whitened.
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
-        found = []
+        blocks = []
         for features in _features(self.space, points):
             projected = ((features - self.mean) @ self.components.T) * scales
-            found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
-        return np.concatenate(found)
+            blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
+        return np.concatenate(blocks)
 
     def fingerprint(self, embeddings: str) -> str:
-        """Hash of what projected embeddings depend on, with that of those before the projection."""
+        """Fingerprint of projected embeddings: the projection's and the input's."""
         digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
         for array in (self.mean, self.components, self.variances):
             digest.update(np.ascontiguousarray(array))
@@ -117,16 +116,14 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
 
 
 def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) -> Points:
-    """Points of the first `dim` features of other points: embed(features(x)[:dim]), float32.
+    """Points of the first `dim` features of points: embed(features(x)[:dim]), float32.
 
-    On the sphere, and in a ball that does not clip features, they are the points that a model has
-    learned for the prefix. A ball knows features only as they were after clipping, which has
-    shortened the prefix of a long feature with the rest of it: its prefix has the right direction,
-    but is nearer to the origin than it was in training. Distances then differ, and ranks may.
-
-    A model that was trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati et
-    al., NeurIPS 2022) suits them. Raises UserError if a point is not in the space, or `dim` is not
-    between 1 and the number of features, both excluded.
+    They suit models trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati et
+    al., NeurIPS 2022). On the sphere, and in a ball that does not clip features, they are the
+    points that the model has learned. A ball that clips has shortened a long feature as a whole:
+    its prefix has the right direction, but is nearer to the origin than in training, so that
+    distances differ, and ranks may. Raises UserError if a point is not in the space, or `dim` is
+    not between 1 and the number of features, both excluded.
     """
     points, _ = inputs.check_points(points, points)
     one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)

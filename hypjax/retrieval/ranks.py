@@ -32,12 +32,12 @@ def match_ranks(
     *,
     space: Space,
 ) -> Int[np.ndarray, " n"]:
-    """Rank of each query's nearest match: the nearest gallery item of the same class.
+    """Rank of each query's nearest match, which is the nearest gallery item of its class.
 
-    The rank is the number of items that an exact search lists before it: those strictly nearer, and
-    those equally far with a smaller index. It is exact in the sense of `nearest_neighbors`. All
-    local devices share the work. Arguments and errors are those of `recall_at_k`. Returns ranks
-    from 0, [n], int32; `NO_MATCH` for queries without a match.
+    The rank is the number of items that an exact search lists before the match: those strictly
+    nearer, and those equally far with a smaller index. It is exact in the sense of
+    `nearest_neighbors`. All local devices share the work. Arguments and errors are those of
+    `recall_at_k`. Returns ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
     """
     points = inputs.labelled(queries, query_labels, gallery, gallery_labels)
     return first_ranks(*points, space, None)
@@ -46,16 +46,16 @@ def match_ranks(
 def first_ranks(
     asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
-    """Like `match_ranks`, for what `inputs.labelled` returns.
+    """Like `match_ranks`, for queries `asked` and items `searched`, see `inputs.labelled`.
 
-    With numbers of neighbours `ks`, a rank is only known to be below the right ones of them, which
+    With numbers of neighbours `ks`, ranks are only exact in which of them they are below, which
     takes less time.
     """
-    found = np.empty(len(asked.labels), np.int32)
+    first = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Rows, score: Score) -> Rows:
         bounds = _bound_ranks(asked, rows, searched, score)
-        found[rows] = bounds[:, 0]
+        first[rows] = bounds[:, 0]
         if ks is not None:  # It is enough to know below which K a rank is.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
@@ -65,41 +65,41 @@ def first_ranks(
         for copies, separations in subtraction.of_gallery(space, points, searched.points):
             for row in rows[copies]:
                 matches = np.flatnonzero(searched.labels == asked.labels[row])
-                own = -1 if asked.ids is None else asked.ids[row]
-                found[row] = _rank(separations, matches[matches != own], own)
+                own_id = -1 if asked.ids is None else asked.ids[row]
+                first[row] = _rank(separations, matches[matches != own_id], own_id)
 
     score = Score.around(space, StreamedGallery(searched.points).sample)
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
         inputs.check_in(space, points)
     certify("ranks", asked.points, score, by_products, by_subtraction)
-    return found
+    return first
 
 
-def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], own: int) -> int:
-    """Number of items before the nearest match, without the query's own (−1 for none)."""
+def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], own_id: int) -> int:
+    """Number of items before the nearest match, without the query's own item (−1 for none)."""
     first = matches[np.argmin(separations[matches])]  # The smallest index among ties.
     nearest = separations[first]
     before = np.count_nonzero(separations < nearest)
     before += np.count_nonzero(separations[:first] == nearest)
-    return before - (own >= 0 and (separations[own], own) < (nearest, first))
+    return before - (own_id >= 0 and (separations[own_id], own_id) < (nearest, first))
 
 
 def _bound_ranks(
     asked: Labelled, rows: Rows, searched: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
-    """Numbers of items that surely, and may, come before the nearest match of some queries.
+    """Numbers of items that surely, and may, precede the nearest match of some queries.
 
-    Queries and items are sorted by class, so that matches are confined to few tiles of the score
-    matrix. These are computed twice: to bound the score of the nearest match, and to count the
-    items before it. In all other tiles every item counts, which takes two comparisons of the same
-    score, and no sort: so a rank costs little more than the matrix product.
+    Where both numbers agree, they are the rank. Sorted by class, matches lie in few tiles of the
+    score matrix. These tiles are computed twice: to bound the nearest match, then to count the
+    items before it. Each other item takes one score and two comparisons, and no sort: a rank costs
+    little more than the matrix product.
     """
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.Sorted(asked, rows, score, mesh)
     items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
     symmetric = asked is searched and score.dtype == scores.SINGLE
     match, count = programs(mesh, asked.ids is not None, symmetric)
-    # Of many items, only those of the queries' classes may be matches.
+    # With several chunks, matches are sought among the items of the queries' classes only.
     wanted = np.flatnonzero(np.isin(searched.labels, asked.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
         among = tiles.Sorted(searched, wanted, score, mesh)
@@ -108,15 +108,15 @@ def _bound_ranks(
     with score.enabled():
         for row, column, lists in tiles.pairs(queries, among, symmetric, matching_only=True):
             pair = queries, among, row, column, symmetric
-            found = match(score.space, *tiles.points_of(*pair), *lists)
-            matches[:, row] = np.maximum(matches[:, row], found)
+            of_pair = match(score.space, *tiles.points_of(*pair), *lists)
+            matches[:, row] = np.maximum(matches[:, row], of_pair)
         for row, column, lists in tiles.pairs(queries, items, symmetric):
             pair = queries, items, row, column, symmetric
             bounds = matches[:, row], matches[:, column] if symmetric else None
-            found = count(score.space, *tiles.points_of(*pair), *bounds, *lists)
-            counts[row] += np.asarray(found[0])
+            of_rows, of_columns = count(score.space, *tiles.points_of(*pair), *bounds, *lists)
+            counts[row] += np.asarray(of_rows)
             if symmetric:
-                counts[column] += np.asarray(found[1])
+                counts[column] += np.asarray(of_columns)
     counts[matches[1] == -np.inf] = NO_MATCH
     bounds, valid = np.empty((len(asked.labels), 2), np.int32), queries.rows >= 0
     bounds[queries.rows[valid]] = counts[valid]
@@ -124,15 +124,15 @@ def _bound_ranks(
 
 
 class _Thresholds(NamedTuple):
-    """Scores that tell on which side of a query's nearest match an item is."""
+    """Thresholds on scores, around −separation of each query's nearest match."""
 
     may: Float[Array, " p"]  # An item with a lower score surely comes after the match.
-    must: Float[Array, " p"]  # One with a higher score surely comes before; −∞ without a match.
+    must: Float[Array, " p"]  # An item with a higher bound surely comes before; −∞: no match.
 
 
 @functools.cache
 def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable, Callable]:
-    """The jitted `_bound_matches` and `_count_before`; devices share tiles, and hold all points."""
+    """Jits `_bound_matches` and `_count_before`; devices share tiles, and hold all points."""
 
     def jitted(function: Callable, arrays: int, lists: int) -> Callable:
         specs = (P(),) * arrays + (P(tiles.AXIS),) * lists
@@ -152,10 +152,10 @@ def _bound_matches(
     matching: tiles.Tiles,
     exclude_self: bool,
 ) -> Float[Array, "2 p"]:
-    """The highest lower bound and the highest upper bound on −separation of any match of a query.
+    """The highest lower bound and the highest upper bound on −separation of each query's matches.
 
-    Between them is −separation of the nearest match: it is at least that of each match, thus at
-    least each lower bound, and at most its own upper bound. Which match is nearest stays open.
+    −separation of the nearest match lies between them, whichever matches they belong to: it is the
+    maximum over all matches, so at least each lower bound, and at most its own upper bound.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
 
@@ -166,12 +166,12 @@ def _bound_matches(
             matches &= queries.ids[:, None] != items.ids
         most = scores.highest(space, queries.factors.query, items.factors.gallery)
         least = scores.lowest(space, queries.factors, items.factors)
-        found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
-        pairs = zip(best, found, strict=True)
-        return tuple(tiles.merged(x, row, more, jnp.maximum) for x, more in pairs)
+        bounds = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
+        pairs = zip(best, bounds, strict=True)
+        return tuple(tiles.merged(x, row, bound, jnp.maximum) for x, bound in pairs)
 
-    none_found = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
-    best = tiles.visit(matching, update, (none_found, none_found))
+    no_match = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
+    best = tiles.visit(matching, update, (no_match, no_match))
     return jnp.stack(lax.pmax(best, tiles.AXIS))
 
 
@@ -190,9 +190,9 @@ def _count_before(
     If `symmetric`, these are also counted for columns as queries, in tiles without matches.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
-    # Whether each pair has a lower bound of its own. In float32, the largest slack of any item is
-    # added to thresholds instead, which is faster. In float64, where items may be in several
-    # crowds, it is large for items of other crowds; and it does not bound sums of distances.
+    # Whether each pair gets a lower bound of its own. Otherwise the largest slack of any item is
+    # added to thresholds, which is faster. It is too large in float64, where items of other crowds
+    # are far from the centre, and bounds no combination of distances.
     pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:
@@ -202,46 +202,46 @@ def _count_before(
         of_rows, of_columns = counts
         queries = tiles.rows_of(rows.factors, row, height)
         items = tiles.rows_of(columns.factors, column, width)
-        found = scores.highest(space, queries.query, items.gallery)
+        most = scores.highest(space, queries.query, items.gallery)
         if matching:
             labels = tiles.rows_of(rows.labels, row, height)
             mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
-            found = jnp.where(mismatches, found, -jnp.inf)
+            most = jnp.where(mismatches, most, -jnp.inf)
         # The minimum keeps masked scores below all thresholds.
-        least = jnp.minimum(found, scores.lowest(space, queries, items)) if pairwise else found
-        before = _count_in_rows(found, least, tiles.rows_of(thresholds, row, height))
+        least = jnp.minimum(most, scores.lowest(space, queries, items)) if pairwise else most
+        before = _count_in_rows(most, least, tiles.rows_of(thresholds, row, height))
         of_rows = tiles.merged(of_rows, row, before, jnp.add)
         if symmetric and not matching:  # The transposed tile: columns are queries.
-            before = _count_in_columns(found, least, tiles.rows_of(transposed, column, width))
+            before = _count_in_columns(most, least, tiles.rows_of(transposed, column, width))
             of_columns = tiles.merged(of_columns, column, before, jnp.add)
         return of_rows, of_columns
 
-    none = [jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns)]
-    counts = tiles.visit(matching, functools.partial(count, matching=True), (none[0], None))
-    counts = tiles.visit(others, functools.partial(count, matching=False), (counts[0], none[1]))
+    zeros = [jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns)]
+    counts = tiles.visit(matching, functools.partial(count, matching=True), (zeros[0], None))
+    counts = tiles.visit(others, functools.partial(count, matching=False), (counts[0], zeros[1]))
     return lax.psum(counts, tiles.AXIS)
 
 
 def _thresholds(
     matches: Float[Array, "2 p"], queries: Factors, items: Factors, pairwise: bool
 ) -> _Thresholds:
-    """Thresholds for the scores of some items, from bounds on −separation of nearest matches.
+    """Thresholds for the scores of items, from bounds on −separation of nearest matches.
 
-    An item whose score is below `least` is farther than the match. One whose lower bound, its score
-    less twice the slack, is above `most` is nearer. Items at the match's separation are between
-    both thresholds, so that no tie is decided here.
+    An item's score is at least its −separation: below `least`, the item is farther than the match.
+    Its lower bound, the score less twice the slack, is at most its −separation: above `most`, the
+    item is nearer. An item as far as the match is between both, so that no tie is decided here.
     """
     least, most = matches
     most = widened(most, 1)
-    if not pairwise:  # Then scores are compared with `must`, not lower bounds.
+    if not pairwise:  # Scores are compared with `must`, instead of lower bounds.
         most += 2 * scores.largest_slack(queries, items)
     return _Thresholds(widened(least, -1), widened(most, 1))
 
 
 def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
-    """Numbers of items that surely, and may, come before each row's nearest match."""
-    # One sum counts both: with at most 2¹¹ items in a tile, it is below 2²⁴, up to which float32 is
-    # exact. An item that surely comes before also may: it adds 1 to each count.
+    """Numbers of items that surely, and may, precede each row's nearest match."""
+    # One sum holds both counts: of at most 2¹¹ items in a tile, it stays below 2²⁴, up to which
+    # float32 is exact. An item that surely comes before also may: it adds 1 to each count.
     both = jnp.where(highest >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
     both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
@@ -249,11 +249,11 @@ def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int
 
 
 def _count_in_columns(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
-    """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
+    """Like `_count_in_rows`, for columns, where another way of adding is faster on a CPU."""
     both = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
     both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
-    # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
-    # Sums of int16 handle twice as many numbers at once as those of float32.
+    # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16, of
+    # which a CPU adds twice as many numbers at once as of float32.
     groups = both.reshape(-1, inputs.MULTIPLE, highest.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)

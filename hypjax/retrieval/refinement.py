@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Found, OwnIds, Points
+from hypjax.retrieval.inputs import Nearest, OwnIds, Points
 from hypjax.retrieval.neighbors import nearest_among, search
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -24,13 +24,13 @@ _BLOCK_BYTES = 64 * 2**20
 class Refinement:
     """How the results of a search are refined.
 
-    With expansion and re-ranking, the re-ranked results are those of the expanded queries. A search
-    by a prefix computes the prefixes of the gallery each time; `prefix_points` keeps them.
+    Re-ranking follows expansion. A search by a prefix computes the gallery's prefixes each time;
+    `prefix_points` computes them once.
 
     Attributes:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
         alpha: Exponent of their similarities, see `expand_queries`.
-        reranking: How results are re-ranked, see `reranking.rerank`; None for not at all.
+        reranking: Numbers of `reranking.rerank`; None for no re-ranking.
         prefix: Number of first features by which candidates are found, which are then ranked by
             all; 0 for a search by all features. It excludes re-ranking.
         candidates: Number of these candidates, of which there are at least k.
@@ -55,19 +55,16 @@ class Refinement:
 
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
-    ) -> Found:
-        """Like `neighbors.search`, but refined.
-
-        Re-ranking takes at least k results, and their distances are those by which it sorts them.
-        """
+    ) -> Nearest:
+        """Refines `neighbors.search`; the distances of re-ranked results are those of Eq. 12."""
         queries = self.expanded(queries, own_ids, gallery, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
         if self.reranking is not None:
             numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            found = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
-            return tuple(array[:, :k] for array in found)
+            nearest = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
+            return tuple(array[:, :k] for array in nearest)
         listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
         short = (prefix_points(x, self.prefix, space=space) for x in (queries, gallery))
         _, candidates = search(next(short), own_ids, next(short), k=listed, space=space)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Found, OwnIds, Points, Rows
+from hypjax.retrieval.inputs import Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
@@ -28,7 +28,7 @@ _Matrix = scipy.sparse.csr_array
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """The numbers of the method; the defaults are those of the paper."""
+    """Numbers of the method, with the paper's defaults."""
 
     k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
     k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
@@ -48,7 +48,7 @@ def rerank(
     space: Space,
     own_ids: OwnIds = None,
     numbers: Reranking | None = None,
-) -> Found:
+) -> Nearest:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
     The items whose neighbourhoods are compared are those of the gallery and the queries that are
@@ -92,7 +92,7 @@ def rerank(
 
 
 class _Items:
-    """Items whose neighbourhoods are compared: rows of sparse matrices, [items, items]."""
+    """Neighbourhoods of items as rows of sparse matrices, [items, items]."""
 
     def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
         self._points, self._space = points, space
@@ -136,9 +136,8 @@ class _Items:
         """The k nearest of each item, itself included."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
-            others = self._k1
-            _, found = search(self._points[new], new, self._points, k=others, space=self._space)
-            self._lists[new] = np.concatenate([new[:, None], found], axis=1)
+            _, ids = search(self._points[new], new, self._points, k=self._k1, space=self._space)
+            self._lists[new] = np.concatenate([new[:, None], ids], axis=1)
         columns = self._lists[items, :k].reshape(-1)
         entries = np.ones(len(columns), np.int32), (np.repeat(items, k), columns)
         return _Matrix(entries, shape=(len(self._points), len(self._points)))

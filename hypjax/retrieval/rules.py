@@ -19,11 +19,10 @@ FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
 class Metric(NamedTuple):
     """A rule, and the ranks that it needs."""
 
-    # The first positive's rank, all ranks, or those below a number, which is a function of the
-    # queries' numbers of positives.
+    # The first rank, all ranks, or those below a function of the queries' numbers of positives.
     depth: Literal["first", "all"] | Callable[[Counts], int]
     score: Callable[[Ranks, Counts], Scores]
-    k: int | None = None  # If the score depends only on whether the first rank is below a number.
+    k: int | None = None  # Set if the score depends only on whether the first rank is below k.
 
 
 def precision_at_r(ranks: Ranks, positives: Counts) -> Scores:

@@ -4,17 +4,16 @@ For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score for
 
     score − 2·slack  ≤  −separation  ≤  score,      slack = a_i·b_j + b_i·a_j,
 
-where the separation is the one that `Space.separation` computes by subtraction in float64. So an
-item with a high score may be near, and one with a low score is certainly not.
+where `Space.separation` computes the separation by subtraction in float64. An item with a high
+score may be near; one with a low score is certainly far.
 
-The bound is that of a sum of products in any order (Higham, *Accuracy and Stability of Numerical
-Algorithms*, 2nd ed., Section 3.1): with n terms and unit roundoff u, the error is at most about n·u
-times the sum of the absolute products. By Cauchy-Schwarz these are at most q_i·q_j + o_i + o_j with
-the lengths q of the vectors and the offsets o; with f² = max(1, q²/2o), this is at most
-2·f_i·f_j·(o_i + o_j).
+The slack bounds the error of a sum of n products in any order (Higham, *Accuracy and Stability of
+Numerical Algorithms*, 2nd ed., Section 3.1): about n·u times the sum of absolute products, with the
+unit roundoff u. By Cauchy-Schwarz that sum is at most q_i·q_j + o_i + o_j, where q are the lengths
+of the vectors and o the offsets, and at most 2·f_i·f_j·(o_i + o_j) with f² = max(1, q²/2o).
 
-A `Composite` space combines the distances of several spaces. Distances increase with separations,
-so the bounds on each separation give bounds on what is combined, which is its own separation.
+A `Composite` space combines distances of several spaces, and the combination is its separation.
+Distances increase with separations, so bounds on the separations bound the combination.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
-# Score of padding: below that of any point, and finite, since parts of infinity may be NaN.
+# Score of padding: below any point's, and finite, since ∞ − ∞ is NaN.
 PADDING = -(2.0**126)
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
 _SMALLEST_OFFSET = 2.0**-80
@@ -43,20 +42,20 @@ _SMALLEST_OFFSET = 2.0**-80
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
 
-Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
+Vectors = tuple[Float[Array, "n v"], ...]  # For each space whose products rank the points.
 
 
 class Factors(NamedTuple):
-    """Factors of the scores of points."""
+    """What the scores of points are products of."""
 
-    query: Vectors  # Of the points as queries.
-    gallery: Vectors  # Of the points as gallery items.
+    query: Vectors  # For points as queries.
+    gallery: Vectors  # For points as gallery items.
     slack: tuple[Float[Array, "n 2"], ...]  # a and b of the bound; 0 for padding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """How points are compared."""
+    """The space, the origin and the precision in which points are compared."""
 
     space: Space
     centre: Float[np.ndarray, " d"]  # Where scores are most accurate, in float64.
@@ -66,12 +65,12 @@ class Score:
     def around(
         cls, space: Space, points: Float[np.ndarray, "n d"], dtype: np.dtype = SINGLE
     ) -> "Score":
-        """A score that is most accurate near the given points."""
+        """Creates a score that is most accurate near these points."""
         inputs.check_space(space)
         return cls(space, np.mean(points, axis=0, dtype=np.float64), dtype)
 
     def enabled(self) -> AbstractContextManager[None]:
-        """A context in which JAX computes scores; it holds for the current thread."""
+        """Context in which this thread's JAX computes in the score's precision."""
         return jax.enable_x64(self.dtype == DOUBLE)
 
     def factors(
@@ -89,7 +88,7 @@ class Score:
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
-    """Scores of all pairs, which are upper bounds on −separation, from vectors of `Factors`."""
+    """Scores of all pairs: upper bounds on −separation, from vectors of `Factors`."""
     return _in_space(space, list(map(inner_products, queries, items)), 1)
 
 
@@ -105,8 +104,6 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
-    # A distance increases with the separation. So the distance at a bound is a bound, and so is
-    # what is combined of such bounds, which is the separation in the composite space.
     if not space.parts:
         return bounds[0]
     distance = space.combined(
@@ -120,15 +117,15 @@ def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Flo
 
 
 def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
-    """A bound on the slack of each query and any item, where one space ranks them."""
+    """Bounds the slack between each query and any item; only for a space without parts."""
     (of_queries,), (of_items,) = queries.slack, items.slack
     largest = jnp.max(of_items, axis=0)
     return of_queries[:, 0] * largest[1] + of_queries[:, 1] * largest[0]
 
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
-    """A threshold moved up (1) or down (−1) by more than its own rounding errors."""
-    # It is a sum of few products, each of which is off by less than half of eps.
+    """Moves a threshold up (1) or down (−1) by more than its own rounding errors."""
+    # A threshold is a sum of few products, each off by at most half of eps.
     moved = threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
@@ -142,8 +139,8 @@ def _factors_of(
     dtype: np.dtype,
     roundoffs: tuple[float, float],
 ) -> Factors:
-    def score(inputs: tuple[Array, Array]) -> Factors:
-        x, valid = inputs
+    def of_block(block: tuple[Array, Array]) -> Factors:
+        x, valid = block
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
         if space.parts:
@@ -153,10 +150,10 @@ def _factors_of(
         return jax.tree.map(lambda x: x.astype(dtype), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
-    # In blocks of a power of two, or the terms in float64 would take much memory.
+    # In blocks of a power of two, since terms in float64 take much memory.
     rows = math.gcd(len(x), 1 << max(_TERM_ELEMENTS // x.shape[1], 1).bit_length())
     blocks = (array.reshape(-1, rows, *array.shape[1:]) for array in (x, valid))
-    factors = lax.map(score, tuple(blocks))
+    factors = lax.map(of_block, tuple(blocks))
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
 
 
@@ -170,15 +167,15 @@ def _factors(
     """The fields of `Factors` in one space."""
     terms = space.search_terms(x, centre)
     a, b = _slack(terms, x.shape[1], roundoffs)
-    # One product gives ⟨query_i, gallery_j⟩ − offset_i − offset_j + slack: the score itself, which
-    # is by the slack above −separation, so that rounding errors of at most the slack keep it above.
+    # The product is ⟨query_i, gallery_j⟩ − offset_i − offset_j + slack. Its roundings are at most
+    # the slack, so that no score falls below −separation.
     offset, one = terms.offset[:, None], jnp.ones_like(a)
     factors = (
         jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
         jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
         jnp.concatenate([a, b], axis=1),
     )
-    # Padding is `PADDING` times the 1 of the other factor.
+    # The score of padding is `PADDING` times the other factor's 1.
     query, gallery = np.zeros((2, factors[0].shape[1]))
     query[-4] = gallery[-3] = PADDING
     padding = query, gallery, np.zeros(2)
@@ -188,13 +185,12 @@ def _factors(
 def _slack(
     terms: SearchTerms, dim: int, roundoffs: tuple[float, float]
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
-    """The a and b of the bound.
+    """Returns a and b of the slack a_i·b_j + b_i·a_j.
 
-    Relative to the sum of its absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
-    product, ρ for the terms and the separations in float64. This is at most e_i·e_j with
-    e = √ε·(1 + ρ/ε). The sum itself is at most 2·f_i·f_j·(o_i + o_j), so that with b = √2·e·f and
-    a = b·o the error is at most a_i·b_j + b_i·a_j: a product, which one more pair of coordinates
-    adds to each score.
+    Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
+    product, ρ for terms and separations in float64. This is at most e_i·e_j with e = √ε·(1 + ρ/ε).
+    The sum is at most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o, the slack bounds the
+    error; as a product, it takes one more pair of coordinates of each score.
     """
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)

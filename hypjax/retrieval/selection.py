@@ -1,4 +1,4 @@
-"""The items with the highest scores, chunk by chunk of a gallery."""
+"""Selection of the gallery items with the highest scores, chunk by chunk."""
 
 import functools
 import itertools
@@ -29,8 +29,8 @@ _MAX_THREADS = 4
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
 
 
-class Best(NamedTuple):
-    """The best items so far for the queries of a block; the last one has the lowest score."""
+class TopK(NamedTuple):
+    """Items with the highest scores for each query of a block; the last has the lowest score."""
 
     scores: Float[Array | np.ndarray, "b k"]
     ids: Int[Array | np.ndarray, "b k"]
@@ -39,17 +39,16 @@ class Best(NamedTuple):
 class Chunk(NamedTuple):
     """Some rows of a gallery on each device."""
 
-    # Padding for rows that are not to be found. Those that are kept are columns, not rows.
-    vectors: Vectors
+    vectors: Vectors  # Padded; [v, rows] where a gallery keeps them, else [rows, v].
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
 class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
-    It may keep the vectors of its points between searches, if they are not too large. As columns of
-    a matrix they are multiplied with a few queries at the speed of the memory; as rows, a CPU would
-    copy them first.
+    With `keep`, a gallery of at most 1 GB keeps the vectors of its points between searches, as
+    columns of a matrix: their product with a few queries runs at the speed of the memory. A CPU
+    would copy rows first.
     """
 
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
@@ -65,27 +64,29 @@ class StreamedGallery:
 
     @functools.cached_property
     def sample(self) -> Float[np.ndarray, "s d"]:
-        """Some points from all parts of the gallery, as float32."""
-        # Blocks of consecutive rows, which a disk reads faster than single rows.
+        """Points from all parts of the gallery, float32."""
+        # A disk reads blocks of consecutive rows faster than single rows.
         starts = np.linspace(0, max(len(self) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
         blocks = [np.asarray(self.array[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
         return np.concatenate(blocks).astype(np.float32)
 
     def keeps(self, score: Score) -> bool:
-        """Whether the vectors of a score are kept, as columns."""
+        """Whether the vectors of a score are kept between searches."""
         return self._keep and score.dtype == SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks that hold every point once, in order on each device; checks the points."""
+        """Checks all points and yields them in chunks, in order on each device."""
         if not self.keeps(score):
             return self._stream(score, rows)
         key = rows, str(score.space)
         known, chunks = self._kept  # Read once: threads may share a gallery.
         if known != key:
             by_columns = NamedSharding(self.mesh, P(None, AXIS))
-            turn = jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
+            transpose = jax.jit(
+                lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns
+            )
             streamed = self._stream(score, rows)
-            chunks = [chunk._replace(vectors=turn(chunk.vectors)) for chunk in streamed]
+            chunks = [chunk._replace(vectors=transpose(chunk.vectors)) for chunk in streamed]
             self._kept = key, chunks
         return iter(chunks)
 
@@ -102,14 +103,14 @@ class StreamedGallery:
         part = inputs.host_rows(self.array, np.s_[start : start + step])
         score.space.check(part, first=start)
         points = jax.device_put(inputs.pad_rows(part, step), by_rows)
-        if len(part) == len(self):  # Candidates are then looked up where they are already.
+        if len(part) == len(self):  # Candidates are then read from the devices.
             self._on_devices = points
         valid = jax.device_put(np.arange(step) < len(part), by_rows)
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
         return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
     def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
-        """An array of points, and its rows that are the items."""
+        """An array of points, and the rows of these items in it."""
         if self._on_devices is not None:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
@@ -130,11 +131,10 @@ def _is_host(mesh: Mesh) -> bool:
 
 
 class Selector:
-    """Searches chunks of a gallery for blocks of queries; `shape` is of a block's scores.
+    """Selects items of a gallery's chunks for blocks of queries; scores of a block have a `shape`.
 
-    On a CPU, a matrix product uses all cores but a selection only one. There, the `num_threads` of
-    a pool select by NumPy for parts of a block: NumPy compares many numbers at once to partition a
-    row, where XLA keeps a heap for each.
+    XLA selects on one core of a CPU, with a heap for each row. There, threads of the pool select
+    by NumPy, which partitions a row by comparing many numbers at once.
     """
 
     def __init__(
@@ -142,43 +142,43 @@ class Selector:
     ) -> None:
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
-        # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
+        # Each thread has an equal share, in parts whose candidates fit into a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
         pairs = itertools.pairwise(bounds)
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
         self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
-        # All products reuse this buffer, because memory is expensive when it is first touched.
+        # All products reuse this buffer, because touching new memory is slow.
         size = (gallery.mesh.size * shape[0], shape[1])
         with score.enabled():
             self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
 
-    def update(self, chunk: Chunk, queries: Vectors, best: Best | None) -> Best:
-        """Merges the best items of a chunk into those found so far."""
+    def update(self, chunk: Chunk, queries: Vectors, best: TopK | None) -> TopK:
+        """Merges the best items of a chunk into the best ones so far."""
         with self._score.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
             if not self._on_host:
-                found = self._select(self._buffer, maxima, chunk)
+                selected = self._select(self._buffer, maxima, chunk)
                 if best is None and chunk.first.size == 1:
-                    return found
-                return _merge(best, found, chunk.first.size, self._k)
+                    return selected
+                return _merge(best, selected, chunk.first.size, self._k)
         scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
-        def update(part: slice) -> Best:
-            found = _select_on_host(scores[part], maxima[part], first, self._k)
+        def update(part: slice) -> TopK:
+            selected = _select_on_host(scores[part], maxima[part], first, self._k)
             if best is None:
-                return found
-            both = zip((best.scores[part], best.ids[part]), found, strict=True)
-            joined = [np.concatenate(arrays, axis=1) for arrays in both]
+                return selected
+            pairs = zip((best.scores[part], best.ids[part]), selected, strict=True)
+            joined = [np.concatenate(arrays, axis=1) for arrays in pairs]
             return _highest(*joined, min(self._k, joined[0].shape[1]))
 
         parts = self._pool.map(update, self._parts)
-        return Best(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return TopK(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 @functools.cache
 def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, Callable]:
-    """The two jitted steps of a search; each device has its own part of the gallery."""
+    """Jits `_multiply` and `_select`; each device has a part of the gallery."""
     rows = P(AXIS)
     chunk = Chunk(P(None, AXIS) if columns else rows, rows)
     sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)
@@ -192,8 +192,8 @@ def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, C
 def _multiply(
     buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk, columns: bool = False
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
-    """All scores of a block and a chunk, and the highest one of each group of items."""
-    del buffer  # Donated, so that the scores take its memory.
+    """Scores of a block and a chunk, and the highest one of each group of items."""
+    del buffer  # Donated: the scores take its memory.
     items = tuple(x.T for x in chunk.vectors) if columns else chunk.vectors
     scores = highest(space, queries, items)
     return scores, jnp.max(scores.reshape(len(scores), -1, GROUP), axis=2)
@@ -201,24 +201,25 @@ def _multiply(
 
 def _select(
     scores: Float[Array, "b r"], maxima: Float[Array, "b groups"], chunk: Chunk, *, k: int
-) -> Best:
+) -> TopK:
     """The k best items of a chunk by descending score, or all if it has fewer."""
-    # They are in the k groups with the largest maxima: any other item comes after at least one item
-    # of each of these groups.
+    # The k best items lie in the k groups with the largest maxima: each of these groups has an item
+    # that scores at least as high as any item of another group.
     num_groups = maxima.shape[1]
     count, k = min(k, num_groups), min(k, scores.shape[1])
     grouped = scores.reshape(-1, GROUP)
 
-    def select_row(inputs: tuple[Array, Array]) -> Best:
+    def select_row(inputs: tuple[Array, Array]) -> TopK:
         row, maxima = inputs
         highest = jnp.max(maxima)
         largest, groups = lax.top_k(_below(highest, maxima), count)
         chosen = _below(highest, grouped.at[row * num_groups + groups].get(mode="clip"))
-        if count == k:  # At least k items reach the smallest of these maxima; drop all below it.
+        if count == k:  # At least k items reach the smallest of these maxima.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
-        found, places = lax.top_k(chosen.reshape(-1), k)
-        items = groups[places // GROUP] * GROUP + places % GROUP
-        return Best(found if scores.dtype == found.dtype else highest + found, chunk.first + items)
+        selected, positions = lax.top_k(chosen.reshape(-1), k)
+        items = groups[positions // GROUP] * GROUP + positions % GROUP
+        selected = selected if scores.dtype == selected.dtype else highest + selected
+        return TopK(selected, chunk.first + items)
 
     return lax.map(select_row, (jnp.arange(len(maxima)), maxima), batch_size=_QUERY_BATCH)
 
@@ -227,25 +228,26 @@ def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Arra
     """Scores to select by: in float64, differences from the highest one, rounded up to float32."""
     if scores.dtype == jnp.float32:
         return scores
-    # XLA sorts float64 numbers in full to select the largest ones.
+    # XLA would sort all float64 numbers to select some. Rounding up keeps upper bounds, and is
+    # monotone: no item that is left out exceeds the last one selected.
     return jnp.nextafter((scores - highest).astype(jnp.float32), jnp.float32(0))
 
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))
-def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
-    found = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), found)
+def _merge(best: TopK | None, selected: TopK, devices: int, k: int) -> TopK:
+    joined = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), selected)
     if best is not None:
-        found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
-    scores, places = lax.top_k(found.scores, min(k, found.scores.shape[1]))
-    return Best(scores, jnp.take_along_axis(found.ids, places, axis=1))
+        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, joined)
+    scores, columns = lax.top_k(joined.scores, min(k, joined.scores.shape[1]))
+    return TopK(scores, jnp.take_along_axis(joined.ids, columns, axis=1))
 
 
 def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
-) -> Best:
+) -> TopK:
     k = min(k, scores.shape[1])
     rows, items, chosen = _at_least_kth_maximum(scores, maxima, k)
-    # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
+    # Each row has at least k chosen items; shorter rows are padded by scores of −∞.
     numbers = np.bincount(rows)
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     shape = len(numbers), numbers.max()
@@ -258,7 +260,7 @@ def _select_on_host(
 def _at_least_kth_maximum(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Rows, items and scores of all items that may win, at least k of each row; rows ascend."""
+    """Rows, items and scores of at least k items of each row, all above others; rows ascend."""
     # Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
     # the C library returns memory to the system at each call, which takes longer than the search.
     num_groups = maxima.shape[1]
@@ -268,14 +270,14 @@ def _at_least_kth_maximum(
         least = np.partition(maxima, num_groups - k, axis=1)[:, num_groups - k, None]
     # A score that is not a number is kept: another chunk may hold the invalid point to report.
     groups = np.flatnonzero(~(maxima < least))
-    rows, own_groups = np.divmod(groups, num_groups)
+    rows, groups_of_rows = np.divmod(groups, num_groups)
     grouped = scores.reshape(-1, size).take(groups, axis=0)
     chosen = np.flatnonzero(~(grouped < least[rows]))
-    group, place = np.divmod(chosen, size)
-    return rows[group], own_groups[group] * size + place, grouped.reshape(-1)[chosen]
+    group, column = np.divmod(chosen, size)
+    return rows[group], groups_of_rows[group] * size + column, grouped.reshape(-1)[chosen]
 
 
-def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> Best:
-    """The k highest scores of each row, in any order but for the lowest one, which is the last."""
+def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> TopK:
+    """The k highest scores of each row in any order, but the lowest of them last."""
     order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
-    return Best(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))
+    return TopK(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))

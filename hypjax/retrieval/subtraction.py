@@ -1,8 +1,8 @@
 """Separations by subtraction in float64: the arithmetic that defines the order of all results.
 
-Nearby points lose no digits in the difference of two points, which are float32 numbers, taken as
-exact. It costs several times a matrix product, and therefore measures only what products leave
-open: candidates of a query, or the whole gallery for the few queries whose order no product shows.
+Points are float32 numbers, taken as exact, and their differences lose no digits. Subtraction costs
+several times a matrix product, so it measures only what products leave open: a query's candidates,
+or the whole gallery for the few queries whose order no product shows.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Found, Ids, Points, Rows
+from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
 from hypjax.retrieval.selection import StreamedGallery
 
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
@@ -28,16 +28,16 @@ def of_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
 ) -> Float[np.ndarray, "n k"]:
     """Separations of queries and their candidates, which are fetched in parts."""
-    found, candidates = np.empty(ids.shape), ids.shape[1]
+    separations, candidates = np.empty(ids.shape), ids.shape[1]
     items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
     heights = inputs.blocks(len(ids), items // candidates)
     for part in itertools.product(heights, inputs.blocks(candidates, items)):
         points, rows = gallery.points(ids[part])
         rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
         with jax.enable_x64(True):
-            parted = _of_rows(space, queries[part[0]], points, rows)
-        found[part] = np.asarray(parted)[:, : found[part].shape[1]]
-    return found
+            padded = _of_rows(space, queries[part[0]], points, rows)
+        separations[part] = np.asarray(padded)[:, : ids[part].shape[1]]
+    return separations
 
 
 @jax.jit
@@ -55,8 +55,8 @@ def _of_rows(
 def of_gallery(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
-    """Yields the separations of each different query from all items, and the query's rows."""
-    # Where queries end here, they are often duplicates: a collapsed model maps all to one point.
+    """Yields the rows of each distinct query, and its separations from all items."""
+    # Queries that end here are often duplicates: a collapsed model maps all images to one point.
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     size, dim = len(gallery), queries.shape[1]
@@ -64,13 +64,13 @@ def of_gallery(
     rows = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
     for part in inputs.blocks(len(unique), block):
         padded = inputs.pad_rows(unique[part], block)
-        found = np.empty((block, size))
+        separations = np.empty((block, size))
         for first in range(0, size, rows):
             items = inputs.host_rows(gallery, np.s_[first : first + rows])
             with jax.enable_x64(True):
                 matrix = _of_all(space, padded, inputs.pad_rows(items, rows))
-            found[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
-        yield from zip(copies[part], found, strict=False)
+            separations[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
+        yield from zip(copies[part], separations, strict=False)
 
 
 @jax.jit
@@ -82,7 +82,7 @@ def _of_all(
 
 
 def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
-    """The different rows, and which of them each row is."""
+    """The distinct rows, and which of them each row equals."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
     return x[first], inverse
@@ -90,23 +90,33 @@ def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
 
 def nearest_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
-) -> Found:
+) -> Nearest:
     """Separations and ids of the k nearest of each query's candidates, ties by id."""
-    found = of_candidates(space, queries, gallery, ids)
+    separations = of_candidates(space, queries, gallery, ids)
     # Sorting by two keys is slow, and ties are rare.
-    order = np.argsort(found, axis=1)
-    tied = np.diff(np.take_along_axis(found, order, axis=1), axis=1) == 0
+    order = np.argsort(separations, axis=1)
+    tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
     for row in np.flatnonzero(tied.any(axis=1)):
-        order[row] = np.lexsort((ids[row], found[row]))
-    return tuple(np.take_along_axis(array, order[:, :k], axis=1) for array in (found, ids))
+        order[row] = np.lexsort((ids[row], separations[row]))
+    return tuple(np.take_along_axis(array, order[:, :k], axis=1) for array in (separations, ids))
+
+
+def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
+    """Distances and ids of the k nearest items of the whole gallery, ties by id."""
+    ids, separations = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
+    for rows, of_query in of_gallery(space, queries, gallery):
+        nearest = np.flatnonzero(of_query <= np.partition(of_query, k - 1)[k - 1])
+        nearest = nearest[np.argsort(of_query[nearest], kind="stable")][:k]
+        ids[rows], separations[rows] = nearest, of_query[nearest]
+    return distances(space, separations), ids
 
 
 def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
     """Distances at ascending separations, in float32."""
     with jax.enable_x64(True):
-        found = np.asarray(_distance_at(space, separations), np.float32)
+        converted = np.asarray(_distance_at(space, separations), np.float32)
     # `distance_at` may be off by a rounding, but a list of results never descends.
-    return np.maximum.accumulate(found, axis=1)
+    return np.maximum.accumulate(converted, axis=1)
 
 
 @jax.jit

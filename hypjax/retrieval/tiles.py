@@ -1,4 +1,4 @@
-"""Points sorted by class, in chunks of tiles of the score matrix."""
+"""Points sorted by class, and the score matrix in tiles."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,33 +32,33 @@ class Points(NamedTuple):
 class Sorted:
     """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
 
-    All devices of a mesh hold the factors of a chunk. `rows` says which of the given points are in
-    each chunk, [chunks, p], −1 for padding.
+    All devices of a mesh hold the factors of a chunk. `rows` tells which points each chunk holds,
+    [chunks, p], −1 for padding.
     """
 
-    def __init__(self, given: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
-        self.mesh, self._given, self._score = mesh, given, score
-        self._held: dict[int, Points] = {}
-        labels = given.labels[rows]
+    def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
+        self.mesh, self._points, self._score = mesh, points, score
+        self._chunks: dict[int, Points] = {}
+        labels = points.labels[rows]
         height = side(len(rows))
-        places = _places(np.unique(labels, return_counts=True)[1], height)
-        number = places[-1] // height + 1
-        most = _FACTOR_BYTES // (2 * score.dtype.itemsize * given.points.shape[1] * height)
+        positions = _positions(np.unique(labels, return_counts=True)[1], height)
+        number = positions[-1] // height + 1
+        most = _FACTOR_BYTES // (2 * score.dtype.itemsize * points.points.shape[1] * height)
         chunks = -(-number // max(most, 1))
         self.rows = np.full((chunks, -(-number // chunks) * height), -1)
-        self.rows.reshape(-1)[places] = rows[np.argsort(labels, kind="stable")]
-        self.labels = np.where(self.rows >= 0, given.labels[self.rows], -1).astype(np.int32)
+        self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
+        self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
     def chunk(self, index: int) -> Points:
-        """The points of a chunk, which are kept until another one is asked for."""
-        if index not in self._held:
-            self._held.clear()  # Frees its memory first.
+        """The points of a chunk; only the last chunk asked for is kept."""
+        if index not in self._chunks:
+            self._chunks.clear()  # Frees its memory first.
             rows, valid = self.rows[index], self.rows[index] >= 0
-            ids = rows if self._given.ids is None else self._given.ids[rows]
-            factors = self._score.factors(inputs.host_rows(self._given.points, rows), valid)
+            ids = rows if self._points.ids is None else self._points.ids[rows]
+            factors = self._score.factors(inputs.host_rows(self._points.points, rows), valid)
             points = Points(factors, self.labels[index], np.where(valid, ids, NO_ID).astype("i4"))
-            self._held[index] = jax.device_put(points, NamedSharding(self.mesh, P()))
-        return self._held[index]
+            self._chunks[index] = jax.device_put(points, NamedSharding(self.mesh, P()))
+        return self._chunks[index]
 
 
 def side(points: int) -> int:
@@ -66,8 +66,8 @@ def side(points: int) -> int:
     return min(SIDE, inputs.round_up(points, inputs.MULTIPLE))
 
 
-def _places(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
-    """Places of points sorted by class, with gaps, so that small classes cross no tile boundary."""
+def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
+    """Positions of points sorted by class; gaps keep small classes within one tile."""
     # Fewer tiles next to the diagonal then contain matches and are computed twice.
     starts, end = [], 0
     for size in sizes.tolist():
@@ -91,7 +91,7 @@ class Tiles(NamedTuple):
 def points_of(
     queries: Sorted, items: Sorted, row: int, column: int, symmetric: bool
 ) -> tuple[Points, Points]:
-    """Points of a pair of chunks. The caller keeps none, so that others find memory."""
+    """Points of a pair of chunks; callers drop them before they ask for the next pair."""
     points = queries.chunk(row)
     return points, points if symmetric and row == column else items.chunk(column)
 
@@ -99,9 +99,10 @@ def points_of(
 def pairs(
     queries: Sorted, items: Sorted, symmetric: bool, matching_only: bool = False
 ) -> Iterator[tuple[int, int, list[Tiles]]]:
-    """Yields pairs of chunks: indices, and the tiles that may contain matches, and others.
+    """Yields indices of two chunks, their tiles that may contain matches, and their other tiles.
 
-    If the queries are the items and `symmetric` is set, another tile also stands for its transpose.
+    If `symmetric`, the queries are the items, and a tile without matches also stands for its
+    transpose.
     """
     sizes = queries.rows.shape[1], items.rows.shape[1]
     capacity = math.prod(size // side(size) for size in sizes)
@@ -111,7 +112,7 @@ def pairs(
             others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
         lists = [matching] if matching_only else [matching, others]
         if any(map(len, lists)):
-            yield row, column, [distribute(queries.mesh, each, capacity) for each in lists]
+            yield row, column, [distribute(queries.mesh, some, capacity) for some in lists]
 
 
 def _split(
@@ -131,10 +132,10 @@ def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tile
     shares = [tiles[device :: mesh.size] for device in range(mesh.size)]
     capacity = 1 << max(capacity - 1, 1).bit_length()
     indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
-    for share, padded in zip(shares, indices, strict=True):
-        padded[: len(share)] = share
-    found = Tiles(*np.moveaxis(indices, 2, 0), np.array(list(map(len, shares)), np.int32))
-    return jax.device_put(found, NamedSharding(mesh, P(AXIS)))
+    for share, of_device in zip(shares, indices, strict=True):
+        of_device[: len(share)] = share
+    padded = Tiles(*np.moveaxis(indices, 2, 0), np.array(list(map(len, shares)), np.int32))
+    return jax.device_put(padded, NamedSharding(mesh, P(AXIS)))
 
 
 def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) -> Any:
@@ -142,8 +143,8 @@ def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) 
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry
-        # Indices of the next tile. If a step loaded its own, XLA on a CPU would reload them for
-        # each comparison.
+        # A step loads the indices of the next tile: XLA on a CPU would reload its own for each
+        # comparison.
         return update(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
 
     first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
@@ -156,8 +157,8 @@ def rows_of(points: Any, tile: Int[Array, ""], side: int) -> Any:
 
 
 def merged(
-    state: Array, tile: Int[Array, ""], found: Array, merge: Callable[[Array, Array], Array]
+    state: Array, tile: Int[Array, ""], update: Array, merge: Callable[[Array, Array], Array]
 ) -> Array:
-    """A state, with what was found in the rows of a tile merged into these rows."""
-    found = merge(found, rows_of(state, tile, len(found)))
-    return lax.dynamic_update_slice_in_dim(state, found, tile * len(found), axis=0)
+    """Merges an update into the rows of a state that belong to a tile."""
+    rows = merge(update, rows_of(state, tile, len(update)))
+    return lax.dynamic_update_slice_in_dim(state, rows, tile * len(rows), axis=0)

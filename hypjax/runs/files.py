@@ -16,7 +16,7 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: its own configuration, its weights under timm's
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
-LEARNED = "space"  # In that of a published model: its learned numbers, if it has any.
+LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Of a learned number.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.

@@ -13,7 +13,7 @@ from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 
-_given: list[Dataset] = []  # The images that this process was given, if any.
+_in_memory: list[Dataset] = []  # The images that this process was given, if any.
 
 
 def give(dataset: Any) -> dict[str, str | None]:
@@ -26,8 +26,18 @@ def give(dataset: Any) -> dict[str, str | None]:
     images = photos.labelled_images(dataset)
     if images.path(0):
         return {"name": "folder", "path": str(photos.write_table(images))}
-    _given[:] = [images]
+    _in_memory[:] = [splits.measured(images)]
     return {"name": GIVEN, "path": None}
+
+
+def images_in_memory() -> Dataset:
+    """The images that `give` was given; raises UserError in a process without them."""
+    if not _in_memory:
+        raise UserError(
+            "the images of this run were given from Python, and this process does not have them; "
+            "pass them to hypjax.train as dataset=, or search other images with the model"
+        )
+    return _in_memory[0]
 
 
 def open_splits(config: ConfigDict) -> Splits:
@@ -44,12 +54,7 @@ def open_splits(config: ConfigDict) -> Splits:
         *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
     )
     if data.name == GIVEN:
-        if not _given:
-            raise UserError(
-                "the images of this run were given from Python, and this process does not have "
-                "them; pass them to hypjax.train as dataset=, or search other images with the model"
-            )
-        opened = splits.open_images("the dataset", _given[0], decoding, held_out)
+        opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
         opened = splits.open_photos(data.path, decoding, held_out)
     elif data.name == "features":

@@ -22,39 +22,46 @@ from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed
 
-SPACE = "score_space"  # In config.json: that of the head.
+# Space in which evaluation compares the head's outputs: in hypjax.json with its learned scalars, in
+# config.json, which is written before training, with their first values.
+SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads the configuration of the run in a folder; a published model's has the defaults' run."""
-    saved = _saved(workdir)
-    if saved is None:
-        raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
-    published = files.is_published(workdir)
-    try:
-        config = _config_of(saved, published)
-        validate(config)
-    except UserError:
-        raise
-    except Exception as error:  # What a file may hold instead has no end.
-        raise files.damaged(_config_path(workdir), reason(error)) from error
-    if published:  # How it is executed is this machine's choice: batches of as many pixels.
-        scale = default_config().data.image_size / config.data.image_size
-        config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
+    """Reads and validates the configuration of the run in a folder."""
+    config = read_saved_config(workdir)
+    validate(config)
     return config
 
 
-def _config_of(saved: Mapping[str, Any], published: bool) -> ConfigDict:
-    saved = {n: x for n, x in saved["all"].items() if not (published and n.startswith("run."))}
-    fields = {name: _tuples(value) for name, value in saved.items()}
+def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
+    """Reads a run's configuration without validation; `run` of a published model is the default."""
+    fields = saved_fields(workdir)
+    if not fields:
+        raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
+    published = files.is_published(workdir)
+    if published:
+        fields = {name: x for name, x in fields.items() if not name.startswith("run.")}
+    try:
+        return _config_of(fields, published)
+    except UserError:
+        raise
+    except Exception as error:  # A damaged file may hold anything.
+        raise files.damaged(_config_path(workdir), reason(error)) from error
+
+
+def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
     config = default_config(fields["objective.name"])
-    with config.ignore_type():
-        if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
-            own = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("objective.")}
-            with config.unlocked():
-                config.objective.update(own)
-        config.update_from_flattened_dict(fields)
+    default_side = config.data.image_size
+    if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
+        own = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("objective.")}
+        with config.ignore_type(), config.unlocked():
+            config.objective.update(own)
+    set_fields(config, fields)
+    if published:  # How it is executed is this machine's choice: batches of as many pixels.
+        scale = min(1, default_side / config.data.image_size)
+        config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
     return config
 
 
@@ -65,9 +72,9 @@ def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
     """
     if config.objective.name in BUILT_IN:
         return create_objective(config)
-    path = _config_path(workdir)
+    saved = files.read_object(path := _config_path(workdir))
     try:  # The loss's code may have changed, or be unknown.
-        return SavedObjective(space_of(files.read_object(path)[SPACE]))
+        return SavedObjective(space_of(saved.get(SPACE) or saved[FIRST_SPACE]))
     except KeyError as error:
         raise UserError(
             f"the run is scored in the space {error.args[0]}, which is not known in this process; "
@@ -77,9 +84,15 @@ def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
         raise files.damaged(path, reason(error)) from error
 
 
-def saved_architecture(workdir: pathlib.Path) -> object:
-    """The `model.architecture` of the run in a folder, known or not; None if it has none."""
-    return (_saved(workdir) or {"all": {}})["all"].get("model.architecture")
+def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
+    """The fields of a run's configuration, by dotted name, as JSON; {} if the folder has no run."""
+    return (_saved(workdir) or {"all": {}})["all"]
+
+
+def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
+    """Sets fields of a configuration to those of a saved one."""
+    with config.ignore_type():
+        config.update_from_flattened_dict({name: _tuples(x) for name, x in fields.items()})
 
 
 def _tuples(value: Any) -> Any:
@@ -163,7 +176,8 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
     """What a run's configuration file holds; None if there is none."""
     saved = files.read_object(path := _config_path(workdir))
-    if saved is not None and "identity" not in saved:  # Another program's file.
+    if saved is not None and not all(isinstance(saved.get(x), dict) for x in ("identity", "all")):
+        # Another program's file.
         raise files.damaged(path, "it was not written by hypjax")
     return saved
 
@@ -207,7 +221,7 @@ class Workdir:
     def filled(self) -> ConfigDict:
         """The configuration; fields that were chosen to fit the images keep their choice."""
         config = self._config.copy_and_resolve_references()
-        began = processes.from_first(lambda: (_saved(self.path) or {"all": {}})["all"])
+        began = processes.from_first(lambda: saved_fields(self.path))
         unset = [field for field in FITTED if flatten(config)[field] is None]
         config.update_from_flattened_dict({f: began[f] for f in unset if f in began})
         return config
@@ -237,7 +251,7 @@ class Workdir:
             "identity": identity(self._config),
             "provenance": dict(provenance),
             "all": for_files(filled),
-            SPACE: describe_space(create_objective(filled).score_space),
+            FIRST_SPACE: describe_space(create_objective(filled).score_space),
         }
         now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
         with writing(self.path):

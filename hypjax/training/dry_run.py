@@ -56,13 +56,14 @@ def dry_run(config: ConfigDict) -> None:
 
 def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     """Seconds that embedding all images takes once, from those of one batch."""
-    images, splits, stopwatch = dataclasses.replace(run.images, kept=()), run.splits, Stopwatch()
-    if not images.model.encoder.takes_pixels:
+    embedder, splits = dataclasses.replace(run.embedder, kept=()), run.splits
+    if not embedder.model.encoder.takes_pixels:
         return 0.0
     sample = splits.test.take(np.arange(min(run.config.run.eval_batch_size, len(splits.test))))
     console.say("compiling the evaluation")
+    stopwatch = Stopwatch()
     with stopwatch.part("evaluation"):
-        images.points(params, sample, run.spaces(params))
+        embedder.points(params, sample, run.spaces(params))
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 

@@ -15,7 +15,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder
+from hypjax.inference.embedding import ONE_SCALE
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
@@ -81,14 +81,13 @@ class Input:
         Returns positions in the training set of anchor, positive and negatives, and mean lengths
         between anchors and positives, mined negatives, and random images.
         """
-        plans, scalars = self.setup.plans, self.setup.scalars(params)
-        space = self.setup.learner.objective.with_scalars(scalars).space
+        plans, space = self.setup.plans, self.setup.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
         images = self.setup.splits.train.take(ids)
-        points = self.setup.images.points(params, images, {"head": space}, ONE_SCALE)["head"]
+        points = self.setup.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
         labels = plans.labels
         negatives = hardest_negatives(
@@ -119,14 +118,14 @@ def open_input(setup: Setup, steps: range, params: PyTree) -> Input:
 
 def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    learner, train, images = setup.learner, setup.splits.train, setup.images
+    learner, train, embedder = setup.learner, setup.splits.train, setup.embedder
     if train.vectors is not None:
         return train.vectors
     # To evaluate, the encoder may pool otherwise.
-    if not images.kept or learner.model.encoder != images.model.encoder:
-        images = DatasetEmbedder(learner.model, setup.config, learner.mesh)
+    if not embedder.kept or learner.model.encoder != embedder.model.encoder:
+        embedder = dataclasses.replace(embedder, model=learner.model, kept=())
         console.say(f"embedding {len(train)} training images with the encoder")
-    return images.features(params, train, ONE_SCALE)[:, 0]
+    return embedder.features(params, train, ONE_SCALE)[:, 0]
 
 
 def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
@@ -158,8 +157,9 @@ def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "ima
 
     features_to_keep(setup, params)
     params = parallel.place(params["encoder"], parallel.replicated(mesh))
-    compute = functools.partial(jax.jit(parallel.map_images(activations, mesh)), params)
-    return setup.images.mapped(compute, setup.splits.train)
+    options = parallel.compiler_options(mesh)
+    compute = jax.jit(parallel.map_images(activations, mesh), compiler_options=options)
+    return setup.embedder.mapped(functools.partial(compute, params), setup.splits.train)
 
 
 def _feature_batches(

@@ -55,8 +55,8 @@ def collect_results(
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
         results["validation"] = held_out
-    if "space" in model:
-        learned = {name: named_values(each["space"]) for name, each in models.items()}
+    if "scalars" in model:
+        learned = {name: named_values(each["scalars"]) for name, each in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
     matches = run.matches(model)

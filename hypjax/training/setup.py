@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
@@ -20,13 +21,13 @@ from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
-from hypjax.inference.run import Run, check_depth
+from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import Spec
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
-from hypjax.runs.images import fit_to_features, open_splits
+from hypjax.runs.images import fit_to_features, images_in_memory, open_splits
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
@@ -43,16 +44,24 @@ class Setup(Run):
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
 
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the train step, which evaluation shares."""
+        return self.learner.mesh
 
-def build(config: ConfigDict) -> Setup:
-    """Builds a run from its validated configuration; nothing is computed or written yet."""
+
+def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Setup:
+    """Builds a run from its validated configuration; nothing is computed or written yet.
+
+    The images are opened, unless an opened run has them. Further fields are those of `Run`.
+    """
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
     model = create_embedder(config, device=mesh.devices.flat[0])  # Reports an unknown one at once.
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         words = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, words)
-    splits = open_splits(config)
+    splits = splits or open_splits(config)
     train = splits.training_images()
     if config.train.cached_features:  # Of a class with one image, they would all be equal.
         paired = np.flatnonzero(np.bincount(train.labels) > 1)
@@ -62,7 +71,6 @@ def build(config: ConfigDict) -> Setup:
     config = fit_to_images(config, splits)
     validate_relations(config)
     learner = build_learner(config, mesh, model)
-    check_depth(config, splits)
     plans, train = create_plans(config, splits), splits.train
     spec = Spec(
         classes=train.num_classes,
@@ -80,14 +88,15 @@ def build(config: ConfigDict) -> Setup:
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     device = config.run.cache == "device"
-    return Setup(
-        config=config,
-        splits=splits,
-        objective=learner.objective,
+    return Setup.open(
+        config,
+        learner.objective,
+        splits,
         learner=learner,
         spec=spec,
         plans=plans,
         layout=plan_layout(plans.sizes, mesh, learner.view.channels) if device else None,
+        **fields,
     )
 
 
@@ -191,7 +200,7 @@ def shared_provenance(run: Setup) -> dict[str, str]:
 
 def given_provenance(config: ConfigDict) -> dict[str, str]:
     """Hashes of the user's code, and of images from Python, of which no field says which."""
-    images = {"images": open_splits(config).fingerprint} if config.data.name == GIVEN else {}
+    images = {"images": images_in_memory().source} if config.data.name == GIVEN else {}
     return {**images, **_users_code(config)}
 
 

@@ -74,8 +74,8 @@ def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Meas
         scores = {"test": run.test_scores(params)}
         if run.splits.validation:
             scores["validation"] = validation_scores(run, params)
-        if "space" in params:
-            scores |= named_values(params["space"])
+        if "scalars" in params:
+            scores |= named_values(params["scalars"])
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 
@@ -98,7 +98,7 @@ def starting_parameters(run: Setup) -> dict[str, PyTree] | None:
     if config.model.weights is None:
         return None
     shapes = model_shapes(learner.model, learner.view)
-    parts = ("encoder", "head", "space") if config.model.load_head else ("encoder",)
+    parts = ("encoder", "head", "scalars") if config.model.load_head else ("encoder",)
     loaded = [part for part in parts if part in shapes]
 
     def read() -> dict[str, PyTree]:

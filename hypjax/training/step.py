@@ -147,7 +147,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(probed, held), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                scalars = values(params["model"]["space"]) if learner.bounds else {}
+                scalars = values(params["model"]["scalars"]) if learner.bounds else {}
                 loss = loss_function(learner.objective.with_scalars(scalars))
                 return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
 
@@ -167,9 +167,9 @@ def _updated(
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        if "space" in updated.get("model", {}):  # Learned numbers that are not frozen.
-            space = projected(updated["model"]["space"], learner.bounds)
-            updated = {**updated, "model": {**updated["model"], "space": space}}
+        if "scalars" in updated.get("model", {}):  # Learned numbers that are not frozen.
+            scalars = projected(updated["model"]["scalars"], learner.bounds)
+            updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
     norms = {
@@ -194,8 +194,8 @@ def _updated(
         "finite": finite,
         "skipped": skipped,
     }
-    if "space" in state.params["model"]:
-        metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["space"]))
+    if "scalars" in state.params["model"]:
+        metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["scalars"]))
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
@@ -263,7 +263,10 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
     """Jits a step whose states keep the shardings of the given one."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(
-        train_step, donate_argnums=0, out_shardings=(shardings, parallel.replicated(mesh))
+        train_step,
+        donate_argnums=0,
+        out_shardings=(shardings, parallel.replicated(mesh)),
+        compiler_options=parallel.compiler_options(mesh),
     )
 
 

@@ -52,8 +52,6 @@ def test_draws_points_thumbnails_proxies_and_their_tree(panel, figures, tmp_path
 def test_many_equal_groups_differ_in_hue():
     chosen = disk.colours(np.full(250, 2))
     assert len(set(chosen.of)) > 200 and disk.OTHER not in chosen.of
-    assert chosen.shown.tolist() == [0, 42, 83, 124, 166, 208, 249]
-    assert chosen.rest == "243 between these, in order" and set(chosen.markers) == {0}
     chosen = disk.colours(np.array([9] * 7 + [1] * 40))
     assert set(chosen.of[7:]) == {disk.OTHER} and chosen.rest == "40 others"
 

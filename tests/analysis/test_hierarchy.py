@@ -42,9 +42,9 @@ def images_of(labels, most=100, seed=0, name="cub200", **fields):
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
-NAMED = [
-    f"{i:03}.{'Red' if i % 2 else 'Blue_footed'}_{'Gull' if i < 2 else 'Wren'}" for i in LABELS
-]
+NAMED = np.array(
+    [f"{i:03}.{'Red' if i % 2 else 'Blue_footed'}_{'Gull' if i < 2 else 'Wren'}" for i in LABELS]
+)
 
 
 def test_whole_classes_are_chosen_while_they_fit():

@@ -70,12 +70,3 @@ def test_points_are_means_with_bars_from_the_lowest_to_the_highest(tmp_path, fig
     assert line.get_xydata().tolist() == [[0.2, 0.625], [0.8, 0.5]]
     found = [bar.tolist() for bar in bars.get_segments()]
     assert found == [[[0.2, 0.25], [0.2, 1.0]], [[0.8, 0.5], [0.8, 0.5]]]
-
-
-def test_the_axis_suits_the_values(tmp_path, figures):
-    draw(of_values(1.0, 0.05, 0.2), TEMPERATURE, tmp_path / "sweep.png")
-    radii = [run(objective__clip_radius=value) for value in (None, 2.3, 1.0)]
-    draw(radii, "objective.clip_radius", tmp_path / "sweep.png")
-    [numbers], [categories] = (figure.axes for figure in figures)
-    assert numbers.get_xscale() == "log" and categories.get_xscale() == "linear"
-    assert [each.get_text() for each in categories.get_xticklabels()] == ["1.0", "2.3", "None"]

@@ -47,7 +47,7 @@ def test_the_recipe_of_irt_has_its_values(dataset):
 
 
 def test_an_encoder_that_is_only_evaluated_is_not_trained(tmp_path):
-    with pytest.raises(UserError, match="total_steps is 0; .* add --mode=evaluate to evaluate wi"):
+    with pytest.raises(UserError, match="--mode=evaluate"):
         train_and_evaluate(load("sop", "irt-o"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -67,11 +67,6 @@ RECIPE = (
     | group("eval", benchmarks=("roxford5k", "rparis6k"), ks=(1, 5, 10), scales=(1.0,))
     | group("eval", expansion=0, rerank=False)
 )
-
-
-def test_the_default_is_the_recipe():
-    fields = flatten(load_config("sfm"))
-    assert {field: fields[field] for field in RECIPE} == RECIPE
 
 
 DIFFERENCES = {
@@ -96,10 +91,10 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("variant", DIFFERENCES)
-def test_variants_differ_in_nothing_else(variant):
-    fields = flatten(load("sfm", variant))
-    assert {field: fields[field] for field in RECIPE} == RECIPE | DIFFERENCES[variant]
+def test_variants_differ_in_nothing_else():
+    for variant, differences in {"": {}, **DIFFERENCES}.items():
+        fields = flatten(load("sfm", variant) if variant else load_config("sfm"))
+        assert {field: fields[field] for field in RECIPE} == RECIPE | differences
 
 
 @pytest.mark.parametrize("variant", ["irt-o", "irt-l", "irt-r", "hyp"])

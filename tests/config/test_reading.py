@@ -34,9 +34,8 @@ def test_variants_differ_in_their_space():
     assert differences(identity(hyp), identity(sph)) == changes
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
+def test_overrides_take_the_type_of_the_field():
+    for text, value in (
         ("train.total_steps=1e3", 1000),
         ("optim.learning_rate=1", 1.0),
         ("objective.clip_radius=None", None),
@@ -45,146 +44,86 @@ def test_variants_differ_in_their_space():
         ("optim.frozen=()", ()),
         ("name=7", "7"),
         ("optim.groups=('head', 1e2, None, 3)", (("head", 100.0, None, 3),)),
-    ],
-)
-def test_overrides_take_the_type_of_the_field(override, value):
-    found = flatten(load_config("glyphs", [override]))[override.partition("=")[0]]
-    assert found == value and type(found) is type(value)
+    ):
+        loaded = flatten(load_config("glyphs", [text]))[text.partition("=")[0]]
+        assert loaded == value and type(loaded) is type(value)
 
 
 CACHED = "train.cached_features=True optim.frozen=encoder"
-RESNET = "model.architecture=resnet50 model.patch_size=0 model.width=0 model.depth=0"
 HIER = "objective.name=hier+proxy_anchor"
-INVALID = {
-    "names": [
-        ("train.total_stepz=7", "did you mean train.total_steps?"),
-        ("train=7", "group of fields"),
-        ("seed", "needs a value"),
-    ],
-    "types": [
-        ("train.total_steps=abc", "a whole number"),
-        ("train.batch_size=None", "a whole number"),
-        ("optim.learning_rate=nan", "a finite number"),
-        ("eval.ks=1,x", "a list"),
-        ("optim.groups=('head',-1,None,0)", "factor of the rate"),
-    ],
-    "ranges and choices": [
-        ("seed=4294967296", "between 0 and"),  # JAX's keys drop further bits.
-        ("eval.ks=()", "one or more"),
-        ("data.crop_area=0.5", "two ascending numbers"),
-        ("objective.space=hyperbolic", "one of poincare"),
-        ("objective.c=-0.1", "at least 0"),
-        ("optim.frozen=heed", "names from patch_projection"),
-        ("model.weights=", "or None"),
-        ("data.validation_classes=1.5", "fraction"),
-        ("eval.pca.head=0", "between 1 and"),
-        ("objective.name=proxy", "one of pairwise"),
-        ("train.lora_targets=head", "model/encoder/block_*"),
-        ("optim.layer_decay=0", "at most 1"),
-    ],
-    "batches": [
-        ("train.batch_size=511", "multiple of train.samples_per_class"),
-        ("optim.warmup_steps=100000", "train.total_steps"),
-        (f"{HIER} objective.hier_proxies=20", "above objective.hier_neighbors"),
-        (f"{HIER} train.batch_size=20", "above objective.hier_neighbors"),
-    ],
-    "models": [
-        ("model.depth=0", "at least 1"),
-        ("model.architecture=resnet50", "sizes of its own"),
-        ("model.num_heads=3", "multiple of model.num_heads"),
-        (f"{RESNET} model.num_heads=0 model.drop_path=0.1", "Transformer"),
-        (f"{CACHED} model.drop_path=0.1", "cached_features"),
-        ("model.load_head=True", "model.weights"),
-        ("model.head=none model.weights=a model.load_head=True", "model.head is set"),
-        ("model.head=none model.head_init=pca", "orthogonal"),
-    ],
-    "spaces": [
-        ("objective.space=sphere objective.curvatures=1,2", "has a curvature"),
-        ("objective.space=sphere objective.learn_c=True", "has a curvature"),
-        ("objective.learn_c=True objective.c=20", "objective.c_bounds"),
-        ("objective.learn=temperature,temperature", "each once"),
-        (
-            "objective.name=contrastive objective.memory=1 objective.learn_c=True",
-            "config.objective.memory",
-        ),
-        ("eval.prefixes=8,256", "below model.head_dim"),
-        ("eval.prefixes=8 eval.pca.head=8", "prefixes"),
-    ],
-    "data": [
-        ("data.path=photos", "None unless data.name"),
-        ("data.name=folder", "a folder, a table"),
-        ("data.resize=24", "data.image_size"),
-        ("data.mean=0.5,0.5,0.5", "per channel"),
-        ("data.split=images", "classes unless"),
-        ("data.decoder=fast run.cache=host", "none unless data.decoder"),
-        ("data.stored_side=64", "run.cache is device"),
-        (f"{CACHED} run.cache=device", "none or host"),
-    ],
-    "evaluation": [
-        ("eval.whiten=True", "eval.pca.head"),
-        ("eval.pca.head=129", "model.head_dim"),
-        ("eval.expansion_alpha=3", "eval.expansion"),
-    ],
-    "training": [
-        ("model.head=none optim.frozen=encoder", "config.model.head"),
-        ("train.cached_features=True", "lowest layers"),
-        (f"{CACHED} train.lora_rank=4", "0 unless the encoder"),
-        ("train.probe_steps=300 train.total_steps=300", "below train.total_steps"),
-        ("train.probe_steps=3 model.head=none", "model.head is set"),
-    ],
-}
+# A case for each kind of rule: overrides, and a keyword of the message.
+INVALID = [
+    ("train.total_stepz=7", "did you mean train.total_steps?"),
+    ("train=7", "group of fields"),
+    ("seed", "needs a value"),
+    ("train.batch_size=None", "a whole number"),
+    ("optim.learning_rate=nan", "a finite number"),
+    ("eval.ks=1,x", "a list"),
+    ("optim.groups=('head',-1,None,0)", "factor of the rate"),
+    ("seed=4294967296", "between 0 and"),  # JAX's keys drop further bits.
+    ("data.crop_area=0.5", "two ascending numbers"),
+    ("objective.space=hyperbolic", "one of poincare"),
+    ("optim.frozen=heed", "names from patch_projection"),
+    ("objective.name=proxy", "one of pairwise"),
+    ("train.batch_size=511", "multiple of train.samples_per_class"),
+    (f"{HIER} objective.hier_proxies=20", "above objective.hier_neighbors"),
+    ("model.architecture=resnet50", "sizes of its own"),
+    ("model.num_heads=3", "multiple of model.num_heads"),
+    (f"{CACHED} model.drop_path=0.1", "cached_features"),
+    ("objective.space=sphere objective.learn_c=True", "has a curvature"),
+    ("objective.learn_c=True objective.c=20", "objective.c_bounds"),
+    ("objective.learn=temperature,temperature", "each once"),
+    (
+        "objective.name=contrastive objective.memory=1 objective.learn_c=True",
+        "config.objective.memory",
+    ),
+    ("eval.prefixes=8,256", "below model.head_dim"),
+    ("data.name=folder", "a folder, a table"),
+    ("data.resize=24", "data.image_size"),
+    (f"{CACHED} run.cache=device", "none or host"),
+    ("train.cached_features=True", "lowest layers"),
+]
 
 
-@pytest.mark.parametrize("kind", INVALID)
-def test_invalid_values_are_refused_in_one_sentence(kind):
-    for overrides, keyword in INVALID[kind]:
+def test_invalid_values_are_refused_in_one_sentence():
+    for overrides, keyword in INVALID:
         with pytest.raises(UserError) as error:
             load_config("glyphs", overrides.split())
         assert keyword in str(error.value), overrides
 
 
 def test_an_unknown_variant_is_refused_with_the_known_ones():
-    for spec, words in (
-        ("glyphs:hup", "'hup'; it must be one of hyp, sph"),
-        ("cub:hyp-dion", "losses are hyp, .*, encoders vit, .* irt-o"),
+    for spec, keyword in (
+        ("glyphs:hup", "one of hyp, sph"),
+        ("cub:hyp-dion", "losses are hyp, .*, encoders vit"),
         ("cub:sph-resnet50", "that go together"),
-        ("cars:irt-o", "losses are"),
-        ("cub:hyp-dino,frosen", "hyp-dino with ,frozen or ,released at its end"),
-        ("grocery:hyp-dino,released", "with ,frozen at its end, or none"),
+        ("cub:hyp-dino,frosen", "with ,frozen or ,released"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=keyword):
             load_config(spec)
 
 
 def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():
-    override = "model.architecture=vit_tiny_patch16_224"
     with pytest.raises(UserError) as error:
-        load_config("glyphs", [override])
+        load_config("glyphs", ["model.architecture=vit_tiny_patch16_224"])
     added = str(error.value).split(" --config.")[1:]
-    assert load_config("glyphs", [override, *added]).model.width == 0
+    assert load_config("glyphs", ["model.architecture=vit_tiny_patch16_224", *added])
     with pytest.raises(UserError, match="vit_tiny_patch16_224"):
         load_config("glyphs", ["model.architecture=vit_tinny_patch16_224"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_errors_in_a_users_file_are_reported_with_their_line(tmp_path):
+    path = tmp_path / "mine.py"
+    for text, keyword in (
         ("x = 1", "no get_config"),
         ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError"),
         ("def get_config(", "SyntaxError"),
         ("def get_config():\n  return {}", "not a ConfigDict"),
-        (
-            "import ml_collections\n"
-            "def get_config():\n  return ml_collections.ConfigDict({'seed': 0})",
-            "is missing",
-        ),
-    ],
-)
-def test_errors_in_a_users_file_are_reported_with_their_line(tmp_path, text, message):
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        load_config(str(path))
+        ("from ml_collections import ConfigDict as get_config", "is missing"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=keyword):
+            load_config(str(path))
 
 
 def test_the_default_workdir_names_the_file_the_variant_and_the_changes(repository, tmp_path):
@@ -249,13 +188,10 @@ def test_a_file_may_choose_another_objective(toy, tmp_path):
         "  config.objective.c = 0.7\n"
         "  choose_objective(config, 'toy')\n"
         "  config.objective.margin = 3.0\n"
-        "  config.train.sampling = 'shuffled'\n"
         "  return config\n"
     )
     config = load_config(str(own))
     assert (config.objective.c, config.objective.margin) == (0.7, 3.0)
-    with pytest.raises(UserError, match="images of one class"):
-        load_config("glyphs", ["train.sampling=shuffled"])
 
 
 def test_each_field_has_its_value_and_origin():
@@ -276,14 +212,10 @@ def test_names_and_implementations_match():
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "variant"), [(True, "hyp-dinov2"), (False, "hyp-lite,frozen")]
-)
-def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
-    accelerator, variant, monkeypatch
-):
-    monkeypatch.setattr(machine, "has_accelerator", lambda: accelerator)
-    for name, path in (("folder", ["data.path=photos"]), ("grocery", [])):
-        config = load_config(name, path)
-        assert config.variant == variant
-        assert config == load_config(f"{name}:{variant}", path)
+def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(monkeypatch):
+    for accelerator, variant in ((True, "hyp-dinov2"), (False, "hyp-lite,frozen")):
+        monkeypatch.setattr(machine, "has_accelerator", lambda chosen=accelerator: chosen)
+        for name, path in (("folder", ["data.path=photos"]), ("grocery", [])):
+            config = load_config(name, path)
+            assert config.variant == variant
+            assert config == load_config(f"{name}:{variant}", path)

@@ -35,14 +35,19 @@ def dataset_of(images, labels):
     """Returns a dataset of images, [height, width, channels], as PNG files."""
     records = [encoded(Image.fromarray(image.squeeze())) for image in images]
     sizes = np.array([image.shape[:2] for image in images], np.int32)
-    return Dataset(records, np.arange(len(images)), labels, sizes)
+    return dataset_without_images(labels, records=records, sizes=sizes)
 
 
 def dataset_without_images(labels, **fields):
-    """Returns a dataset of labels alone."""
-    labels = np.array(labels)
-    sizes = np.zeros((len(labels), 2), np.int32)
-    return Dataset((), np.arange(len(labels)), labels, sizes, **fields)
+    """Returns a dataset of labels, and of further columns."""
+    numbers, labels = np.arange(len(labels)), np.array(labels)
+    columns = {
+        "records": (),
+        "sizes": np.zeros((len(labels), 2), np.int32),
+        "names": np.array([f"record {i}" for i in numbers], object),
+        "class_names": np.array([f"class {label}" for label in labels], object),
+    }
+    return Dataset(positions=numbers, labels=labels, **columns | fields)
 
 
 def write_table(path, rows):

@@ -102,7 +102,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
     embedded = load(run).embed_images(photos, few=True).vectors
-    evaluated = run_of_config.images.points(params, tested, {"head": space})["head"]
+    evaluated = run_of_config.embedder.points(params, tested, {"head": space})["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
 
@@ -177,7 +177,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed_images(photos, few=True).vectors
     opened, spaces = Run.open(config), {"encoder": Sphere()}
-    training = opened.images.points(models["best"].params, opened.splits.train, spaces)["encoder"]
+    training = opened.embedder.points(models["best"].params, opened.splits.train, spaces)["encoder"]
     expected = fit(training, space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -188,7 +188,7 @@ def test_scores_are_those_of_refined_searches(run, photos_folder):
     params, opened = restore_models(run, config)["best"].params, Run.open(config, parts=["encoder"])
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
-    x = projection.apply(opened.images.points(params, splits.test, spaces)["encoder"])
+    x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())
     options = {"metrics": ["recall@1", "recall@2"], "space": Sphere(), "refinement": refinement}
     expected = query_scores(x, splits.test.labels, **options)

@@ -1,6 +1,6 @@
 """Encoders of other libraries embed, resume, search and are scored; here a few lines stand for one.
 
-tests/parity/test_encoders.py compares features with those of the libraries themselves.
+tests/integrations/test_other_encoders.py compares features with those of the libraries themselves.
 """
 
 import dataclasses
@@ -120,8 +120,8 @@ def test_images_of_a_prepared_dataset_are_scored_by_its_protocol(execute, data_d
     splits, x = open_prepared("glyphs", str(data_dir)), Embeddings.load("g.npz")
     test = x.take(np.flatnonzero(x.splits == "test"))
     images = [splits.test.image(i, channels=3) for i in range(len(splits.test))]
-    np.testing.assert_array_equal(test.given, thumbnails(images))
-    points = np.asarray(Sphere().embed(test.given))
+    np.testing.assert_array_equal(test.raw_features, thumbnails(images))
+    points = np.asarray(Sphere().embed(test.raw_features))
     expected = query_scores(points, splits.test.labels, metrics=["recall@1"], space=Sphere())
     assert json.load(open("s.json"))["recall@1"] == expected["recall@1"].mean()
 
@@ -208,6 +208,6 @@ def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path
     found = embedder.embed_images(find_images(str(table)), few=True)
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
-    np.testing.assert_array_equal(read.features(), found.given)
+    np.testing.assert_array_equal(read.features(), found.raw_features)
     assert (read.splits.tolist(), read.superlabels.tolist()) == (["test"], ["bird"])
     assert read.fingerprint == embedder.fingerprint

@@ -8,31 +8,16 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax.config import choose_objective, default_config
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, Space, cones
-from hypjax.objectives import (
-    OBJECTIVES,
-    Group,
-    Objective,
-    Spec,
-    create_objective,
-    loss_function,
-)
-from hypjax.types import Batch, Outputs
+from hypjax.objectives import OBJECTIVES, Group, Objective, Spec
+from tests.helpers.losses import loss_of, objective
 
 NAME = "cones+normalized_softmax"
 COARSE = (1, 0, 1, 2)
 LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3])
 KEY, STEPS = jax.random.key(0), {"steps": 0}
 SPEC = Spec(4, 2, 16, 5, 100, len(LABELS), coarse_classes=COARSE)
-
-
-def objective(**fields):
-    config = default_config(NAME)
-    choose_objective(config, NAME)
-    config.objective.update(fields)
-    return create_objective(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +33,16 @@ class Counting(Objective):
 @pytest.mark.parametrize("space", ["poincare", "lorentz"])
 def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
     fields = {"cone_weight": 0.7, "cone_radius": 0.05, "cone_negatives": 0.3, "cone_margin": 0.2}
-    built = objective(space=space, **fields)
+    built = objective(NAME, space=space, **fields)
     params, state = built.init(KEY, SPEC)
     assert built.space == built.score_space == built.base.space
     built, state = dataclasses.replace(built, base=Counting(built.space)), state | {"base": STEPS}
     features = np.random.default_rng(0).normal(size=(len(LABELS), 5)).astype(np.float32)
     features[0] = 2 * params["apexes"][1]  # Behind the apex of its coarse class.
-    batch = Batch(None, jnp.asarray(LABELS), None, None)
 
     @jax.jit
     def compute(params, features):
-        return loss_function(built)(params, state, Outputs(None, features), None, batch, KEY)
+        return loss_of(built, (params, state), features, LABELS, key=KEY)
 
     found, (after, told) = compute(params, features)
     hyperboloid, own = Lorentz(0.1, 2.3), np.array(COARSE)[LABELS][:, None] == np.arange(3)
@@ -76,7 +60,7 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
 
 
 def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their_own():
-    built = objective(proxy_rate=50.0, cone_rate=7.0, c=0.3)
+    built = objective(NAME, proxy_rate=50.0, cone_rate=7.0, c=0.3)
     params, state = built.init(KEY, SPEC)
     assert params["apexes"].shape == (3, 5) and params["base"]["proxies"].shape == (4, 5)
     assert state["base"] == {} and state["coarse"].tolist() == list(COARSE)
@@ -87,16 +71,13 @@ def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their
 
 @pytest.mark.slow
 def test_training_draws_images_into_their_cones_and_out_of_others():
-    built = objective(cone_weight=1.0)
+    built = objective(NAME, cone_weight=1.0)
     params, state = built.init(KEY, SPEC)
-    batch = Batch(None, jnp.asarray(LABELS), None, None)
     features = np.random.default_rng(1).normal(size=(len(LABELS), 5)).astype(np.float32)
 
     def loss(trained):
-        outputs = Outputs(None, trained[1])
-        _, (_, told) = loss_function(built)(
-            params | {"apexes": trained[0]}, state, outputs, None, batch, KEY
-        )
+        started = params | {"apexes": trained[0]}, state
+        _, (_, told) = loss_of(built, started, trained[1], LABELS, key=KEY)
         return told["cone_loss"], (told["cone_inside"], told["cone_inside_others"])
 
     optimizer, trained = optax.adam(0.01), (params["apexes"], jnp.asarray(features))
@@ -117,11 +98,11 @@ def test_training_draws_images_into_their_cones_and_out_of_others():
 
 def test_what_has_no_cones_is_refused():
     with pytest.raises(UserError, match="poincare or lorentz"):
-        objective(space="sphere")
+        objective(NAME, space="sphere")
     for fields in ({"c": 1e-3}, {"clip_radius": 0.2}, {"cone_radius": 3.0}):
         with pytest.raises(UserError, match="larger c or clip_radius, or a smaller cone_"):
-            objective(**fields)
-    objective(c=1e-3, clip_radius=None)
+            objective(NAME, **fields)
+    objective(NAME, c=1e-3, clip_radius=None)
     with pytest.raises(UserError, match="data set has none"):
-        objective().init(KEY, SPEC._replace(coarse_classes=()))
+        objective(NAME).init(KEY, SPEC._replace(coarse_classes=()))
     assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

@@ -8,20 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import (
-    Group,
-    Spec,
-    create_objective,
-    hier,
-    loss_function,
-    reciprocal_triplets,
-)
-from hypjax.types import Batch, Outputs
+from hypjax.objectives import Group, Spec, hier, reciprocal_triplets
+from tests.helpers.losses import BALL, SPHERE, loss_of, objective
 
-BALL = PoincareBall(0.1, 2.3)
+NAME = "hier+proxy_anchor"
 KEY = jax.random.key(0)
 # Compiled as one: op by op, these take most of the tests' time.
 LOSS = jax.jit(functools.partial(hier, space=BALL))
@@ -83,38 +74,36 @@ def test_without_an_anchor_or_different_ancestors_the_loss_is_zero():
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
 
-def test_noise_chooses_the_ancestors():
-    """d(i, 0) − d(i, 1) + δ + d(j, 0) − d(j, 1) + δ + d(k, 1) − d(k, 0) + δ, each at least 0."""
-    points = jnp.array([[0.1, 0], [0.2, 0], [1.0, 0]])
+@pytest.mark.parametrize(("of_two", "of_three"), [(0, 1), (1, 0)])
+def test_the_first_noise_chooses_the_ancestor_of_two_and_the_second_that_of_three(of_two, of_three):
+    """d(i, ρ_ij) − d(i, ρ_ijk) + δ + d(j, ρ_ij) − d(j, ρ_ijk) + δ + d(k, ρ_ijk) − d(k, ρ_ij) + δ.
+
+    Each term is at least 0. In the second case i and j are far from their own ancestor.
+    """
+    points = jnp.array([[0.1, 0], [0.2, 0], [0.9, 0]])
     proxies = jnp.array([[0.0, 0], [1.5, 0]])
-    noise = np.array([[[99.0, 0]], [[0, 99.0]]])
+    noise = 99.0 * np.eye(2, dtype=np.float32)[[of_two, of_three]][:, None]
     d = np.asarray(BALL.distance_matrix(points, proxies))
-    expected = sum(
-        max(0, x + 0.1) for x in (d[0, 0] - d[0, 1], d[1, 0] - d[1, 1], d[2, 1] - d[2, 0])
+    signs = ((0, 1), (1, 1), (2, -1))
+    terms = [sign * (d[row, of_two] - d[row, of_three]) for row, sign in signs]
+    expected = sum(max(0, term + 1.0) for term in terms)
+    value = jax.jit(functools.partial(hier, space=BALL, margin=1.0))(
+        points, proxies, TRIPLETS[:1], noise
     )
-    value = LOSS(points, proxies, TRIPLETS[:1], noise)
+    assert expected > 0.1
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-
-
-def objective(**fields):
-    config = default_config("hier+proxy_anchor")
-    config.objective.update(fields)
-    return create_objective(config)
 
 
 @pytest.mark.slow
 def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric_scales():
-    built = objective(hier_proxies=16, hier_neighbors=4)
-    assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian
+    built = objective(NAME, hier_proxies=16, hier_neighbors=4)
+    assert built.base.space == SPHERE and built.score_space == BALL and built.space.riemannian
     params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
     features = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
     labels = jnp.arange(12) // 2
-    batch = Batch(None, labels, labels, None)
 
     def loss(features, of, params):
-        found, (_, metrics) = loss_function(of)(
-            params, state, Outputs(None, features), None, batch, KEY
-        )
+        found, (_, metrics) = loss_of(of, (params, state), features, labels, key=KEY)
         return found, metrics
 
     @jax.jit
@@ -137,7 +126,7 @@ def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric
 
 
 def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_radius():
-    built = objective(proxy_rate=1e4)
+    built = objective(NAME, proxy_rate=1e4)
     assert built.groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
     params, _ = built.init(KEY, Spec(6, 2, 8, 128, 12, 12))
     lengths = np.linalg.norm(params["hierarchy"], axis=1)
@@ -147,7 +136,7 @@ def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_r
 
 def test_the_space_must_be_the_ball():
     with pytest.raises(UserError, match="it must be poincare for hier\\+proxy_anchor"):
-        objective(space="sphere")
+        objective(NAME, space="sphere")
 
 
 def test_gradients_pass_through_the_choice_of_ancestors_as_through_a_softmax(float64):

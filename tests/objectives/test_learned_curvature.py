@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.config import choose_objective, default_config
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
 from hypjax.geometry.learned import first_parameters, learned_numbers, learned_values, values
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Objective, Spec, create_objective, loss_function
-from hypjax.types import Batch, Outputs
+from hypjax.objectives import OBJECTIVES, Objective, Spec, create_objective
+from tests.helpers import losses
+from tests.helpers.losses import loss_of
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
 # Of HIER, whose triplets and proxies are chosen by the distances, and of Circle, whose weights are
@@ -26,9 +26,7 @@ STEP = 1e-5
 
 
 def configured(name):
-    config = default_config(name)
-    choose_objective(config, name)
-    config.objective.learn_c = True
+    config = losses.configured(name, learn_c=True)
     config.train.samples_per_class = SAMPLES
     if name == "tuple_contrastive":
         config.train.sampling, config.train.tuples.negatives = "tuples", SAMPLES - 2
@@ -47,7 +45,6 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     size = len(labels)
     # Classes overlap, no feature is at the clip radius, and some are beyond it.
     features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
-    batch = Batch(None, labels, np.arange(size), None)
     spec = Spec(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_classes=(0, 0, 1, 1, 2))
     objective = create_objective(config)
     params, state = objective.init(jax.random.key(0), spec)
@@ -56,8 +53,9 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     @jax.jit
     @jax.value_and_grad
     def loss(learned):
-        arguments = params, state, Outputs(features, features), None, batch, jax.random.key(1)
-        return loss_function(objective.with_scalars(values(learned)))(*arguments)[0]
+        moved = objective.with_scalars(values(learned))
+        ids, key = np.arange(size), jax.random.key(1)
+        return loss_of(moved, (params, state), features, labels, ids=ids, key=key)[0]
 
     for c in (0.05, 0.8):
         start = {**learned_numbers(config.objective), "c": c}
@@ -92,12 +90,11 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
     assert objective.space == Product(tuple((part, 1.0) for part in parts))
     assert space_of(json.loads(json.dumps(describe_space(objective.space)))) == objective.space
     assert objective.with_scalars({"curvatures": (0.3, 0.4)}).space.parts[2][0].c == 0.4
-    batch = Batch(None, np.repeat(np.arange(3), 2), np.arange(6), None)
 
     @jax.grad
     def slopes(learned):
         moved = objective.with_scalars(values(learned))
-        return loss_function(moved)({}, {}, Outputs(None, features), None, batch, None)[0]
+        return loss_of(moved, ({}, {}), features, np.repeat(np.arange(3), 2))[0]
 
     assert all(slopes(first_parameters(learned_numbers(config.objective)))["log_curvatures"] != 0)
     for field, value, words in (
@@ -114,7 +111,7 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 def test_the_space_before_training_is_that_of_the_configuration():
     config = configured("pairwise_cross_entropy")
     assert create_objective(config).space.c == config.objective.c == 0.1
-    learned = learned_values(config.objective, {"space": {"log_c": np.log(0.5)}})
+    learned = learned_values(config.objective, {"scalars": {"log_c": np.log(0.5)}})
     assert create_objective(config).with_scalars(learned).space.c == 0.5
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
         learned_values(config.objective, {})

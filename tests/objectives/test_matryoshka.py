@@ -6,32 +6,28 @@ import numpy as np
 import pytest
 
 from hypjax import objectives
-from hypjax.config import choose_objective, default_config, validate
+from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import (
     Group,
     Matryoshka,
     Spec,
     create_objective,
-    loss_function,
     pairwise_cross_entropy,
     proxy_anchor,
     supcon,
 )
-from hypjax.types import Batch, Outputs
+from tests.helpers import losses
+from tests.helpers.losses import BALL, SPHERE
 
-SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 DIM, DIMS, CLASSES = 12, (3, 5), 4
 LABELS = np.repeat(np.arange(CLASSES), 2)
 SPEC = Spec(CLASSES, 2, 7, DIM, 100, len(LABELS))
 
 
 def configured(name, space, **fields):
-    config = default_config()
-    choose_objective(config, f"matryoshka+{name}")
+    config = losses.configured(f"matryoshka+{name}", space=space, dims=DIMS, **fields)
     config.model.head_dim, config.train.samples_per_class = DIM, 2
-    config.objective.update({"space": space, "dims": DIMS, **fields})
     return config
 
 
@@ -63,14 +59,12 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
     assert not jax.tree.leaves(state)
     # Some features, and prefixes of some of these, are beyond the clip radius.
     x = jnp.asarray(np.random.default_rng(0).normal(size=(len(LABELS), DIM)), jnp.float32)
-    batch = Batch(None, LABELS, np.arange(len(LABELS)), None)
 
     @jax.jit
     def both(x, params):
-        values = params, state, Outputs(x[:, :7], x), None, batch, jax.random.key(1)
         proxies = params["base"].get("proxies", x)
         parts = [by_hand(name, x[:, :m], objective.space, proxies[:, :m]) for m in (*DIMS, DIM)]
-        return loss_function(objective)(*values), parts
+        return losses.loss_of(objective, (params, state), x, LABELS), parts
 
     (loss, (_, metrics)), parts = both(x, params)
     np.testing.assert_allclose(loss, sum(parts), rtol=1e-5)
@@ -88,7 +82,6 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"objective.dims": (3, 12)},
         {"objective.dims": (5, 3)},
         {"eval.prefixes": (0, 3)},
         {"objective.memory": 0.5},

@@ -8,18 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.config import choose_objective, default_config, validate
+from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
 from hypjax.geometry.registry import create_space
-from hypjax.objectives import Spec, contrastive, create_objective, koleo, loss_function
+from hypjax.objectives import Spec, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.memory import Memory, empty_memory
-from hypjax.types import Batch, Outputs
+from tests.helpers import losses
+from tests.helpers.losses import SPHERE, both_spaces, loss_of
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
 
-SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
-SPACES = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
 LABELS = np.array([0, 0, 3, 3, 1, 1])
 REMEMBERED = np.array([3, 0, 2, 0, 1, 3, 1, 0, 3])
 NAMES = [name for name in PAIRS if "semihard" not in name]  # Those that take references.
@@ -55,7 +53,7 @@ def test_a_memory_takes_no_points_that_are_not_finite():
     assert memory.points.tolist() == [[0, 0], [0, 0], [1, 2]]
 
 
-@SPACES
+@both_spaces
 def test_losses_of_references_equal_plain_loops(float64, space):
     """Of references with empty rows and images' own ones, with positives alone, and with none."""
     points, others = points_of(space, 6), points_of(space, 9, 1)
@@ -64,7 +62,7 @@ def test_losses_of_references_equal_plain_loops(float64, space):
     mixed, alike, different = REMEMBERED, np.full(9, 3), np.full(9, 7)
 
     @jax.jit
-    def losses(points, batch, references):
+    def compute(points, batch, references):
         common = {"space": space, "references": references}
         return [PAIRS[name][0](points, batch, **common, **PAIRS[name][2]) for name in NAMES]
 
@@ -78,38 +76,34 @@ def test_losses_of_references_equal_plain_loops(float64, space):
         other = ~same & (labels >= 0)
         if shown is not None:
             same[np.arange(6), own] = False
-        for name, found in zip(NAMES, losses(points, batch, references), strict=True):
+        for name, found in zip(NAMES, compute(points, batch, references), strict=True):
             _, loop, settings = PAIRS[name]
             expected = loop(d, same, other, **settings)
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-@SPACES
+@both_spaces
 def test_references_that_do_not_count_leave_losses_and_gradients_at_0(space):
     points, others = (points_of(space, n).astype("f") for n in (6, 9))
     nothing = References(jnp.asarray(others), jnp.full(9, -1))
 
-    def losses(points):
+    def compute(points):
         common = {"space": space, "references": nothing}
         return jnp.stack(
             [PAIRS[name][0](points, LABELS, **common, **PAIRS[name][2]) for name in NAMES]
         )
 
-    values, slopes = jax.jit(lambda points: (losses(points), jax.jacrev(losses)(points)))(points)
+    values, slopes = jax.jit(lambda points: (compute(points), jax.jacrev(compute)(points)))(points)
     assert not np.any(values) and not np.any(slopes)
 
 
 def configured(space="sphere", name="contrastive", **fields):
-    config = default_config()
-    choose_objective(config, name)
-    config.objective.space = space
+    config = losses.configured(name, space=space, **fields)
     config.train.batch_size, config.train.samples_per_class = len(LABELS), 2
-    config.objective.update(fields)
     validate(config)
     return config
 
 
-BATCH = Batch(None, jnp.asarray(LABELS), None, None)
 SPEC = Spec(4, 2, 16, 4, 20, len(LABELS))  # Of 20 training images.
 
 
@@ -124,9 +118,8 @@ def assert_steps(config, rows, expected, taught=False):
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def step(projected, state, teacher):
-        teacher = Outputs(None, teacher) if taught else None
-        loss = loss_function(objective)
-        return loss({}, state, Outputs(None, projected), teacher, BATCH, None)
+        teacher = teacher if taught else None
+        return loss_of(objective, ({}, state), projected, LABELS, teacher=teacher)
 
     wanted = jax.jit(jax.value_and_grad(expected))
     kept = collections.deque(maxlen=rows)
@@ -146,7 +139,7 @@ def assert_steps(config, rows, expected, taught=False):
     assert state["memory"].points.shape == (rows, 4)
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "poincare"])
+@both_spaces
 def test_the_loss_is_that_of_the_batch_of_the_memory_and_of_koleo(float64, space):
     """The batch enters the memory first, where it has no gradient, nor itself as a positive."""
 
@@ -197,7 +190,7 @@ def test_wrong_settings_are_refused():
             wrong.init(jax.random.key(0), SPEC)
 
 
-@SPACES
+@both_spaces
 def test_koleo_equals_a_plain_loop(float64, space):
     points = points_of(space, 7)
     d = np.asarray(space.distance(points[:, None], points)) + np.diag([np.inf] * 7)
@@ -206,7 +199,7 @@ def test_koleo_equals_a_plain_loop(float64, space):
     np.testing.assert_allclose(found, -np.mean(np.log(nearest)), rtol=1e-9)
 
 
-@SPACES
+@both_spaces
 def test_equal_points_do_not_repel_each_other(space):
     one, *others = points_of(space, 4).astype("f")
     slope = jax.jit(jax.grad(lambda x: koleo(x, space=space)))
@@ -215,7 +208,7 @@ def test_equal_points_do_not_repel_each_other(space):
     assert np.isfinite(some).all() and not some[1].any() and some[2:].any()
 
 
-@SPACES
+@both_spaces
 def test_koleo_keeps_the_digits_of_small_distances(space):
     """In float32 a product of such points finds neither their distance nor its gradient."""
     point = np.array([0.6, 0.8])

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from hypjax import objectives
-from hypjax.config import choose_objective, default_config, validate
+from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Group, Objective, Spec, create_objective, loss_function
+from hypjax.geometry import PoincareBall
+from hypjax.objectives import Group, Spec, create_objective
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
-from hypjax.types import Batch, Outputs
+from tests.helpers import losses
+from tests.helpers.losses import BALL, SPHERE, both_spaces, loss_of
 
-SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 LABELS = np.array([0, 3, 0, 1, 3, 3, 2, 0, 4, 4])  # Classes of 3, 1, 1, 3 and 2 images.
 CLASSES, CENTRES, DIM = 6, 3, 5  # Class 5 is not in the batch.
 
@@ -201,7 +201,7 @@ def all_slopes(space, features, labels, proxies):
     return {name: slope(features, proxies, name) for name in of(space)}
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+@both_spaces
 def test_losses_equal_plain_loops_in_any_order_of_images(float64, space):
     points, proxies = batch(space)
     among = np.asarray(space.distance(points[:, None], points))
@@ -224,23 +224,6 @@ def test_losses_equal_plain_loops_in_any_order_of_images(float64, space):
         np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
         np.testing.assert_allclose(shuffled[name], expected, rtol=1e-10, err_msg=name)
         assert expected > 0, name
-
-
-@pytest.mark.parametrize("name", ["arcface", "cosface"])
-def test_slopes_are_those_of_finite_differences(float64, name):
-    rng = np.random.default_rng(2)
-    values = rng.normal(size=(len(LABELS), DIM)) + 0.7, rng.normal(size=(CLASSES, CENTRES, DIM))
-    step = rng.normal(size=values[0].shape), rng.normal(size=values[1].shape)
-    space, h = SPHERE if name == "arcface" else BALL, 1e-5
-
-    @jax.jit
-    @jax.value_and_grad
-    def along(way):
-        features, proxies = (value + way * x for value, x in zip(values, step, strict=True))
-        return compute(name, space, space.embed(features), LABELS, space.embed(proxies))
-
-    difference = (along(h)[0] - along(-h)[0]) / (2 * h)
-    np.testing.assert_allclose(along(0.0)[1], difference, rtol=1e-7)
 
 
 def test_slopes_of_circle_take_its_weights_for_constants(float64):
@@ -287,7 +270,7 @@ def test_arcface_has_its_closed_form_and_slope_at_every_angle(margin):
     assert np.isfinite([both(0.0), both(np.pi)]).all()
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+@both_spaces
 def test_slopes_stay_bounded_while_centres_of_a_class_meet(float64, space):
     """With one class, the loss is the regularisation alone."""
 
@@ -315,7 +298,7 @@ def test_semihard_triplets_count_all_images_of_a_class(float64):
     np.testing.assert_allclose(*both(points[:8]), rtol=1e-10)
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+@both_spaces
 def test_degenerate_batches_have_finite_losses_and_gradients(space):
     rng = np.random.default_rng(0)
     different = rng.normal(size=(6, DIM)).astype(np.float32)
@@ -386,7 +369,7 @@ def other_losses(space, points, proxies):
     }
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+@both_spaces
 def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
     """The step's check of its loss relies on it. One image is alone in its class."""
     points, proxies = batch(space)
@@ -403,14 +386,14 @@ def test_one_image_and_one_class_are_no_error():
     labels = jnp.zeros(1, int)
 
     @jax.jit
-    def losses(x):
+    def values(x):
         of_labels = {name: loss for name, loss in PAIR_LOSSES.items() if not loss.by_tuple}
         pairs = {name: loss.function(x, labels) for name, loss in of_labels.items()}
         single = {n: x[None] if "centres" in own.fields else x for n, own in PROXY_LOSSES.items()}
         of_proxies = {n: loss.function(x, labels, single[n]) for n, loss in PROXY_LOSSES.items()}
         return pairs, of_proxies
 
-    pairs, proxies = losses(np.eye(1, DIM))
+    pairs, proxies = values(np.eye(1, DIM))
     assert all(loss == 0 for loss in pairs.values())
     assert all(np.isfinite(loss) for loss in proxies.values())
 
@@ -431,25 +414,20 @@ def test_what_does_not_fit_is_an_error():
 # Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.
 NAMES = [*(name for name, loss in PAIR_LOSSES.items() if not loss.by_tuple), *PROXY_LOSSES]
 DOUBLES = np.repeat(np.arange(6), 2)
+SPEC = Spec(8, 2, 16, 5, 100, 12)
 FEW = PoincareBall(0.1, 1.5)  # With a radius that clips some of the features.
 
 
 def configured(name, **fields):
-    config = default_config()
-    choose_objective(config, name)
-    config.objective.clip_radius = 1.5
     if PROXY_LOSSES.get(name, PROXY_LOSSES["cosface"]).spaces:
-        config.objective.space = "sphere"
-    config.objective.update(fields)
-    return config
+        fields = {"space": "sphere", **fields}
+    return losses.configured(name, **{"clip_radius": 1.5, **fields})
 
 
 def call(config, features):
     objective = create_objective(config)
-    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100, 12))
-    batch = Batch(None, jnp.asarray(DOUBLES), None, None)
-    arguments = params, state, Outputs(None, features), None, batch, None
-    return params, *jax.jit(loss_function(objective))(*arguments)
+    started = objective.init(jax.random.key(0), SPEC)
+    return jax.jit(functools.partial(loss_of, objective))(started, features, DOUBLES)
 
 
 @pytest.fixture
@@ -459,7 +437,7 @@ def features():
 
 @pytest.mark.parametrize("name", ["supcon", "proxy_anchor"])
 def test_metrics_are_those_of_the_batch(name, features):
-    _, loss, (state, told) = call(configured(name), features)
+    loss, (state, told) = call(configured(name), features)
     points = np.asarray(FEW.embed(features))
     distances = np.asarray(FEW.distance(points[:, None], points)) + np.diag([np.inf] * 12)
     recall = np.mean(DOUBLES[np.argmin(distances, axis=1)] == DOUBLES)
@@ -482,34 +460,32 @@ def test_an_angular_margin_needs_the_sphere_or_hier(features):
     config = configured("hier+arcface", centres=2, hier_proxies=16, hier_neighbors=4)
     assert create_objective(config).base.space == SPHERE
     objective = create_objective(config)
-    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))
-    assert params["base"]["proxies"].shape == (8, 2, 5)
-    batch, key = Batch(None, jnp.asarray(DOUBLES), None, None), jax.random.key(1)
+    started = objective.init(jax.random.key(0), SPEC)
+    proxies = started[0]["base"]["proxies"]
+    assert proxies.shape == (8, 2, 5)
 
     @jax.jit
-    def losses(features):
-        found, (_, told) = loss_function(objective)(
-            params, state, Outputs(None, features), None, batch, key
-        )
-        points, proxies = SPHERE.embed(features), SPHERE.embed(params["base"]["proxies"])
-        return found - 0.5 * told["hier_loss"], objectives.arcface(points, DOUBLES, proxies)
+    def both(features):
+        key = jax.random.key(1)
+        found, (_, told) = loss_of(objective, started, features, DOUBLES, key=key)
+        points, shown = SPHERE.embed(features), SPHERE.embed(proxies)
+        return found - 0.5 * told["hier_loss"], objectives.arcface(points, DOUBLES, shown)
 
-    np.testing.assert_allclose(*losses(features), rtol=1e-5)
+    np.testing.assert_allclose(*both(features), rtol=1e-5)
 
 
 def test_fields_reach_the_loss(features):
     fields = {"gamma": 0.3, "regularization": 0.5}
     objective = create_objective(configured("soft_triple", centres=3, **fields))
-    params, _ = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))
+    params, _ = objective.init(jax.random.key(0), SPEC)
 
     @jax.jit
-    def losses(params, features):
-        batch = Batch(None, jnp.asarray(DOUBLES), None, None)
-        found, _ = loss_function(objective)(params, {}, Outputs(None, features), None, batch, None)
+    def both(params, features):
+        found, _ = loss_of(objective, (params, {}), features, DOUBLES)
         points, proxies = FEW.embed(features), FEW.embed(params["proxies"])
         return found, objectives.soft_triple(points, DOUBLES, proxies, space=FEW, **fields)
 
-    found, expected = losses(params, features)
+    found, expected = both(params, features)
     assert found == expected
     for name in NAMES:
         config = configured(name)
@@ -526,7 +502,6 @@ def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
         count = np.prod(shape[:-1])
         np.testing.assert_allclose(np.std(params["proxies"]), (2 / count) ** 0.5, rtol=0.02)
         assert objective.groups == (Group(("proxies",), rate=50.0),)
-        assert isinstance(objective, Objective)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -539,7 +514,7 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name, features
         assert create_objective(config).samples_per_class is None
     if name in PROXY_LOSSES or name == "contrastive":
         validate(config)
-        _, _, (_, told) = call(config, features)
+        _, (_, told) = call(config, features)
         assert "batch_recall@1" not in told
     else:
         with pytest.raises(UserError, match="this objective compares images of one class"):

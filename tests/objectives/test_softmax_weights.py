@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,11 +12,10 @@ from hypjax.objectives import (
     OBJECTIVES,
     PairwiseCrossEntropy,
     create_objective,
-    loss_function,
     negative_weights,
     softmax_temperature,
 )
-from hypjax.types import Batch, Outputs
+from tests.helpers.losses import configured, loss_of
 
 CLASSES, SAMPLES = 5, 2
 features = np.random.default_rng(0).normal(size=(CLASSES * SAMPLES, 4))
@@ -47,8 +45,8 @@ class Shifted:
 )
 def test_weights_are_the_gradient_of_the_loss(float64, name, space):
     """With two samples of each class, an anchor has one denominator, with all its negatives."""
-    config = default_config(name)
-    config.objective.space, config.train.samples_per_class = space, SAMPLES
+    config = configured(name, space=space)
+    config.train.samples_per_class = SAMPLES
     objective, temperature = create_objective(config), softmax_temperature(config)
     labels, base = np.repeat(np.arange(CLASSES), SAMPLES), objective
     if name == "hypmix":  # Its space follows from its numbers.
@@ -58,10 +56,7 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
     @jax.grad
     def by_logit(shift):
         shifted = dataclasses.replace(base, space=Shifted(objective.space, -temperature * shift))
-        outputs = Outputs(pooled=None, projected=jnp.asarray(features))
-        return loss_function(shifted)({}, {}, outputs, None, Batch(None, labels, None, None), None)[
-            0
-        ]
+        return loss_of(shifted, ({}, {}), features, labels)[0]
 
     gradient = by_logit(np.zeros((len(features), len(features))))
     order = np.arange(len(features))

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.config import choose_objective, default_config
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Sphere
 from hypjax.objectives import create_objective, koleo, tuple_contrastive
+from tests.helpers.losses import BALL, SPHERE, configured
 
-SPACES = {"sphere": Sphere(), "ball": PoincareBall(c=0.1, clip_radius=2.3)}
+SPACES = {"sphere": SPHERE, "ball": BALL}
 SIZE, MARGINS = 4, {"sphere": 1.3, "ball": 3.0}
 
 
@@ -100,9 +100,8 @@ def nearest_length(space, points, i):
 
 
 def test_the_objective_adds_entropy_and_has_no_memory():
-    config = default_config()
-    choose_objective(config, "tuple_contrastive")
+    config = configured("tuple_contrastive", koleo_weight=4.0)
     assert "memory" not in config.objective and config.objective.margin == 0.85
-    config.objective.koleo_weight, config.train.tuples.negatives = 4.0, SIZE - 2
+    config.train.tuples.negatives = SIZE - 2
     objective = create_objective(config)
     assert objective.samples_per_class is None and objective.teacher_decay is None

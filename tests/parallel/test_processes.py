@@ -16,6 +16,19 @@ from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair, free_port, python
 
 
+@pytest.mark.parametrize(
+    ("capability", "flags", "triton"),
+    [("9.0", "", False), ("gfx90a", "", None), ("9.0", "--xla_gpu_enable_triton_gemm=true", None)],
+)
+def test_nvidia_gpus_multiply_by_cublas_unless_flags_say_otherwise(
+    monkeypatch, capability, flags, triton
+):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(compute_capability=capability)]))
+    assert parallel.compiler_options(mesh).get("xla_gpu_enable_triton_gemm") is triton
+    assert parallel.compiler_options(parallel.create_mesh()) == {}
+
+
 def trajectories(path, training, *cases):
     """Returns what `tests.helpers.trajectories` finds in each case."""
     command = ("-m", "tests.helpers.trajectories", path, training, *cases)
@@ -57,14 +70,14 @@ def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, 
             assert error < 1e-5 * np.linalg.norm(expected[name])
 
 
-@pytest.mark.parametrize(
-    ("batch", "microbatch", "count", "images"),
-    [(900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38), (900, 100, 9, 13), (7, 100, 1, 1)],
-)
-def test_slices_have_equal_size_and_hold_all_images(batch, microbatch, count, images):
-    slices = parallel.slices(batch, SimpleNamespace(size=8), microbatch)
-    assert slices == (count, count * images * 8)
-    assert batch <= slices.rows < batch + count * 8
+def test_slices_have_equal_size_and_hold_all_images():
+    mesh = SimpleNamespace(size=8)
+    for batch, microbatch, count, images in (
+        *((900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38)),
+        *((900, 100, 9, 13), (7, 100, 1, 1)),
+    ):
+        slices = parallel.slices(batch, mesh, microbatch)
+        assert slices == (count, count * images * 8) and batch <= slices.rows < batch + count * 8
 
 
 def test_a_mesh_with_too_many_devices_is_refused():

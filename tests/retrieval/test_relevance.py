@@ -79,10 +79,7 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     expected = relevance_scores(x[:100], x, relevance, **arguments)
     monkeypatch.setattr(positives, "_BOUND_BYTES", 8 * 230 * 17)
     monkeypatch.setattr(positives, "_CHUNK_BYTES", 4 * 8 * 37)
-    for undecided in (
-        positives._MOST_UNDECIDED,
-        0,
-    ):  # With 0, all items are compared by subtraction.
+    for undecided in (positives._MOST_UNDECIDED, 0):  # 0: all items are compared by subtraction.
         monkeypatch.setattr(positives, "_MOST_UNDECIDED", undecided)
         monkeypatch.setattr(positives, "_BLOCK_SIZE", 70)
         found = relevance_scores(x[:100], x, relevance, **arguments)

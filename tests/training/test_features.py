@@ -39,7 +39,7 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    images = dataclasses.replace(built.images, kept=())
+    images = dataclasses.replace(built.embedder, kept=())
     built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
     vars(built)["images"] = images
     params = random_state(built.learner, built.spec).params["model"]

@@ -111,11 +111,11 @@ def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyph
     for own, factor in (((), 20), ("optim.groups=('space', 3, 0, 0)", 3)):
         config = load_glyphs(*([own] if own else []), "optim.clip_norm=None")
         optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-3, (), (learned,))
-        params = {"model": {"space": {"log_c": jnp.float32(-2.0)}}}
+        params = {"model": {"scalars": {"log_c": jnp.float32(-2.0)}}}
         updates, _ = optimizer.update(
             jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
         )
-        found = updates["model"]["space"]["log_c"]
+        found = updates["model"]["scalars"]["log_c"]
         np.testing.assert_allclose(found, -1e-3 * factor, rtol=1e-4)
 
 

@@ -8,7 +8,7 @@ import tempfile
 import tqdm
 from PIL import Image
 
-from hypjax.data.preparation.prepare import notes, open_prepared
+from hypjax.data.preparation.prepare import notes, prepared_folder
 from hypjax.data.records import open_records, reading
 from hypjax.errors import UserError, writing
 from hypjax.system import console
@@ -21,7 +21,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
-    folder = open_prepared(dataset, data_dir)
+    folder = prepared_folder(dataset, data_dir)
     for note in notes(folder):
         console.warn(f"this is {note}; results of the exported images will not say so")
     count = 0

@@ -205,8 +205,8 @@ class OfficialDataset(NamedTuple):
     def _find_root(self, base: pathlib.Path) -> pathlib.Path:
         """Returns the first folder with any of the dataset's files or archives, or else `base`."""
         for root in (base / name for name in self.folders):
-            found = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
-            if found or any(archive.is_needed(root) for archive in self.archives):
+            unpacked = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
+            if unpacked or any(archive.is_needed(root) for archive in self.archives):
                 return root
         return base
 

@@ -89,7 +89,7 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
         yield not folder.exists()  # Another process may have written it meanwhile.
 
 
-def open_prepared(name: str, data_dir: str | None) -> RecordFolder:
+def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
     """Opens a prepared dataset; one that needs no files is prepared first if necessary.
 
     `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.

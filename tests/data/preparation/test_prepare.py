@@ -16,7 +16,7 @@ from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
-from hypjax.data.preparation.prepare import open_prepared, prepare
+from hypjax.data.preparation.prepare import prepare, prepared_folder
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from tests.helpers import official_files
@@ -166,14 +166,14 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
     with pytest.raises(UserError, match="memory://nowhere/sop/2.0.0 holds no"):
-        open_prepared("sop", "memory://nowhere")
-    here = open_prepared("cub200", str(tmp_path / "data"))
-    there = open_prepared("cub200", "memory://bucket/data")
+        prepared_folder("sop", "memory://nowhere")
+    here = prepared_folder("cub200", str(tmp_path / "data"))
+    there = prepared_folder("cub200", "memory://bucket/data")
     assert there.path.is_relative_to(cache)
     one, two = (records.open_records(folder, "test") for folder in (here, there))
     assert contents(one) == contents(two)
     bucket.rm("/bucket", recursive=True)
-    assert open_prepared("cub200", "memory://bucket/data/").path == there.path
+    assert prepared_folder("cub200", "memory://bucket/data/").path == there.path
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, cub, capsys):
@@ -201,7 +201,7 @@ def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
         prepared(tmp_path, "cars196", part="half")
     options = {"part": "train_boxes", "allow_partial": True}
     folder = prepared(tmp_path, "cars196", **options)
-    note, partial = preparation.notes(open_prepared("cars196", str(tmp_path / "data")))
+    note, partial = preparation.notes(prepared_folder("cars196", str(tmp_path / "data")))
     assert note.startswith("the training half of Cars-196 (8144 of 16185 photos), cut to their box")
     assert "train 4 of 4052 images in 2 of 98 classes, test 4 of 4092 images in 2 of 98" in partial
     found = records.open_records(folder, "test")
@@ -252,10 +252,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, cub):
 
 def test_a_dataset_that_is_unknown_or_not_prepared_is_named(tmp_path):
     with pytest.raises(UserError, match="no dataset is named 'cub'; did you mean cub200?"):
-        open_prepared("cub", str(tmp_path))
+        prepared_folder("cub", str(tmp_path))
     command = f"run python -m hypjax.prepare --dataset=cub200 --data_dir={tmp_path} "
     with pytest.raises(UserError, match=command):
-        open_prepared("cub200", str(tmp_path))
+        prepared_folder("cub200", str(tmp_path))
 
 
 def test_damaged_datasets_are_reported(tmp_path, cub):
@@ -276,7 +276,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
         intact = (folder / file).read_bytes()
         damage(folder / file)
         with pytest.raises(UserError, match=message):
-            found = records.open_records(open_prepared("cub200", str(tmp_path / "data")), "train")
+            found = records.open_records(prepared_folder("cub200", str(tmp_path / "data")), "train")
             assert all(found.image(i, 3) for i in range(len(found)))
         (folder / file).write_bytes(intact)
 

@@ -14,7 +14,7 @@ from tests.helpers import commands
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
-pytest.importorskip("onnx", reason="needs the parity extra: onnx")
+onnx = pytest.importorskip("onnx", reason="needs the parity extra: onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the parity extra: onnxruntime")
 
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 4}
@@ -47,10 +47,9 @@ def test_a_model_of_timm_with_a_checkpoint(classes, images, photos_folder, tmp_p
         expected = model.eval()(torch.stack([prepare(image) for image in images])).numpy()
     found = features(f"timm:test_vit@{tmp_path}/model.pth", photos_folder)
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(UserError, match="model.pth is no checkpoint of this model"):
-        open_encoder(f"timm:test_resnet@{tmp_path}/model.pth")
-    with pytest.raises(UserError, match="cannot load timm:none .*Unknown model"):
-        open_encoder("timm:none")
+    for spec, keyword in ((f"test_resnet@{tmp_path}/model.pth", "no checkpoint"), ("none", "none")):
+        with pytest.raises(UserError, match=keyword):
+            open_encoder(f"timm:{spec}")
 
 
 def vit():
@@ -166,7 +165,7 @@ def test_an_onnx_file_of_bytes_and_a_fixed_batch(images, photos_folder, tmp_path
     pixels = np.stack([cropped(image, 32, 32) for image in images])
     expected = np.concatenate([run(path, pixels[i : i + 2]) for i in range(0, len(images), 2)])
     np.testing.assert_array_equal(features(f"onnx:{path}@pooled", photos_folder), expected)
-    with pytest.raises(UserError, match="takes pixels as they are; leave out --mean and --std"):
+    with pytest.raises(UserError, match="leave out --mean"):
         open_encoder(f"onnx:{path}@pooled", **SCALING)
 
 
@@ -181,26 +180,22 @@ def test_an_onnx_file_beside_a_processor_of_transformers(images, photos_folder, 
 
 def test_a_fingerprint_is_that_of_the_weights_beside_the_file(tmp_path):
     """torch.onnx writes large weights into a file of their own."""
-    import onnx
-
     path = export(f"{tmp_path}/net.onnx")
-    whole = onnx.load(path)
     options = {"save_as_external_data": True, "size_threshold": 0, "location": "net.onnx.data"}
-    onnx.save_model(whole, path, **options)
+    onnx.save_model(onnx.load(path), path, **options)
     first = open_encoder(f"onnx:{path}@pooled", **SCALING).fingerprint
     data = pathlib.Path(f"{path}.data")
-    values = np.frombuffer(data.read_bytes(), np.float32)
-    data.write_bytes((values * 2).tobytes())
+    data.write_bytes((np.frombuffer(data.read_bytes(), np.float32) * 2).tobytes())
     assert open_encoder(f"onnx:{path}@pooled", **SCALING).fingerprint != first
 
 
 def test_what_is_ambiguous_about_an_onnx_file_is_refused(tmp_path):
-    path, options = export(f"{tmp_path}/net.onnx"), SCALING
+    path = export(f"{tmp_path}/net.onnx")
     any_size = export(f"{tmp_path}/any.onnx", dynamic=("b", "c", "h", "w"))
-    for spec, given, message in [
-        (path, options, r"has the outputs pooled, maps; name one .*net.onnx@pooled"),
-        (f"{path}@pooled", {}, "takes pixels is not known; give --mean and --std"),
-        (f"{any_size}@pooled", options, r"\[3, height, width\] or \[height, width, 3\]"),
+    for spec, options, keyword in [
+        (path, SCALING, "pooled, maps"),
+        (f"{path}@pooled", {}, "--mean and --std"),
+        (f"{any_size}@pooled", SCALING, "height, width"),
     ]:
-        with pytest.raises(UserError, match=message):
-            open_encoder(f"onnx:{spec}", **given)
+        with pytest.raises(UserError, match=keyword):
+            open_encoder(f"onnx:{spec}", **options)

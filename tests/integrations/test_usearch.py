@@ -20,16 +20,12 @@ from tests.helpers.galleries import (
     found_in,
     tree,
 )
-from tests.helpers.small_runs import REPOSITORY
+from tests.helpers.manual import program_with
 
 pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
 SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(0.1, 2.3)]
 BALL = PoincareBall(0.1, 2.3)
-
-
-def _interrupted(*_):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -64,9 +60,9 @@ def test_points_far_out_are_reached_when_norms_differ():
     check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 8), (15, 8)])
-def test_few_images_and_few_queries_are_searched(count, dim, tmp_path):
-    path, points = tmp_path / "gallery.usearch", clusters(BALL, count, dim=dim)
+@pytest.mark.parametrize("count", [1, 15])
+def test_few_images_and_few_queries_are_searched(count, tmp_path):
+    path, points = tmp_path / "gallery.usearch", clusters(BALL, count, dim=8)
     export_usearch(embeddings(points, BALL), path)
     gallery = open_gallery(path)
     assert gallery.recall == 1 and len(gallery.nearest(points[:1], count + 1)[0].ids) == count
@@ -92,45 +88,51 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     assert np.mean(found[present, 0] == np.flatnonzero(present)) > 0.98
     assert not np.isin([3, 299], found).any() and (distances[~present] > 0).all()
     assert changed.nearest(points[301:302], 1)[0].labels == ["even"]
-    for wrong, words in (
+    for wrong, keyword in (
         (embeddings(points[:1], BALL, fingerprint="other"), "another model"),
-        (embeddings(points[300:301], BALL, first=300), "300.png is in the gallery"),
-        (embeddings(points[:1] * np.nan, BALL, first=900), "embedding 0 is not finite"),
+        (embeddings(points[300:301], BALL, first=300), "300.png is in"),
+        (embeddings(points[:1] * np.nan, BALL, first=900), "not finite"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=keyword):
             gallery.add(wrong)
-    with pytest.raises(UserError, match="3.png is not in the gallery"):
+    with pytest.raises(UserError, match="3.png is not in"):
         gallery.remove(["3.png"])
     check_wrong_points_are_refused(gallery, points[:9], BALL)
 
 
-def test_an_interrupted_save_leaves_the_old_gallery_and_damaged_files_are_refused(
-    tmp_path, monkeypatch
-):
+def test_an_interrupted_save_leaves_the_old_gallery(tmp_path, monkeypatch):
     path, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
-    with pytest.raises(UserError, match="there is no gallery at"):
+    with pytest.raises(UserError, match="no gallery at"):
         open_gallery(path)
     export_usearch(embeddings(points[:50], BALL), path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pathlib.Path, "replace", _interrupted)
+        patch.setattr(pathlib.Path, "replace", interrupted)
         export_usearch(embeddings(points, BALL), path)
     assert len(open_gallery(path)) == 50
+    export_usearch(embeddings(points, BALL), path)
+    assert len(open_gallery(path)) == 60
+    for file in filter(pathlib.Path.is_file, path.rglob("*")):
+        content = file.read_bytes()
+        file.write_bytes(content[:-50])  # usearch itself crashes on such files.
+        with pytest.raises(UserError, match="damaged"):
+            open_gallery(path)
+        file.write_bytes(content)
+
+
+def test_what_is_no_gallery_is_not_replaced(tmp_path):
+    points = clusters(BALL, 60)
     photo = tmp_path / "photos/dog.png"
     photo.parent.mkdir()
     photo.touch()
     with pytest.raises(UserError, match="no gallery's"):
         export_usearch(embeddings(points, BALL), photo.parent)
     assert photo.exists()
-    export_usearch(embeddings(points, BALL), path)
-    assert len(open_gallery(path)) == 60
-    for file in filter(pathlib.Path.is_file, path.rglob("*")):
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-50])  # usearch itself crashes on such files.
-        with pytest.raises(UserError, match="is damaged"):
-            open_gallery(path)
-        file.write_bytes(whole)
-    with pytest.raises(UserError, match="no approximate search in"):
-        fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
+    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
+    with pytest.raises(UserError, match="no approximate search"):
         GraphGallery.build(embeddings(np.tile(points, 2), fused))
 
 
@@ -159,11 +161,10 @@ def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path, capsys):
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
     points = clusters(BALL, 500, dim=128)
     export_usearch(embeddings(points, BALL), tmp_path / "gallery.usearch")
-    page = (REPOSITORY / "docs/engines.md").read_text()
-    (example,) = [part for part in page.split("```") if "index.view" in part]
-    assert "import hypjax" not in example and "from hypjax" not in example
     monkeypatch.chdir(tmp_path)
-    exec(example.removeprefix("python"), {})
+    program = program_with("engines.md", "index.view")
+    assert "hypjax" not in program.replace("hypjax embed", "")
+    exec(program, {})
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     distances, found = search(points[:1], None, points, k=10, space=BALL)
     assert [name for _, name in printed] == [f"{i}.png" for i in found[0]]

@@ -117,11 +117,10 @@ def test_features_are_of_one_length_where_all_are_clipped():
 
 
 def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos, letters):
-    words = r"cosine does not rank as .*: the features of 18 of .*\(18 test images\) are not"
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match="cosine does not rank .* 18 of"):
         convert(runs / "colour", letters / "unit", WHOLE)
     assert not (letters / "unit/model").exists()
-    with pytest.raises(UserError, match="pools tokens by gem, which timm's model cannot"):
+    with pytest.raises(UserError, match="gem"):
         convert(runs / "colour", letters / "gem", {"model.eval_pooling": "gem"})
     run, output = convert(runs / "colour", letters, WHOLE, "--features")
     output.rename("letters-features")

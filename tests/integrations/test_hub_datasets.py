@@ -125,12 +125,8 @@ def test_subsets_and_splits_of_a_repository(written):
     assert splits.tolist() == 30 * ["train"] + 30 * ["test"]
     images = find_images("hf://me/photos?subset=small&split=test")
     assert images.splits is None and images.names[0] == "hf://me/photos/test/0"
-    for where, words in (
-        ("hf://me/photos?split=dev", "no split dev"),
-        ("hf://me/photos?subset=large", "large"),
-        ("hf://birds", "names no repository"),
-    ):
-        with pytest.raises(UserError, match=words):
+    for where in ("hf://me/photos?split=dev", "hf://me/photos?subset=large", "hf://birds"):
+        with pytest.raises(UserError, match=where[-3:]):
             find_images(where)
 
 
@@ -145,6 +141,26 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, tmp_
     small_runs.save_untrained(small_runs.load(photos_folder), tmp_path / "run")
     model = hypjax.load(tmp_path / "run")
     np.testing.assert_array_equal(model.embed(dataset), model.embed(str(photos_folder)))
+
+
+def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
+    pictures = [Image.new("RGB", (20, 20), (i, 0, 0)) for i in range(8)]
+    columns = {"label": list("aabbccdd"), "superlabel": list("xxyyzzzz")}
+
+    def opened(*splits):
+        made = datasets.Dataset.from_dict({"image": pictures, "split": splits, **columns})
+        config = small_runs.load("unused", "data.validation_classes=0")
+        with config.ignore_type():
+            config.data.update(give(made.cast_column("image", datasets.Image())))
+        return open_splits(config)
+
+    splits = opened(*["train"] * 4, *["test"] * 4)
+    assert splits.train.class_names.tolist() == list("aabb")
+    assert splits.test.class_names.tolist() == list("ccdd")
+    assert splits.train.coarse_classes() == (0, 1)
+    assert splits.test.image(0, 3).getpixel((0, 0)) == (4, 0, 0)
+    with pytest.raises(UserError, match="split 'dev'"):
+        opened(*["train"] * 4, *["dev"] * 4)
 
 
 @pytest.fixture
@@ -177,19 +193,21 @@ def test_columns_are_known_by_types_names_and_options(birds):
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "words"),
+    ("columns", "options", "keyword"),
     [
         ({"label": list("abcd")}, "?label=species", "no species"),
-        ({"label": [[1]] * 4}, "", "classes are names or whole numbers"),
-        ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "cannot read 4 of 4 images"),
-        ({"label": ["a"] * 4, "superlabel": list("xyxy")}, "", "label a has the superlabel"),
+        ({"label": [[1]] * 4}, "", "whole numbers"),
+        ({"mask": [b""] * 4, "label": list("abcd")}, "?image=mask", "4 of 4 images"),
     ],
 )
-def test_mistakes_are_one_sentence(columns, options, words, birds, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=words):
+def test_columns_that_cannot_be_used_are_refused(columns, options, keyword, birds):
+    with pytest.raises(UserError, match=keyword):
         open_at(birds(**columns) + options)
+
+
+def test_damaged_files_and_missing_packages_are_named(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(b"damaged" * 99)
-    with pytest.raises(UserError, match=r"cannot read .*\.tar"):
+    with pytest.raises(UserError, match="cannot read"):
         find_images(str(tmp_path / "a.tar"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"hypjax\[datasets\]"):
@@ -206,19 +224,17 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
         assert hub.private == {"datasets/me/gallery"}
     assert "/datasets/me/gallery/commit/" in where
     assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
-    card = (folder / "README.md").read_text()
-    program = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    program = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
     printed = []
-    program = program.replace('"me/gallery"', repr(str(folder)))
-    exec(program, {"print": printed.append})
+    exec(program.replace('"me/gallery"', repr(str(folder))), {"print": printed.append})
     distances, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=space)
-    assert [line.split()[1] for line in printed] == gallery.ids[items[0]].tolist()
-    found = [float(line.split()[0]) for line in printed]
-    np.testing.assert_allclose(found, distances[0], atol=1e-3)
+    found, names = zip(*map(str.split, printed), strict=True)
+    assert list(names) == gallery.ids[items[0]].tolist()
+    np.testing.assert_allclose(np.float64(found), distances[0], atol=1e-3)
     again = Embeddings.load(folder / "gallery.parquet")
     np.testing.assert_array_equal(again.vectors, gallery.vectors)
-    assert again.space == space and again.labels.tolist() == gallery.labels.tolist()
-    assert again.fingerprint == gallery.fingerprint
+    assert (again.space, again.fingerprint) == (space, gallery.fingerprint)
+    assert again.labels.tolist() == gallery.labels.tolist()
 
 
 @pytest.mark.parametrize("section", ["Datasets", "Search engines"])
@@ -242,13 +258,11 @@ def test_what_is_not_pushed_is_one_sentence(tmp_path):
     (theirs / "photos.parquet").touch()
     with serving(tmp_path / "cache") as hub:
         hub.put("datasets/me/gallery", theirs)
-        with pytest.raises(UserError, match="me/gallery holds other files; name another"):
+        with pytest.raises(UserError, match="other files"):
             find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
         hub.close()
-        with pytest.raises(UserError, match="wrote .*, but did not upload it: .*hub"):
+        with pytest.raises(UserError, match="did not upload"):
             find_export("hf://me/gallery")(gallery, tmp_path / "gallery.hf")
-    find_export("dataset")(gallery.take(np.arange(20)), tmp_path / "gallery.hf")
-    assert len(datasets.load_dataset(str(tmp_path / "gallery.hf"), split="gallery")) == 20
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
-    with pytest.raises(UserError, match="are no inner products"):
+    with pytest.raises(UserError, match="no inner products"):
         find_export("dataset")(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused")

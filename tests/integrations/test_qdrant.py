@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers.galleries import (
     check_neighbours,
@@ -20,8 +20,7 @@ from tests.helpers.galleries import (
 qdrant_client = pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
 from hypjax.integrations import qdrant  # noqa: E402
 
-BALL = PoincareBall(0.1, 2.3)
-SERVER = "qdrant://here/gallery"
+BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(1.0, None)
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def server(monkeypatch):
     """The URL of a server, whose collection the client holds in memory."""
     client = qdrant_client.QdrantClient(":memory:")
     monkeypatch.setattr(qdrant, "_connect", lambda url: (client, "gallery"))
-    return SERVER
+    return "qdrant://here/gallery"
 
 
 @pytest.fixture(params=["folder", "server"])
@@ -40,15 +39,15 @@ def location(request, tmp_path):
     return tmp_path / "gallery.qdrant"
 
 
-def export(location, found):
+def export(location, images):
     """Exports images, and opens the gallery."""
     is_url = isinstance(location, str)
-    said = find_export(location if is_url else "qdrant")(found, None if is_url else location)
-    assert "it finds 100.0% of the 10 nearest" in said
+    message = find_export(location if is_url else "qdrant")(images, None if is_url else location)
+    assert "100.0% of the 10 nearest" in message
     return open_gallery(location)
 
 
-SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(1.0, None)]
+SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), HYPERBOLOID]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -70,15 +69,13 @@ def test_trees_are_searched_up_to_the_boundary(c, dim, server, monkeypatch):
 def test_images_are_added_read_replaced_and_removed(location):
     points = clusters(BALL, 40)
     export(location, embeddings(points[:30], BALL))
-    gallery = open_gallery(location)
-    export(location, embeddings(points[25:], BALL, first=25))
-    gallery = open_gallery(location)
+    gallery = export(location, embeddings(points[25:], BALL, first=25))
     assert len(gallery) == 40
     gallery.remove(["3.png", "39.png"])
-    kept = np.isin(np.arange(40), [3, 39], invert=True)
-    for each in (gallery, open_gallery(location)):
-        found = found_in(each, points, 1)[1][:, 0]
-        assert len(each) == 38 and ((found == np.arange(40)) == kept).all()
+    present = np.isin(np.arange(40), [3, 39], invert=True)
+    for opened in (gallery, open_gallery(location)):
+        items = found_in(opened, points, 1)[1][:, 0]
+        assert len(opened) == 38 and ((items == np.arange(40)) == present).all()
     assert gallery.classes() == ["even", "odd"]
     assert gallery.has_class("odd") and not gallery.has_class("other")
     own = np.arange(5, 9)  # A query is not its own neighbour.
@@ -88,11 +85,10 @@ def test_images_are_added_read_replaced_and_removed(location):
     assert len(gallery) == 38
 
 
-@pytest.mark.parametrize("space", [Sphere(), Lorentz(1.0, None)], ids=str)
-def test_images_are_read_by_their_keys_and_searched_within_a_class(location, space):
-    points = clusters(space, 60)
-    found = embeddings(points, space)
-    gallery = export(location, dataclasses.replace(found, labels=np.array(["a", "b", ""] * 20)))
+def test_images_are_read_by_their_keys_and_searched_within_a_class(location):
+    points = clusters(HYPERBOLOID, 60)
+    images = embeddings(points, HYPERBOLOID)
+    gallery = export(location, dataclasses.replace(images, labels=np.array(["a", "b", ""] * 20)))
     keys = [qdrant.point_id(name) for name in ("7.png", "none", "2.png")]
     items = gallery.read(["x", *keys])
     assert [item.path for item in items] == ["7.png", "2.png"]
@@ -102,27 +98,20 @@ def test_images_are_read_by_their_keys_and_searched_within_a_class(location, spa
     assert hits.distances == sorted(hits.distances)
 
 
-def test_the_sample_of_an_export_is_searched_for_as_if_it_were_new(location, monkeypatch):
-    """Of each query's candidates, its own image is none."""
-    asked = []
-    candidates = qdrant.QdrantGallery._candidates
-    monkeypatch.setattr(
-        qdrant.QdrantGallery,
-        "_candidates",
-        lambda *args, **options: asked.append(candidates(*args, **options)) or asked[-1],
-    )
-    points = clusters(BALL, 60)
-    export(location, embeddings(points, BALL))
-    assert bool(asked) == (location == SERVER)
-    assert all(len(hits) == 59 for queries in asked for hits in queries)
+def test_a_query_of_the_sample_is_not_its_own_candidate(server, monkeypatch):
+    measured, candidates = [], qdrant.QdrantGallery._candidates
+
+    def recorded(*args, **options):
+        measured.append(candidates(*args, **options))
+        return measured[-1]
+
+    monkeypatch.setattr(qdrant.QdrantGallery, "_candidates", recorded)
+    export(server, embeddings(clusters(BALL, 60), BALL))
+    assert measured and all(len(hits) == 59 for queries in measured for hits in queries)
 
 
-def test_an_interrupted_export_leaves_what_was_there_and_other_galleries_are_refused(
-    tmp_path, monkeypatch
-):
+def test_an_interrupted_export_leaves_what_was_there(tmp_path, monkeypatch):
     path, points = tmp_path / "gallery.qdrant", clusters(BALL, 60)
-    with pytest.raises(UserError, match="there is no gallery at"):
-        open_gallery(path)
     export(path, embeddings(points[:20], BALL))
 
     def interrupted(*_):
@@ -134,9 +123,6 @@ def test_an_interrupted_export_leaves_what_was_there_and_other_galleries_are_ref
     assert len(open_gallery(path)) == 20 and len(list(tmp_path.iterdir())) == 1
     with pytest.raises(UserError, match="another model"):
         export(path, embeddings(points, BALL, fingerprint="other"))
-    with pytest.raises(UserError, match="no approximate search"):
-        fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
-        export(path, embeddings(fused.embed(points), fused))
     (storage,) = path.rglob("*.sqlite")
     storage.write_bytes(storage.read_bytes()[:5000])
     with pytest.raises(UserError, match="damaged"):
@@ -148,15 +134,18 @@ def test_a_collection_of_another_program_is_refused(server):
     vectors = models.VectorParams(size=3, distance=models.Distance.COSINE)
     client.create_collection("gallery", vectors_config=vectors)
     client.upsert("gallery", [models.PointStruct(id=1, vector=[1, 2, 3])])
-    with pytest.raises(UserError, match="was not written by hypjax"):
+    with pytest.raises(UserError, match="not written by hypjax"):
         export(server, embeddings(clusters(BALL, 20), BALL))
 
 
-def test_a_server_that_is_away_is_reported():
-    for url, words in (
-        ("qdrant://localhost:1/birds", r"localhost:1/birds does not answer \("),
-        ("qdrant://localhost:6333", "names no collection"),
-        ("qdrant://h:a/x", "is no address"),
-    ):
-        with pytest.raises(UserError, match=words):
-            open_gallery(url)
+@pytest.mark.parametrize(
+    ("url", "keyword"),
+    [
+        ("qdrant://localhost:1/birds", "does not answer"),
+        ("qdrant://localhost:6333", "no collection"),
+        ("qdrant://h:a/x", "no address"),
+    ],
+)
+def test_a_server_that_is_away_is_reported(url, keyword):
+    with pytest.raises(UserError, match=keyword):
+        open_gallery(url)
