@@ -469,9 +469,15 @@ def test_an_angular_margin_needs_the_sphere_or_hier(features):
         key = jax.random.key(1)
         found, (_, told) = loss_of(objective, started, features, DOUBLES, key=key)
         points, shown = SPHERE.embed(features), SPHERE.embed(proxies)
-        return found - 0.5 * told["hier_loss"], objectives.arcface(points, DOUBLES, shown)
+        expected = objectives.arcface(points, DOUBLES, shown) + 0.5 * told["hier_loss"]
+        return (found, expected), told
 
-    np.testing.assert_allclose(*both(features), rtol=1e-5)
+    losses, told = both(features)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    ancestors = np.linalg.norm(objective.ball.embed(started[0]["hierarchy"]), axis=1)
+    np.testing.assert_allclose(told["hier_proxy_norm"], np.mean(ancestors), rtol=1e-5)
+    assert told["hier_loss"] > 0
+    assert 0 < told["hier_anchors"] <= 1 and 0 < told["hier_proxy_anchors"] <= 1
 
 
 def test_fields_reach_the_loss(features):

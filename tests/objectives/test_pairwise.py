@@ -218,3 +218,26 @@ def test_configurations_describe_hypmix():
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
         create_objective(config)
+
+
+def test_metrics_are_those_of_all_pairs():
+    objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
+    features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    _, told = jax.jit(objective.loss)(Outputs(None, features))
+    labels, points = np.arange(12) // 3, np.asarray(BALL.embed(features))
+    logits = -np.asarray(BALL.distance(points[:, None], points)) / 0.2
+    others = np.where(np.eye(12), -np.inf, logits)
+    norms = np.linalg.norm(features, axis=1)
+    expected = {
+        "chance_loss": 3 * 2 * np.log(2 * 4 - 1),
+        "feature_norm": norms.mean(),
+        "embedding_norm": np.linalg.norm(points, axis=1).mean(),
+        "clipped_share": np.mean(norms > 2.3),
+        "logit_min": logits.min(),
+        "logit_max": others.max(),
+        "batch_recall@1": np.mean(labels[others.argmax(axis=1)] == labels),
+    }
+    assert told.keys() == expected.keys()
+    assert 0 < expected["batch_recall@1"] < 1 and 0 < expected["clipped_share"] < 1
+    for name, value in expected.items():
+        np.testing.assert_allclose(told[name], value, rtol=1e-5, err_msg=name)

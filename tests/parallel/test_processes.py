@@ -205,3 +205,15 @@ def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
         with pytest.raises(UserError, match="it failed") as raised:
             processes.from_first(fail)
         assert type(raised.value) is error
+
+
+def test_copies_that_each_process_has_become_an_array_of_all(monkeypatch):
+    """`jax.device_put` would compare the copies, at the price of an exchange."""
+    mesh = parallel.create_mesh((1, 1))
+    everywhere, x = parallel.replicated(mesh), np.arange(3)
+    monkeypatch.setattr(jax, "device_put", lambda x, sharding: ("moved", x))
+    assert parallel.place([x], everywhere)[0][0] == "moved"
+    monkeypatch.setattr(parallel.NamedSharding, "is_fully_addressable", False)
+    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, _, part: part(np.s_[:2]))
+    for local in (x, jax.numpy.asarray(x)):
+        assert parallel.place([local], everywhere)[0].tolist() == [0, 1]

@@ -8,7 +8,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
-from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
+from hypjax.retrieval import nearest_neighbors, neighbors, query_scores, reranking
 from hypjax.retrieval import refinement as module
 from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -204,10 +204,22 @@ def test_numbers_out_of_range_are_refused():
             call(**numbers)
 
 
-def test_queries_outside_the_gallery_are_compared_with_its_items():
+def test_queries_outside_the_gallery_are_compared_with_its_items(monkeypatch):
+    monkeypatch.setattr(reranking, "_PAIR_BYTES", 16 * 32 * 50)  # Several parts.
     gallery, outside = (labelled(BALL, n, 4, noise=0.6, seed=n)[0] for n in (24, 6))
     final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 5, 2, 0.3)
     _, first = nearest_neighbors(outside, gallery, k=10, space=BALL)
     found, ids = rerank(outside, gallery, space=BALL, numbers=Reranking(5, 2, 0.3, 10))
     np.testing.assert_array_equal(ids, sorted_within(first, final[24:, :24]))
     np.testing.assert_allclose(found, np.take_along_axis(final[24:], ids, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_match_counts_where_it_is_after_re_ranking():
+    x, labels = labelled(BALL, 60, 6, noise=0.8)
+    _, ids = neighbors.search(x, np.arange(60), x, k=59, space=BALL)
+    ids[:, :10] = rerank(x, x, own_ids=np.arange(60), space=BALL, numbers=NUMBERS)[1]
+    hits = labels[ids] == labels[:, None]
+    found = query_scores(
+        x, labels, metrics=("mrr",), space=BALL, refinement=Refinement(reranking=NUMBERS)
+    )
+    np.testing.assert_allclose(found["mrr"], 1 / (1 + hits.argmax(axis=1)), rtol=1e-12)
