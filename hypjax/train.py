@@ -84,17 +84,16 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    The folder may be a URL in cloud storage. `profile` is the first and the last step to trace.
-    times.json counts from `launched`, see `stopwatch.launch`, or else from now. `report` writes a
-    page on the finished run, as `hypjax.analysis.report.write_own_report`.
+    The folder may be a URL. `profile` is the first and the last step to trace; times.json counts
+    from `launched`, by default now. `report` writes a page on the finished run.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
         the test classes. With validation classes, also "best", "best_step" and "validation".
 
     Raises:
-        UserError: The configuration cannot be run, the folder is another run's or in use, a loss
-            is not finite, or the last state could not be saved.
+        UserError: The configuration or folder cannot be used, a loss is not finite, or the last
+            state could not be saved.
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)

@@ -175,15 +175,6 @@ def test_a_product_combines_the_distances_of_its_parts(space, float64):
         space.embed(features[:, :7])
 
 
-def test_a_product_of_balls_is_geoopts_product_manifold():
-    geoopt, torch = pytest.importorskip("geoopt"), pytest.importorskip("torch")
-    space = Product(((PoincareBall(0.3), 1.0), (PoincareBall(1.2), 1.0)))
-    theirs = geoopt.ProductManifold(*((geoopt.PoincareBall(c), 4) for c in (0.3, 1.2)))
-    x = torch.tensor(np.array(space.embed(0.5 * features)), dtype=torch.float64)
-    expected = theirs.dist(x[:, None], x[None]).numpy()
-    np.testing.assert_allclose(space.distance(x.numpy()[:, None], x.numpy()), expected, atol=1e-5)
-
-
 def test_sphere_embeds_zero_as_zero_with_a_finite_gradient():
     zero = jnp.zeros((2, 3))
     assert not np.any(Sphere().embed(zero))
