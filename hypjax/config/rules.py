@@ -13,7 +13,7 @@ from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.learned import has_curvature, initial_scalars
 from hypjax.geometry.registry import has_parts, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
@@ -200,7 +200,7 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
         # A user's objective must be scored in its saved space, with the scalars that it learns.
-        objective, initial = create_objective(config), learned_numbers(fields)
+        objective, initial = create_objective(config), initial_scalars(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
         moved |= objective.with_scalars(initial).score_space != space

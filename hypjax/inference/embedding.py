@@ -22,7 +22,7 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_values
+from hypjax.geometry.learned import learned_scalars
 from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
@@ -47,7 +47,7 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
     head's output, those of `eval.prefixes` and of the objective, are "head@16", "head@16:sphere".
     """
     spaces, fields = {}, config.objective
-    scalars = learned_values(fields, params)
+    scalars = learned_scalars(fields, params)
     score_space = trained_objective(config, objective, params).score_space
     prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
     for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
@@ -62,7 +62,7 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
 def trained_objective(config: ConfigDict, objective: Objective, params: PyTree) -> Objective:
     """The objective with the scalars that a model has learned, among its parameters."""
-    return objective.with_scalars(learned_values(config.objective, params))
+    return objective.with_scalars(learned_scalars(config.objective, params))
 
 
 def part_of(name: str) -> str:

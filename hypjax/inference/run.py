@@ -17,7 +17,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_values
+from hypjax.geometry.learned import learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces, trained_objective
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
@@ -92,7 +92,7 @@ class Run:
 
     def scalars(self, params: PyTree) -> Mapping[str, Any]:
         """The learned scalars, by name, among the parameters of a model."""
-        return learned_values(self.config.objective, params)
+        return learned_scalars(self.config.objective, params)
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""

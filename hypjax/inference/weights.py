@@ -146,9 +146,9 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
         params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
-        if model.learned:
-            first = learned.first_parameters(dict(model.learned))
-            params["scalars"] = files.published_numbers(folder, first)
+        if model.initial_scalars:
+            first = learned.scalar_parameters(dict(model.initial_scalars))
+            params["scalars"] = files.published_scalars(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
@@ -193,20 +193,21 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
 
-def _learned_by_run(config: ConfigDict, params: learned.LearnedParameters) -> dict[str, PyTree]:
-    """The "scalars" where the run in `model.weights` left them, if it learned them.
+def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
+    """The "scalars" with the values that the run in `model.weights` learned.
 
-    A vector of another length is not that of this run.
+    Scalars that it did not learn, or of another number of values, start from the configuration.
     """
     fields, weights = config.objective, config.model.weights
-    c, has_curvature = learned.values(params).get("c"), learned.has_curvature(SPACES[fields.space])
-    if not fields.learn_c and has_curvature and c not in (None, fields.c):
+    c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
+    if not fields.learn_c and curved and c not in (None, fields.c):
         console.warn(
             f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
-    first = learned.first_parameters(learned.learned_numbers(fields))
+    first = learned.scalar_parameters(learned.initial_scalars(fields))
     known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"scalars": learned.projected(first | known, learned.bounds(fields))} if first else {}
+    bounded = learned.within_bounds(first | known, learned.bounds(fields))
+    return {"scalars": bounded} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:

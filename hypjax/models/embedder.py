@@ -26,19 +26,19 @@ class Embedder(nn.Module):
     code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
     encoder's dimension. The head's output is not yet mapped into any space.
 
-    `learned` are numbers of the objective that are learned, by name, as they are before training.
-    The parameters, see `hypjax.geometry.learned`, are the model's; its modules ignore them.
+    `initial_scalars` are the objective's learned scalars before training, by name. Only their
+    parameters live here, see `hypjax.geometry.learned`; no module reads them.
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
-    learned: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
+    initial_scalars: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
     def setup(self) -> None:
-        """Declares the head, and the learned numbers if there are any."""
-        if self.learned:
-            self.param("scalars", lambda key: learned.first_parameters(dict(self.learned)))
+        """Declares the head, and the learned scalars if there are any."""
+        if self.initial_scalars:
+            self.param("scalars", lambda key: learned.scalar_parameters(dict(self.initial_scalars)))
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":
@@ -79,9 +79,9 @@ def create_embedder(
     To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
-    numbers = tuple(learned.learned_numbers(config.objective).items())
+    scalars = tuple(learned.initial_scalars(config.objective).items())
     if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, numbers)
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, scalars)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -100,7 +100,7 @@ def create_embedder(
         kernel = config.run.attention if cores else "xla"
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head, learned=numbers)
+    return Embedder(encoder, dim, model.head, scalars)
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:

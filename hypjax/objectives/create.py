@@ -75,7 +75,7 @@ OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_p
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's whole configuration, already validated, describes.
 
-    Its learned numbers are those before training, see `Objective.with_scalars`.
+    Learned scalars have their first values; `Objective.with_scalars` replaces them.
     """
     fields = config.objective
     loss = declaration(fields.name)

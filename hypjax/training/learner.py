@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.geometry.learned import CURVATURES, bounds, learned_numbers
+from hypjax.geometry.learned import CURVATURES, bounds, initial_scalars
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Group, Objective, create_objective
 from hypjax.training.lora import Lora
@@ -21,8 +21,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective  # With learned numbers as they are before training.
-    bounds: Mapping[str, tuple[float, float]]  # Of learned numbers, by name.
+    objective: Objective  # With scalars as they are before training.
+    bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
@@ -50,7 +50,7 @@ def build_learner(
     schedule = learning_rate(config.optim, train.total_steps)
     learned = [
         Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in learned_numbers(fields)
+        for name in initial_scalars(fields)
     ]
     rates = None
     if (decay := config.optim.layer_decay) != 1:

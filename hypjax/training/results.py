@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.geometry.learned import named_values
+from hypjax.geometry.learned import named_scalars
 from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -56,7 +56,7 @@ def collect_results(
             results["best_step"] = checkpoints.best[0]
         results["validation"] = held_out
     if "scalars" in model:
-        learned = {name: named_values(each["scalars"]) for name, each in models.items()}
+        learned = {name: named_scalars(each["scalars"]) for name, each in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
     matches = run.matches(model)

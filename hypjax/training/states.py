@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.data.parts import Task
-from hypjax.geometry.learned import named_values
+from hypjax.geometry.learned import named_scalars
 from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -75,7 +75,7 @@ def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Meas
         if run.splits.validation:
             scores["validation"] = validation_scores(run, params)
         if "scalars" in params:
-            scores |= named_values(params["scalars"])
+            scores |= named_scalars(params["scalars"])
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 

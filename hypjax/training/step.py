@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import named_values, projected, values
+from hypjax.geometry.learned import named_scalars, scalar_values, within_bounds
 from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
@@ -148,7 +148,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(active, waiting), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                scalars = values(params["model"]["scalars"]) if learner.bounds else {}
+                scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
                 arguments = params["objective"], state.objective_state, outputs, teacher, batch, key
                 return loss(*arguments)
@@ -169,8 +169,8 @@ def _updated(
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        if "scalars" in updated.get("model", {}):  # Learned numbers that are not frozen.
-            scalars = projected(updated["model"]["scalars"], learner.bounds)
+        if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
+            scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
@@ -197,7 +197,7 @@ def _updated(
         "skipped": skipped,
     }
     if "scalars" in state.params["model"]:
-        metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["scalars"]))
+        metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
