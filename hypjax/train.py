@@ -28,7 +28,7 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
+from hypjax.training.setup import TrainingRun, build, given_provenance, shared_provenance
 from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
 
@@ -138,7 +138,7 @@ def train_and_evaluate(
 
 
 def _trained(
-    run: Setup,
+    run: TrainingRun,
     checkpoints: Checkpoints,
     state: TrainState,
     measured: Measured | None,
@@ -160,7 +160,7 @@ def _trained(
             if splits.validation:  # What training makes worse need not be chosen.
                 loop.save(state, measured)
         stopwatch.turn_to("steps")
-        state, measured = loop.run(state, measured)
+        state, measured = loop.train(state, measured)
         stopwatch.turn_to("other")
         with stopwatch.part("saving"):
             checkpoints.wait()

@@ -43,26 +43,21 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
     The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
     default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
-    Section 4.2). Learned scalars, such as the curvature, apply to all spaces. Prefixes of the
-    head's output, those of `eval.prefixes` and of the objective, are "head@16", "head@16:sphere".
+    Section 4.2). Prefixes of the head's output, those of `eval.prefixes` and of the objective, are
+    "head@16", "head@16:sphere". The objective has the model's learned scalars, and the parameters
+    give them to the other spaces.
     """
     spaces, fields = {}, config.objective
     scalars = learned_scalars(fields, params)
-    score_space = trained_objective(config, objective, params).score_space
     prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
     for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
         for i, name in enumerate(config.eval.spaces[part_of(part)]):
             if name == "objective":
-                space = score_space
+                space = objective.score_space
             else:
                 space = create_space(ConfigDict({**fields, "space": name})).with_scalars(scalars)
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
-
-
-def trained_objective(config: ConfigDict, objective: Objective, params: PyTree) -> Objective:
-    """The objective with the scalars that a model has learned, among its parameters."""
-    return objective.with_scalars(learned_scalars(config.objective, params))
 
 
 def part_of(name: str) -> str:

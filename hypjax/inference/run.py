@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_scalars
-from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces, trained_objective
+from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel
@@ -87,16 +87,12 @@ class Run:
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        spaces = scored_spaces(self.config, self.objective, params)
+        spaces = scored_spaces(self.config, self.trained_objective(params), params)
         return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
-
-    def scalars(self, params: PyTree) -> Mapping[str, Any]:
-        """The learned scalars, by name, among the parameters of a model."""
-        return learned_scalars(self.config.objective, params)
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""
-        return trained_objective(self.config, self.objective, params)
+        return self.objective.with_scalars(learned_scalars(self.config.objective, params))
 
     def trained(self, params: PyTree) -> TrainedModel:
         """The model with these parameters, which may be sharded."""
@@ -153,6 +149,10 @@ class Run:
             part: score(points[part], items.get(part), space=space)
             for part, space in self.spaces(params).items()
         }
+
+    def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Mean scores by part and metric on the validation classes."""
+        return self.scores(params, Task(self.splits.validation))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""

@@ -14,7 +14,7 @@ from hypjax.config.own import own_name
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.embedding import fingerprint, part_of, scored_spaces, trained_objective
+from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
@@ -47,7 +47,7 @@ class TrainedModel(NamedTuple):
     config: ConfigDict
     model: Embedder
     params: PyTree
-    objective: Objective  # See `trained_objective`.
+    objective: Objective  # With the scalars that the model has learned.
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -111,10 +111,11 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
         require_identity(workdir, config, ("data.", "model.", "objective."))
         read = _read_checkpoints
     model, objective = create_embedder(config, evaluating=True), saved_objective(workdir, config)
-    return {
-        name: TrainedModel(config, model, params, trained_objective(config, objective, params))
-        for name, params in read(workdir, config, model).items()
-    }
+    models = {}
+    for name, params in read(workdir, config, model).items():
+        scalars = learned.learned_scalars(config.objective, params)
+        models[name] = TrainedModel(config, model, params, objective.with_scalars(scalars))
+    return models
 
 
 def restore_best(workdir: pathlib.Path, config: ConfigDict | None = None) -> TrainedModel:

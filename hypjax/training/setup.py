@@ -36,8 +36,8 @@ from hypjax.training.step import create_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Setup(Run):
-    """A run that is trained; without a layout, the host crops images."""
+class TrainingRun(Run):
+    """A run with what only training needs; without a layout, the host crops images."""
 
     learner: Learner
     spec: Spec
@@ -50,7 +50,7 @@ class Setup(Run):
         return self.learner.mesh
 
 
-def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Setup:
+def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> TrainingRun:
     """Builds a run from its validated configuration; nothing is computed or written yet.
 
     The images are opened, unless an opened run has them. Further fields are those of `Run`.
@@ -88,7 +88,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Se
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     device = config.run.cache == "device"
-    return Setup.open(
+    return TrainingRun.open(
         config,
         learner.objective,
         splits,
@@ -187,7 +187,7 @@ def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
     return {"images": splits.fingerprint, "precision": precision, **_users_code(config)}
 
 
-def shared_provenance(run: Setup) -> dict[str, str]:
+def shared_provenance(run: TrainingRun) -> dict[str, str]:
     """The provenance of a run, after a check that all its processes agree on it."""
     facts, cache = provenance(run.config, run.splits), run.config.run.cache
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
@@ -211,7 +211,7 @@ def _users_code(config: ConfigDict) -> dict[str, str]:
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
-def describe(run: Setup, params: PyTree) -> None:
+def describe(run: TrainingRun, params: PyTree) -> None:
     """Prints what is trained on what."""
     trained, _ = split_frozen(params, run.learner.frozen)
     numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]

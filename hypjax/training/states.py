@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hypjax import parallel
-from hypjax.data.parts import Task
 from hypjax.geometry.learned import named_scalars
 from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
 from hypjax.models import model_shapes
@@ -21,7 +20,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import Setup, describe, rotates_only
+from hypjax.training.setup import TrainingRun, describe, rotates_only
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -35,7 +34,7 @@ class Measured(NamedTuple):
 
 
 def begin(
-    run: Setup, checkpoints: Checkpoints, pretrained: PyTree | None
+    run: TrainingRun, checkpoints: Checkpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = run.config, run.learner
@@ -54,7 +53,9 @@ def begin(
     return initialized(run, state, pretrained or starting_parameters(run)), None
 
 
-def initialized(run: Setup, state: TrainState, pretrained: dict[str, PyTree] | None) -> TrainState:
+def initialized(
+    run: TrainingRun, state: TrainState, pretrained: dict[str, PyTree] | None
+) -> TrainState:
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
     state = with_pretrained(run.learner, state, pretrained)
     if run.config.model.head_init == "pca":
@@ -66,22 +67,17 @@ def initialized(run: Setup, state: TrainState, pretrained: dict[str, PyTree] | N
     return state
 
 
-def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
+def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
     console.say("evaluating before training")
     params = evaluated_model(run.learner, state)
     with stopwatch.part("evaluation"):
         scores = {"test": run.test_scores(params)}
         if run.splits.validation:
-            scores["validation"] = validation_scores(run, params)
+            scores["validation"] = run.validation_scores(params)
         if "scalars" in params:
             scores |= named_scalars(params["scalars"])
     return Measured(untrained=scores, validation=scores.get("validation"))
-
-
-def validation_scores(run: Setup, params: PyTree) -> Recalls:
-    """Scores of a model on the validation classes."""
-    return run.scores(params, Task(run.splits.validation))
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:
@@ -92,7 +88,7 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
-def starting_parameters(run: Setup) -> dict[str, PyTree] | None:
+def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
     """The parameters that `model.weights` names, sent to all processes; None for random ones."""
     config, learner = run.config, run.learner
     if config.model.weights is None:
