@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
-from hypjax.config.choices import OWN
+from hypjax.config.choices import CUSTOM
 from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
@@ -16,8 +16,8 @@ from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, initial_scalars
 from hypjax.geometry.registry import has_parts, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
-from hypjax.models.own import ENCODERS, SIZES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
@@ -144,9 +144,9 @@ def _of_model(config: ConfigDict) -> Relations:
     model, field = config.model, "model.architecture"
     rule = "features if data.name is features, and nowhere else"
     yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, rule
-    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *ENCODERS):
+    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
-        if model.architecture.startswith(OWN):
+        if model.architecture.startswith(CUSTOM):
             rule = (
                 "known in this process: its code is not hypjax's, so pass the module as encoder= "
                 "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
@@ -205,7 +205,7 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
         moved |= objective.with_scalars(initial).score_space != space
         name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
-        rule = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
+        rule = f"{value} for {fields.name.removeprefix(CUSTOM)}, whose scores are in another space"
         yield moved, f"objective.{name}", rule
 
 

@@ -23,7 +23,7 @@ from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel
 from hypjax.models import create_embedder
-from hypjax.models.own import OwnEncoder
+from hypjax.models.custom import CustomEncoder
 from hypjax.objectives import Objective, create_objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
@@ -81,7 +81,7 @@ class Run:
                 cached.append(splits.train)
         kind = type(model.encoder)
         # The code of a user's encoder may change under the same name.
-        if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
+        if kind is not CustomEncoder and kind.__module__.startswith("hypjax."):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
         return DatasetEmbedder(model, config, self.mesh, list(filter(None, cached)), folder)
 

@@ -10,15 +10,15 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config.own import own_name
+from hypjax.config.custom import custom_name
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
+from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.encoder import Encoder
-from hypjax.models.own import ENCODERS
 from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
@@ -62,8 +62,8 @@ class TrainedModel(NamedTuple):
         space = describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
         # What parameters do not show of a module of the user's: an activation, or a stride.
-        module = ENCODERS.get(model.architecture)
-        facts += [] if module is None else [own_name(module)]
+        module = CUSTOM_ENCODERS.get(model.architecture)
+        facts += [] if module is None else [custom_name(module)]
         own = fingerprint(facts, self.params)
         return own if projection is None else projection.fingerprint(own)
 

@@ -15,9 +15,9 @@ from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import rmac_regions
-from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
 
 _SMALLEST_NORM = 1e-30
@@ -78,7 +78,7 @@ class TimmEncoder(nn.Module):
 
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
         super().__init__()
-        if isinstance(model.encoder, OwnEncoder):
+        if isinstance(model.encoder, CustomEncoder):
             raise UserError(
                 "the encoder is your own module, of which timm has no model; the package jax2onnx "
                 "converts modules of Flax"

@@ -11,9 +11,9 @@ from ml_collections import ConfigDict
 
 from hypjax.geometry import learned
 from hypjax.models.architectures import check_encoder, create_encoder
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, custom_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, SIZES, own_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
@@ -91,8 +91,8 @@ def create_embedder(
     if model.architecture == "vit":
         sizes = {name: model[name] for name in SIZES}
         encoder = check_encoder(VisionTransformer(**sizes, **options))
-    elif model.architecture in ENCODERS:
-        encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
+    elif model.architecture in CUSTOM_ENCODERS:
+        encoder = check_encoder(custom_encoder(model.architecture, View.of(config.data), **options))
     else:
         encoder = create_encoder(model.architecture, **options)
     if isinstance(encoder, VisionTransformer):

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten
-from hypjax.config.choices import GIVEN, GROUPS, freezes_encoder, parameter_path
+from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
 from hypjax.config.rules import refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -23,7 +23,7 @@ from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder, cut
-from hypjax.models.own import ENCODERS
+from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.objectives import Spec
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
@@ -182,9 +182,9 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 
 
 def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
-    """What, apart from the configuration, may not change while a run is interrupted."""
+    """Hashes of what must not change while a run is interrupted, beside the configuration."""
     precision = compute_dtype(config.model.precision).name
-    return {"images": splits.fingerprint, "precision": precision, **_users_code(config)}
+    return {"images": splits.fingerprint, "precision": precision, **_custom_code(config)}
 
 
 def shared_provenance(run: TrainingRun) -> dict[str, str]:
@@ -198,15 +198,18 @@ def shared_provenance(run: TrainingRun) -> dict[str, str]:
     return facts
 
 
-def given_provenance(config: ConfigDict) -> dict[str, str]:
-    """Hashes of the user's code, and of images from Python, of which no field says which."""
-    images = {"images": images_in_memory().source} if config.data.name == GIVEN else {}
-    return {**images, **_users_code(config)}
+def custom_provenance(config: ConfigDict) -> dict[str, str]:
+    """Hashes of what a user passes from Python, which no field identifies: code and images."""
+    images = {"images": images_in_memory().source} if config.data.name == IN_MEMORY else {}
+    return {**images, **_custom_code(config)}
 
 
-def _users_code(config: ConfigDict) -> dict[str, str]:
-    """Hashes of the loss and of the encoder, if they are the user's."""
-    loss, encoder = declaration(config.objective.name), ENCODERS.get(config.model.architecture)
+def _custom_code(config: ConfigDict) -> dict[str, str]:
+    """Hashes of a user's loss and encoder."""
+    loss, encoder = (
+        declaration(config.objective.name),
+        CUSTOM_ENCODERS.get(config.model.architecture),
+    )
     pieces = {"loss": loss.code, "encoder": encoder}
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
