@@ -115,9 +115,9 @@ def train_and_evaluate(
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
-    # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
+    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
     pretrained = None if folder.has_checkpoint else starting_parameters(run)
-    with folder.claimed(facts, run.config) as checkpoints:
+    with folder.locked(facts, run.config) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
         del pretrained

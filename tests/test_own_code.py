@@ -169,7 +169,7 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     for folder, space in zip(runs, spaces, strict=True):
         config = small_runs.load("unused")
         custom.choose_custom_objective(config, SpaceLoss(space))
-        with Workdir(folder, config).claimed({}):
+        with Workdir(folder, config).locked({}):
             pass
     for forgotten in (False, True):
         if forgotten:  # All are of one name and have equal fields.

@@ -62,7 +62,7 @@ def test_a_run_that_is_not_finished_is_evaluated_at_its_last_state(load_glyphs, 
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
-    with Workdir(tmp_path, load_glyphs()).claimed({}):
+    with Workdir(tmp_path, load_glyphs()).locked({}):
         pass
     with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
         train.train_and_evaluate(load_glyphs("seed=1"), tmp_path)

@@ -19,7 +19,7 @@ from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
 from hypjax.types import View
 
@@ -350,7 +350,7 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     try:
         with (
-            cache.filling(claimed(cache.folder, "decoding images")) as done,
+            cache.filling(locked(cache.folder, "decoding images")) as done,
             tqdm.tqdm(total=len(files), initial=done, **options) as bar,
             concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
         ):

@@ -31,7 +31,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 from hypjax.types import View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
@@ -304,7 +304,7 @@ def cached_features(
         while table is None:
             cache = ArrayCache(folder, count)
             if not cache.is_complete():
-                with cache.filling(claimed(folder, "embedding images")) as done:
+                with cache.filling(locked(folder, "embedding images")) as done:
                     for batch in compute(done):
                         cache.append(batch)
             table = cache.table(np.float32)

@@ -217,9 +217,8 @@ def load(
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Makes a module the encoder that the run in a folder names."""
     name = saved_fields(folder).get("model.architecture")
-    if name in ("vit", *ARCHITECTURES) or (
-        str(name).startswith(CUSTOM) and custom_name(encoder) != name
-    ):
+    other = str(name).startswith(CUSTOM) and custom_name(encoder) != name
+    if other or name in ("vit", *ARCHITECTURES):
         raise UserError(
             f"the encoder of this model is {name.removeprefix(CUSTOM)}; pass the module that was "
             "trained as encoder=, and none if it is hypjax's own"

@@ -37,7 +37,7 @@ from hypjax.system.caches import cache_folder
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run, which training, evaluation and analyses share; devices are claimed on first use."""
+    """A run, which training, evaluation and analyses share; devices are opened on first use."""
 
     config: ConfigDict
     objective: Objective

@@ -108,9 +108,8 @@ def _require_shapes(params: PyTree, shapes: PyTree) -> None:
 def describe(config: ConfigDict) -> str:
     """Says in one line what a run's model is: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    encoder, loss = (
-        name.removeprefix(CUSTOM) for name in (model.architecture, config.objective.name)
-    )
+    names = model.architecture, config.objective.name
+    encoder, loss = (name.removeprefix(CUSTOM) for name in names)
     head = f"a head of {model.head_dim} coordinates"
     images = "images given from Python" if data.name == IN_MEMORY else data.name
     if encoder == FEATURES:

@@ -20,7 +20,7 @@ from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 
 # Space in which evaluation compares the head's outputs: in hypjax.json with its learned scalars, in
 # config.json, which is written before training, with their first values.
@@ -227,7 +227,7 @@ class Workdir:
         return config
 
     @contextlib.contextmanager
-    def claimed(
+    def locked(
         self, provenance: Mapping[str, str], filled: ConfigDict | None = None
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
@@ -236,13 +236,13 @@ class Workdir:
         """
         with contextlib.ExitStack() as stack:
 
-            def claim() -> None:
-                stack.enter_context(claimed(self.path))
+            def lock_and_begin() -> None:
+                stack.enter_context(locked(self.path))
                 self._begin(provenance, filled or self._config)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
-            processes.from_first(claim)
+            processes.from_first(lock_and_begin)
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 

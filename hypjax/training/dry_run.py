@@ -15,7 +15,7 @@ from hypjax.data.plans import TuplePlans
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.setup import TrainingRun, build, describe
+from hypjax.training.setup import TrainingRun, build, print_summary
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from hypjax.training.step import (
     TrainState,
@@ -37,7 +37,7 @@ def dry_run(config: ConfigDict) -> None:
     validate(config)
     run = build(config)
     state = random_state(run.learner, run.spec)
-    describe(run, state.params)
+    print_summary(run, state.params)
     state = with_pretrained(run.learner, state, starting_parameters(run))
     embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):

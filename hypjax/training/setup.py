@@ -206,16 +206,13 @@ def custom_provenance(config: ConfigDict) -> dict[str, str]:
 
 def _custom_code(config: ConfigDict) -> dict[str, str]:
     """Hashes of a user's loss and encoder."""
-    loss, encoder = (
-        declaration(config.objective.name),
-        CUSTOM_ENCODERS.get(config.model.architecture),
-    )
-    pieces = {"loss": loss.code, "encoder": encoder}
+    encoder = CUSTOM_ENCODERS.get(config.model.architecture)
+    pieces = {"loss": declaration(config.objective.name).code, "encoder": encoder}
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
-def describe(run: TrainingRun, params: PyTree) -> None:
-    """Prints what is trained on what."""
+def print_summary(run: TrainingRun, params: PyTree) -> None:
+    """Prints the numbers of parameters, images and batches."""
     trained, _ = split_frozen(params, run.learner.frozen)
     numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
     splits, plans, devices = run.splits, run.plans, run.mesh.devices

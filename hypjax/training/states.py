@@ -20,7 +20,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import TrainingRun, describe, rotates_only
+from hypjax.training.setup import TrainingRun, print_summary, rotates_only
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -39,7 +39,7 @@ def begin(
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = run.config, run.learner
     state = random_state(learner, run.spec)
-    describe(run, state.params)
+    print_summary(run, state.params)
     restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")

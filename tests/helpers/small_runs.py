@@ -89,7 +89,7 @@ def save_untrained(config, workdir):
         for _ in range(2)
     )
     run = Workdir(workdir, built.config)
-    with run.claimed(setup.provenance(built.config, built.splits)) as checkpoints:
+    with run.locked(setup.provenance(built.config, built.splits)) as checkpoints:
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
     return best
