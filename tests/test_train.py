@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import load, train
+from hypjax import load
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
 from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.training import train
 from tests.helpers.small_runs import interrupted_after, step_metrics
 from tests.training.test_interruptions import assert_same_run
 

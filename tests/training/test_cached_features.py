@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.analysis.report import write_own_report
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
@@ -17,6 +16,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.system import machine
+from hypjax.training import train
 from hypjax.training.dry_run import dry_run
 from hypjax.training.input import open_input
 from hypjax.training.setup import build

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import hypjax
-from hypjax import train
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.config import load_config
@@ -21,6 +20,7 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
+from hypjax.training import train
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import commands, small_runs
