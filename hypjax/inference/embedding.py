@@ -61,14 +61,14 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
 
 def part_of(name: str) -> str:
-    """The part of the model behind a name of `scored_spaces`."""
+    """The model's part, "head" or "encoder", in a name of `scored_spaces`."""
     return name.partition(":")[0].partition("@")[0]
 
 
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
-    """The features behind a name of `scored_spaces`, which its space embeds."""
+    """The features that the space of a name in `scored_spaces` embeds."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
@@ -88,9 +88,9 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """The encoder's embeddings of pixels at each scale, or features that are given instead.
+    """Embeds pixels with the encoder at each scale; features of another model stay as they are.
 
-    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
+    A scale is the side of resized images relative to that of the given ones (`scaled_side`).
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
@@ -115,15 +115,15 @@ def encode(
     return jnp.stack(embeddings, axis=1)
 
 
-def place(
+def to_points(
     model: Embedder,
     params: PyTree,
     spaces: Mapping[str, Space],
     pooled: Float[Array, "batch scales encoder_dim"],
 ) -> dict[str, Float[Array, "batch d"]]:
-    """Maps the encoder's embeddings to points of each space; of several scales, to their mean.
+    """Maps the encoder's embeddings to points of each space, the mean over scales.
 
-    It needs no parameters of the encoder.
+    Reads no parameters of the encoder.
     """
     points = {}
     for name, space in spaces.items():
@@ -141,13 +141,13 @@ def embed_function(
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Returns the function from parameters and pixels to the points of each space, to be jitted."""
-    return lambda params, images: place(
+    return lambda params, images: to_points(
         model, params, spaces, encode(model, pixel_scaling, scales, params, images)
     )
 
 
 def fingerprint(facts: object, params: PyTree = None) -> str:
-    """Hash of facts, whose `repr` says all about them, and of parameters."""
+    """Hash of parameters and of facts, which must be equal if their `repr` is."""
     digest = hashlib.sha256(repr(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
@@ -160,11 +160,11 @@ Features = Float[np.ndarray, "images scales dim"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
+    """Embeds datasets with a run's model; one compiled program serves all sizes and spaces.
 
-    If the encoder is not trained, its embeddings of the `cached` datasets are computed once, all
-    together, and stay in memory; unless several processes share the work, they are also stored in
-    the folder for other runs. The encoder's parameters must then be the same in all calls.
+    With a frozen encoder, its embeddings of the `cached` datasets are computed once and stay in
+    memory. A single process also stores them in the folder for other runs. All calls must then pass
+    the same encoder's parameters.
     """
 
     model: Embedder
@@ -188,10 +188,10 @@ class DatasetEmbedder:
         """
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
-        place_batch = functools.partial(self._place, (params, dict(spaces)))
+        points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
         if (features := self._features_in_memory(params, dataset, scales)) is not None:
-            return self.mapped(place_batch, features)
-        return self.mapped(lambda x: place_batch(self._encode(scales, params, x)), dataset)
+            return self.mapped(points_of_batch, features)
+        return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
 
     def features(
         self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
@@ -233,7 +233,7 @@ class DatasetEmbedder:
     def _features_in_memory(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
-        """The embeddings of cached images; None of others."""
+        """Embeddings of cached images; None if some of the images are not cached."""
         key, known = id(dataset.records), tuple(self.config.eval.scales)
         images = None if dataset.boxes is not None else self._unions.get(key)
         if images is None or not set(scales) <= set(known):
@@ -282,9 +282,9 @@ class DatasetEmbedder:
         return jax.jit(encode_batch, static_argnums=0, compiler_options=options)
 
     @functools.cached_property
-    def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        place_batch = parallel.map_images(lambda args, x: place(self.model, *args, x), self.mesh)
-        return jax.jit(place_batch, compiler_options=parallel.compiler_options(self.mesh))
+    def _to_points(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
+        mapped = parallel.map_images(lambda args, x: to_points(self.model, *args, x), self.mesh)
+        return jax.jit(mapped, compiler_options=parallel.compiler_options(self.mesh))
 
 
 def _concatenated(batches: Iterable[PyTree]) -> PyTree:
@@ -294,10 +294,10 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 def cached_features(
     folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
 ) -> Features:
-    """Returns the features of so many images from a folder; computes those it lacks, or damaged.
+    """Reads the features of `count` images from a folder, after computing those it lacks.
 
-    One process at a time fills the folder, and others wait. `compute` gets the number of images
-    whose features are there, and yields the others' in batches.
+    One process at a time fills the folder, and others wait. `compute` takes the number of images
+    whose features are stored, and yields batches of features for the rest.
     """
     try:
         table = None

@@ -37,7 +37,7 @@ from hypjax.system.caches import cache_folder
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run, which training, evaluation and analyses share; devices are opened on first use."""
+    """A run, as training, evaluation and analyses share it; devices are opened on first use."""
 
     config: ConfigDict
     objective: Objective
@@ -56,9 +56,9 @@ class Run:
         splits: Splits | None = None,
         **fields: Any,
     ) -> Self:
-        """Opens the images that a validated configuration names, and creates its objective.
+        """Opens the images and creates the objective of a validated configuration.
 
-        A saved run passes the objective that was saved with it.
+        Saved runs pass the objective that was saved with them.
         """
         objective, splits = objective or create_objective(config), splits or open_splits(config)
         _check_depth(config, splits)
@@ -71,7 +71,7 @@ class Run:
 
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
-        """The model as it is evaluated; images of a frozen encoder are embedded once."""
+        """Embeds datasets with the evaluated model; a frozen encoder embeds each image once."""
         config, splits, cached, folder = self.config, self.splits, [], None
         model = create_embedder(config, evaluating=True)
         if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
@@ -124,7 +124,7 @@ class Run:
         return self._projected_model[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric, such as "easy/map" of a task with ground truth."""
+        """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""
         means = {
             part: {name: mean_score(values) for name, values in scores.items()}
             for part, scores in self.query_scores(params, task).items()
@@ -135,7 +135,7 @@ class Run:
     def query_scores(
         self, params: PyTree, task: Task
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, whose means are `scores`."""
+        """Scores of each query by part and metric; `scores` returns their means."""
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
