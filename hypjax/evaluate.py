@@ -69,7 +69,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Objective:
-    """The objective that scores a run, whose models only the first process has."""
+    """The objective of a run in all processes; only the first one has its models."""
     if config.objective.name in BUILT_IN:
         return create_objective(config)
     spaces = [model.objective.space for model in models.values()]
@@ -124,7 +124,7 @@ def pretrained_features(
 
 
 def _pretrained(run: Run) -> PyTree:
-    """The parameters with which the encoder alone is scored."""
+    """Reads the parameters of a pretrained encoder, in all processes."""
     config, model = run.config, run.embedder.model
     params = {"scalars": scalar_parameters(initial_scalars(config.objective))}
     if model.encoder.takes_pixels:

@@ -95,7 +95,7 @@ class Run:
         return self.objective.with_scalars(learned_scalars(self.config.objective, params))
 
     def trained(self, params: PyTree) -> TrainedModel:
-        """The model with these parameters, which may be sharded."""
+        """The trained model with these parameters, which may be sharded."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         objective = self.trained_objective(params)
         return TrainedModel(self.config, self.embedder.model, params, objective)
@@ -165,7 +165,7 @@ class Run:
         return test_scores
 
     def matches(self, params: PyTree) -> dict[str, Match]:
-        """Match distances by the fingerprint of the embeddings, where enough images match."""
+        """Match distances by the fingerprint of the embeddings; measured if enough images match."""
         if (chosen := choose(self.splits)) is None:
             return {}
         split, queries, gallery = chosen

@@ -42,7 +42,7 @@ Projections = Mapping[str, Projection]
 
 
 class TrainedModel(NamedTuple):
-    """A run's model as it is evaluated."""
+    """A trained model with its configuration and objective, as evaluation and search use it."""
 
     config: ConfigDict
     model: Embedder
@@ -51,11 +51,11 @@ class TrainedModel(NamedTuple):
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """The spaces of the embeddings, see `scored_spaces`."""
+        """The spaces of the model's embeddings, by the names of `scored_spaces`."""
         return scored_spaces(self.config, self.objective, self.params)
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of everything that the embeddings of a name depend on besides the images."""
+        """Hash of everything but the images that the embeddings of a name depend on."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
         scales = [float(scale) for scale in self.config.eval.scales]
@@ -75,7 +75,7 @@ class TrainedModel(NamedTuple):
             projection.save(path)
 
     def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
-        """The projection that `eval.pca` asks for, and the fingerprint of what it returns."""
+        """Reads the projection of `eval.pca`, if any; returns also the embeddings' fingerprint."""
         embeddings = self.fingerprint(name)
         if self.config.eval.pca[part_of(name)] is None:
             return None, embeddings
@@ -89,7 +89,7 @@ class TrainedModel(NamedTuple):
         return projection, projection.fingerprint(embeddings)
 
     def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
-        """Copies the model's projections; those of a run that is not finished are absent."""
+        """Copies the model's projections; an unfinished run has none."""
         pca = self.config.eval.pca
         for name in (name for name in self.spaces if pca[part_of(name)] is not None):
             file = self._projection_file(name, self.fingerprint(name))
@@ -234,7 +234,7 @@ def _is_run(weights: str) -> bool:
 
 
 def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, with its encoder's parameters as another encoder's."""
+    """Restores the run in `model.weights`, and converts its parameters to those of the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         run = restore_best(folder)

@@ -36,7 +36,7 @@ from hypjax.types import Batch, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class SavedObjective(Objective):
-    """The space in which a run with a loss of the user's is scored; the code may be unknown."""
+    """The saved space of a run with a custom loss, whose code may be unknown."""
 
     space: Space
 
@@ -88,7 +88,7 @@ def create_objective(config: ConfigDict) -> Objective:
 
 
 def declaration(name: str | None) -> Declaration:
-    """The declaration of a loss; of a saved run's whose code is unknown, one without fields."""
+    """The declaration of a loss; for a saved run's unknown loss, one without fields."""
     return OBJECTIVES.get(name, _UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""The images of a run: what its configuration says of them, as arguments of `hypjax.data`."""
+"""Opens the images that a run's configuration names."""
 
 import os
 import pathlib
@@ -76,7 +76,7 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration with unset sizes of the model filled in: those of the features."""
+    """Returns the configuration with unset sizes of the model fitted to the features."""
     model = config.model
     if config.data.name != "features" or None not in (model.width, model.head_dim):
         return config

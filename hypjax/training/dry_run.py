@@ -55,7 +55,7 @@ def dry_run(config: ConfigDict) -> None:
 
 
 def _seconds_of_embedding(run: TrainingRun, params: PyTree) -> float:
-    """Seconds that embedding all images takes once, from those of one batch."""
+    """Estimates the seconds to embed all images once, from one batch."""
     embedder, splits = dataclasses.replace(run.embedder, cached=()), run.splits
     if not embedder.model.encoder.takes_pixels:
         return 0.0

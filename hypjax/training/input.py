@@ -51,7 +51,7 @@ class Input:
         return training_batches(images, plans, steps, learner.view, workers, rows)
 
     def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
-        """The state with the tuples of the step's epoch, and the batch of a step from 0."""
+        """Returns the state, with its epoch's tuples, and the batch of a step, counted from 0."""
         if self._open is None or step == self._end:
             self.close()
             plans, self._end = self.run.plans, self.run.config.train.total_steps
@@ -106,7 +106,7 @@ class Input:
 
 
 def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
-    """Fills the caches of a run, unless no step remains."""
+    """Opens a run's input; fills its caches if steps remain."""
     features = store = None
     if steps and run.learner.cached_features:
         computed = training_features if run.learner.block is None else training_activations
@@ -129,7 +129,7 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
 
 
 def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape of the cached features of all training images; an error if memory is short."""
+    """Shape of the cached features of all training images; checks that memory suffices."""
     learner, count = run.learner, len(run.splits.train)
     encoder, block = learner.model.encoder, learner.block
     if block is None:

@@ -1,4 +1,4 @@
-"""What a train step computes with, built from a configuration."""
+"""The learner: model, objective and optimiser of a train step, built from a configuration."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From a configuration to everything a run computes with."""
+"""Training runs, built from their configuration."""
 
 import dataclasses
 import itertools
@@ -51,9 +51,9 @@ class TrainingRun(Run):
 
 
 def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> TrainingRun:
-    """Builds a run from its validated configuration; nothing is computed or written yet.
+    """Builds a run from its validated configuration, without computing or writing anything.
 
-    The images are opened, unless an opened run has them. Further fields are those of `Run`.
+    Opens the images unless `splits` holds them. `fields` are further fields of `Run`.
     """
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
@@ -122,7 +122,7 @@ def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
-    """The highest block whose output does not change in training."""
+    """The highest block whose output stays the same in training."""
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
     block = cut.highest_frozen(encoder, trained.get("encoder", {}))
@@ -135,7 +135,7 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:
-    """The batches of a run."""
+    """Plans a run's batches by `train.sampling`."""
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
     sizes = crop.sizes(np.maximum(images.sizes, 1))  # Given features have none, and no crops.
@@ -156,7 +156,7 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
-    """The batches of tuples, from the pairs of the images that are trained on."""
+    """Plans batches of tuples, from the pairs of training images."""
     train, fields = config.train, config.train.tuples
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
@@ -188,7 +188,7 @@ def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
 
 
 def shared_provenance(run: TrainingRun) -> dict[str, str]:
-    """The provenance of a run, after a check that all its processes agree on it."""
+    """The provenance of a run; checks that all processes agree on it."""
     facts, cache = provenance(run.config, run.splits), run.config.run.cache
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
     shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
@@ -240,7 +240,7 @@ _FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
-    """Returns the configuration with the fields filled in that are None."""
+    """Returns the configuration with fields that are None fitted to the training images."""
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
@@ -262,7 +262,7 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
 
 
 def _steps(config: ConfigDict, splits: Splits) -> int:
-    """Chooses the number of steps; a single one, at the rate 0, leaves a head as it starts."""
+    """Chooses the number of steps: 1, at the rate 0, for a head that only rotates features."""
     train = splits.train
     if rotates_only(config, splits):
         console.say(
@@ -276,7 +276,7 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
 
 
 def rotates_only(config: ConfigDict, splits: Splits) -> bool:
-    """Whether a head of principal components has too few classes to estimate for others from."""
+    """Whether there are too few classes to learn more than a rotation of features."""
     classes = sum(part.num_classes for part in (splits.train, splits.validation) if part)
     chosen = config.model.head_init == "pca" and config.data.split == "classes"
     return chosen and classes < FEW_CLASSES

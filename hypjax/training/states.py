@@ -1,4 +1,4 @@
-"""A run's state: started, saved and restored."""
+"""Starts, saves and restores a run's state."""
 
 import functools
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ def initialized(
 
 
 def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -> Measured:
-    """Scores the first state, and counts that as evaluation."""
+    """Scores the state before the first step."""
     console.say("evaluating before training")
     params = evaluated_model(run.learner, state)
     with stopwatch.part("evaluation"):
@@ -81,7 +81,7 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:
-    """The state before the first step, of random parameters, on the learner's devices."""
+    """The first state, with random parameters, on the learner's devices."""
     # One program: compiling one for each operation would take longer.
     state = jax.jit(lambda: create_state(learner, spec))()
     state = processes.arrays_from_first(lambda: state, state)
@@ -89,7 +89,7 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
-    """The parameters that `model.weights` names, sent to all processes; None for random ones."""
+    """Reads the parameters that `model.weights` names, in all processes; None if it is None."""
     config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
@@ -110,7 +110,7 @@ def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model's parameters, and its averages, if there are pretrained ones."""
+    """Replaces parts of the model by pretrained parameters, if any, and restarts its averages."""
     if params is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, params)
@@ -128,7 +128,7 @@ def save(
     measured: Measured,
     score: float | None = None,
 ) -> None:
-    """Saves a state unless it is saved already, the model apart from what only training needs."""
+    """Saves a state unless it is saved already, as the trees of `trees`."""
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()
@@ -151,7 +151,7 @@ def restore(
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the model that is evaluated, and by name what training needs."""
+    """The trees of a checkpoint: the evaluated model, and the parts that only training reads."""
     parts = state._replace(step=None, params=None)._asdict()
     training = {name: part for name, part in parts.items() if part is not None}
     training["objective"] = state.params["objective"]

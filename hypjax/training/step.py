@@ -24,7 +24,7 @@ from hypjax.types import Batch, Outputs
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the epoch's tuples, which it leaves as they are."""
+    """Everything that a step changes, and the tuples of its epoch."""
 
     step: Int[Array, ""]  # Number of steps done.
     params: PyTree  # {"model": ..., "objective": ...}.
@@ -68,7 +68,7 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """Starts the teacher and the moving average as copies of the model, where they are needed."""
+    """Starts the teacher and the moving average, if needed, as copies of the model."""
     trained, _ = optim.split_frozen(params, learner.frozen)
 
     def copy(needed: bool) -> PyTree:  # Copies, since a step donates each buffer.
@@ -81,13 +81,13 @@ def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
 
 
 def trained_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model as the last step left it, in the parameters of its modules."""
+    """The model's parameters after the last step, with adapters merged into kernels."""
     model = state.params["model"]
     return model if learner.lora is None else _without_adapters(model, learner.lora, learner.mesh)
 
 
 def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model that is evaluated, chosen and saved: the average, or else the trained one."""
+    """The model to evaluate, choose and save: the moving average if there is one."""
     if state.average is None:
         return trained_model(learner, state)
     _, frozen = optim.split_frozen(state.params, learner.frozen)
@@ -213,7 +213,7 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key, and with stochastic depth the branch factors of all rows, 0 for padding."""
+    """The loss's key; with stochastic depth, also the branch factors of all rows, 0 for padding."""
     if not learner.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
