@@ -23,10 +23,11 @@ from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
-# Fields that may be None for the user's own data, and are fitted to it; sizes only for features.
-_FITTED_SIZES = ("model.head_dim", "model.width")
-FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
-FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
+# Fields that may be None for the user's own data: fitted to its images, or to features' sizes.
+FITTED_TO_IMAGES = ("train.samples_per_class", "train.batch_size", "train.total_steps")
+FITTED_TO_IMAGES += ("optim.warmup_steps",)
+FITTED_TO_FEATURES = ("model.head_dim", "model.width")
+FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
 _FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
 
 
@@ -113,7 +114,7 @@ def _of_batches(config: ConfigDict) -> Relations:
     train, objective = config.train, declaration(config.objective.name)
     fields = flatten(config)
     for field in sorted(FITTED):
-        size = field in _FITTED_SIZES
+        size = field in FITTED_TO_FEATURES
         names = (FEATURES,) if size else choices.USERS
         fitted = config.data.name in names or (train.cached_features and not size)
         cached = "" if size else ", or train.cached_features is set"

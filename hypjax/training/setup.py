@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config import flatten
 from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
-from hypjax.config.rules import refuse, validate_relations
+from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import FEW_CLASSES, Splits
@@ -236,7 +236,6 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 # costs little, or with trained blocks, which learn faster: after more passes, the classes of
 # Cars-196 that are held out for validation are found less well again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
-_FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "optim.warmup_steps")
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
@@ -245,7 +244,7 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
-    unset = [name for name in _FITTED if flatten(config)[name] is None]
+    unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, images)
     if fields.batch_size is None:
