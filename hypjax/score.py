@@ -64,7 +64,7 @@ def main() -> None:
     if FLAGS.prefix:
         queries, gallery = (part and part.prefix(FLAGS.prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
-    ks = [k for k in FLAGS.ks if k < task.items] or [1]
+    ks = [k for k in FLAGS.ks if k < task.num_items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(FLAGS.metrics or usual, ks)
     scores = scoring.score(task, metrics)

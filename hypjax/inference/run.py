@@ -189,7 +189,7 @@ class Run:
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Refuses more neighbours than there are images to find, in precision or query expansion."""
-    fields, items = config.eval, [task.items for task in splits.tasks.values()]
+    fields, items = config.eval, [task.num_items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     deep = {"config.eval.expansion is": fields.expansion}
     if "precision" in fields.metrics:

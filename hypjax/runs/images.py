@@ -51,9 +51,8 @@ def open_splits(config: ConfigDict) -> Splits:
     if run.cache == "host":
         cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
     decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
-    held_out = HeldOutClasses(
-        *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
-    )
+    classes = data.test_classes, data.validation_classes
+    held_out = HeldOutClasses(*classes, data.split_seed, by_image=data.split == "images")
     if data.name == IN_MEMORY:
         opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
