@@ -130,7 +130,7 @@ def _task() -> Any:
 
 
 def _embedded(splits: Any, space: Any) -> Any:
-    """What --encoder makes of the images: all of them in a file, or those that are scored."""
+    """Embeds images with --encoder: all of them into a file, or only those that are scored."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 

@@ -153,7 +153,7 @@ def _nearest(
 
 
 def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
-    """Which of a shown anchor's hardest negatives in one run are no hardest ones of other runs."""
+    """Marks an anchor's hardest negatives in one run that no other run has among its hardest."""
     items = [weighed["hardest"][anchor]["items"] for weighed in runs]
     others = {item for other in (*items[:run], *items[run + 1 :]) for item in other}
     return [len(runs) > 1 and item not in others for item in items[run]]

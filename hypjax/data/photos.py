@@ -128,7 +128,7 @@ def _files(
 
 
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
-    """What changes with a file and is known without reading it."""
+    """Path, size and time of change of a file, known without reading it."""
     stat = path.stat() if os.path.exists(path) else None
     return str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)
 

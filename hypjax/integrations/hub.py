@@ -210,9 +210,9 @@ def _base_model(config: ConfigDict) -> str | None:
 
 
 def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
-    """What the hub reads of a model, in YAML: by what it was trained, and its scores.
+    """Metadata of a model's card, in YAML, which the hub reads: tags, base model and scores.
 
-    Scores with notes, which cannot be compared with others, stand in the text alone.
+    Scores with notes are not comparable, so only the card's text has them.
     """
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
     scores = [

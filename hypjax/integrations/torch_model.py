@@ -163,7 +163,7 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 
 def shorten(space: Space, features: Tensor) -> Tensor:
-    """What points tell of features: `space.features(space.embed(features))`."""
+    """Features as their points preserve them: `space.features(space.embed(features))`."""
     directions, length, _ = _radial(space, features)
     return directions * length
 

@@ -41,7 +41,7 @@ def selecting(scores: Mapping[str, float]) -> str:
 
 
 def title(results: Mapping[str, Recalls]) -> str:
-    """What a table of scores on test images shows: recall, or, of judged datasets alone, scores."""
+    """Title of a table of test scores: recall, or scores if all datasets are judged."""
     names = [name for parts in results.values() for values in parts.values() for name in values]
     judged = all("/" in name for name in names)
     return "Scores on the test images" if judged else "Recall on the test classes"

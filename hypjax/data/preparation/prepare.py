@@ -141,7 +141,7 @@ def summary(folder: RecordFolder) -> str:
 
 
 def notes(folder: RecordFolder) -> tuple[str, ...]:
-    """What results computed from a dataset must say: it is a part, or a partial copy."""
+    """Remarks for results computed from a part of a dataset, or from a partial copy."""
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
