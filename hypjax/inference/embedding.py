@@ -65,6 +65,11 @@ def part_of(name: str) -> str:
     return name.partition(":")[0].partition("@")[0]
 
 
+def prefix_of(name: str) -> int | None:
+    """The length of the prefix in a name of `scored_spaces`, such as "head@16"; None if whole."""
+    return int(name.partition(":")[0].partition("@")[2] or 0) or None
+
+
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
@@ -72,13 +77,14 @@ def _features(
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
-    dim = int(name.partition(":")[0].partition("@")[2] or 0)
-    if dim >= features.shape[-1]:  # The configuration does not know the dimension of an encoder.
+    dim = prefix_of(name)
+    # Without a head, the configuration does not know the dimension.
+    if dim is not None and dim >= features.shape[-1]:
         raise UserError(
             f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
             f"{features.shape[-1]}; lower config.eval.prefixes"
         )
-    return features[:, : dim or None]
+    return features[:, :dim]
 
 
 def encode(

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import part_of
+from hypjax.inference.embedding import part_of, prefix_of
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
@@ -34,7 +34,7 @@ class TorchModel(nn.Module):
         super().__init__()
         config, model, params = embedder.config, embedder.model, embedder.params
         self.space = embedder.space
-        self.prefix = int(embedder.part.partition(":")[0].partition("@")[2] or 0) or None
+        self.prefix = prefix_of(embedder.part)
         scales = config.eval.scales if embedder.takes_pixels else ()
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
