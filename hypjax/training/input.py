@@ -16,8 +16,8 @@ from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.models import cut
 from hypjax.models.layers import normalize
+from hypjax.models.split_at_block import lower_blocks
 from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
@@ -109,7 +109,7 @@ def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
     features = store = None
     if steps and run.learner.cached_features:
-        computed = training_features if run.learner.block is None else training_activations
+        computed = training_features if run.learner.cached_block is None else training_activations
         features = computed(run, params)
     elif steps and run.layout is not None:
         store = fill(run.layout, run.splits.train, run.learner.mesh)
@@ -131,10 +131,10 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
 def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     """Shape of the cached features of all training images; checks that memory suffices."""
     learner, count = run.learner, len(run.splits.train)
-    encoder, block = learner.model.encoder, learner.block
+    encoder, block = learner.model.encoder, learner.cached_block
     if block is None:
         return jax.ShapeDtypeStruct((count, encoder.dim), np.float32)
-    lower = functools.partial(cut.lower, encoder, block)
+    lower = functools.partial(lower_blocks, encoder, block)
     example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
     features = f"the output of {block} for {count} training images"
@@ -153,7 +153,7 @@ def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, 
 
     def activations(params: PyTree, images: Array) -> Array:
         pixels = normalize(images, *learner.pixel_scaling)
-        return cut.lower(learner.model.encoder, learner.block, params, pixels)
+        return lower_blocks(learner.model.encoder, learner.cached_block, params, pixels)
 
     features_to_keep(run, params)
     params = parallel.place(params["encoder"], parallel.replicated(mesh))

@@ -34,8 +34,8 @@ class Learner:
     microbatch: int  # Most images embedded at once; 0 for the whole batch.
     skip_nonfinite: bool
     cached_features: bool  # Whether batches hold what frozen layers compute, not pixels.
-    # With cached features, the block whose output they are; None for the encoder's embeddings.
-    block: str | None
+    # The block whose output is cached; None for the encoder's embeddings.
+    cached_block: str | None
     drop_path: float  # Rate of stochastic depth in the encoder's last block.
     seed: int  # Of the initial parameters and of the steps' random keys.
 
@@ -74,7 +74,7 @@ def build_learner(
         microbatch=config.run.microbatch,
         skip_nonfinite=train.on_nonfinite == "skip",
         cached_features=train.cached_features,
-        block=None,  # `hypjax.training.setup` chooses it by what is trained.
+        cached_block=None,  # `hypjax.training.setup` chooses it.
         drop_path=config.model.drop_path,
         seed=config.seed,
     )

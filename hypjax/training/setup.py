@@ -22,8 +22,9 @@ from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledP
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
-from hypjax.models import compute_dtype, create_embedder, cut
+from hypjax.models import compute_dtype, create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
+from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives import Spec
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
@@ -86,7 +87,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Tr
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     check_paths(config, learner, spec)
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
-        learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
+        learner = dataclasses.replace(learner, cached_block=_highest_frozen_block(learner, spec))
     device = config.run.cache == "device"
     return TrainingRun.open(
         config,
@@ -125,7 +126,7 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
     """The highest block whose output stays the same in training."""
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
-    block = cut.highest_frozen(encoder, trained.get("encoder", {}))
+    block = highest_frozen(encoder, trained.get("encoder", {}))
     if block is None:
         known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
         paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)

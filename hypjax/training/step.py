@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.geometry.learned import named_scalars, scalar_values, within_bounds
-from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
+from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec, loss_function
 from hypjax.training import lora, optim
@@ -253,9 +253,9 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
             params = lora.merged(params, learner.lora)
         if not learner.cached_features:
             return model.apply({"params": params}, images, *noise)
-        if learner.block is not None:
+        if (block := learner.cached_block) is not None:
             example = encoder.example(learner.view)
-            images = cut.upper(encoder, learner.block, params["encoder"], images, example)
+            images = upper_blocks(encoder, block, params["encoder"], images, example)
         return model.apply({"params": params}, images, method="project")
 
     return embed
