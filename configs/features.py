@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import recipes, variant_error, variants
 
-VARIANTS = (*variants.SPACES, "mix", "hier", *variants.LOSSES)
+VARIANTS = (*variants.HYP_VIT_SPACES, "mix", "hier", *variants.LOSSES)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variants
 
-_SCRATCH = tuple(f"{space}-scratch" for space in variants.SPACES)
+_SCRATCH = tuple(f"{space}-scratch" for space in variants.HYP_VIT_SPACES)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
@@ -51,7 +51,7 @@ def from_scratch(variant: str) -> ConfigDict:
     config.model.width = 128
     config.model.depth = 4
     config.model.num_heads = 4
-    config.objective.space = variants.SPACES[variant.removesuffix("-scratch")]
+    config.objective.space = variants.HYP_VIT_SPACES[variant.removesuffix("-scratch")]
 
     # At 2e-3, photos collapse: the loss starts at 4 to 5 times its level at chance, because
     # distances over the temperature reach 45, and the easiest way to lower the loss is to

@@ -8,7 +8,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from hypjax.config.variants import OBJECTIVES
+from hypjax.config.variants import OBJECTIVE_OF_LOSS
 from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
@@ -44,7 +44,7 @@ def loss_rows() -> str:
         shared = (*MEMORY, "koleo_weight") if "memory" in loss.fields else ()
         own = [(field, rule.default) for field, rule in loss.fields.items() if field not in shared]
         fields = ", ".join(f"`{field}={_literal(default)}`" for field, default in own)
-        named = [v for v, of in OBJECTIVES.items() if of == name and not v.startswith("irt")]
+        named = [v for v, of in OBJECTIVE_OF_LOSS.items() if of == name and not v.startswith("irt")]
         title = loss.reference or loss.function.__doc__.partition("\n")[0].rstrip(".")
         rows.append(f"| {title} | `{name}` | {fields} | {', '.join(f'`{v}`' for v in named)} |")
     return "\n".join(rows)

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.errors import redacted
-from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
+from hypjax.geometry.learned import initial_scalars, named_scalars, scalar_parameters
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.run import Run
@@ -64,12 +64,12 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
-    learned = {name: named_values(x["scalars"]) for name, x in states.items() if "scalars" in x}
+    learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
     return _report(f"the models in {workdir}", results, splits.notes, config, learned)
 
 
 def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Objective:
-    """The objective that scores a run, whose models only the first process has."""
+    """The objective of a run in all processes; only the first one has its models."""
     if config.objective.name in BUILT_IN:
         return create_objective(config)
     spaces = [model.objective.space for model in models.values()]
@@ -124,9 +124,9 @@ def pretrained_features(
 
 
 def _pretrained(run: Run) -> PyTree:
-    """The parameters with which the encoder alone is scored."""
+    """Reads the parameters of a pretrained encoder, in all processes."""
     config, model = run.config, run.embedder.model
-    params = {"scalars": first_parameters(learned_numbers(config.objective))}
+    params = {"scalars": scalar_parameters(initial_scalars(config.objective))}
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
         read = functools.partial(pretrained_encoder, config, model.encoder)
@@ -141,7 +141,7 @@ def _report(
     config: ConfigDict,
     learned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Prints the table, and returns the results with their notes and learned numbers."""
+    """Prints the table, and returns the results with their notes and learned scalars."""
     print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
     noted_results = {**results, **noted(notes), **({"learned": learned} if learned else {})}

@@ -64,7 +64,7 @@ def main() -> None:
     if FLAGS.prefix:
         queries, gallery = (part and part.prefix(FLAGS.prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
-    ks = [k for k in FLAGS.ks if k < task.items] or [1]
+    ks = [k for k in FLAGS.ks if k < task.num_items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(FLAGS.metrics or usual, ks)
     scores = scoring.score(task, metrics)
@@ -130,7 +130,7 @@ def _task() -> Any:
 
 
 def _embedded(splits: Any, space: Any) -> Any:
-    """What --encoder makes of the images: all of them in a file, or those that are scored."""
+    """Embeds images with --encoder: all of them into a file, or only those that are scored."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 

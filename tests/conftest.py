@@ -132,13 +132,13 @@ def repository() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """Calls make(folder), unless another process of pytest did, and returns the folder."""
-    from hypjax.system.locks import claimed
+    from hypjax.system.locks import locked
 
     base = tmp_path_factory.getbasetemp()
     root = base.parent if _IS_XDIST_WORKER else base
 
     def made(name, make):
-        with claimed(root / "locks" / name, f"making {name}"):
+        with locked(root / "locks" / name, f"making {name}"):
             done = root / "locks" / name / "done"
             if not done.exists():
                 make(root / name)

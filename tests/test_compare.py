@@ -33,7 +33,7 @@ def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, image
     if validation is not None:
         results["validation"] = {"final": {"head": {f"recall@{k}": validation for k in ks}}}
     workdir = Workdir(folder, config or default_config())
-    with workdir.claimed({"images": images}):
+    with workdir.locked({"images": images}):
         workdir.write_results(results)
 
 

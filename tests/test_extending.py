@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import hypjax
-from hypjax import train
 from hypjax.analysis.run_embeddings import scored_head
 from hypjax.config import default_config, optimizers
 from hypjax.config.rules import validate
@@ -28,6 +27,7 @@ from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import integrations
+from hypjax.training import train
 from hypjax.training.optim import create_optimizer
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, trees

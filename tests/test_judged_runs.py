@@ -2,11 +2,11 @@
 
 import pytest
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
 from hypjax.evaluate import evaluate
+from hypjax.training import train
 from tests.helpers import commands
 
 TINY = (

@@ -6,8 +6,9 @@ import tempfile
 import jax
 import pytest
 
-from hypjax import errors, evaluate, train
+from hypjax import errors, evaluate
 from hypjax.runs.images import open_splits
+from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 from tests.helpers.system_limits import ordinary_user

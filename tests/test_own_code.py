@@ -14,17 +14,17 @@ from PIL import Image
 
 import hypjax
 from hypjax import objectives
-from hypjax.config import own, validate
+from hypjax.config import custom, validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.weights import TrainedModel
 from hypjax.models import create_embedder, model_shapes
-from hypjax.models.own import ENCODERS
+from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.pretrained import convert_timm, timm_state_dict
 from hypjax.objectives import OBJECTIVES, Objective, create_objective
 from hypjax.runs import images as run_images
-from hypjax.runs.images import give, open_splits
+from hypjax.runs.images import open_splits, register_dataset
 from hypjax.runs.workdir import Workdir, saved_config, saved_objective
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import commands, small_runs
@@ -57,7 +57,7 @@ def forget():
     """Leaves the registries as in a process that has not seen the user's code."""
     for name in [name for name in OBJECTIVES if name.startswith("own:")]:
         del OBJECTIVES[name]
-    ENCODERS.clear()
+    CUSTOM_ENCODERS.clear()
     run_images._in_memory.clear()
 
 
@@ -126,7 +126,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     with pytest.raises(UserError, match="given from Python"):
         commands.call("main", "--mode=evaluate", f"--workdir={workdir}")
     config = saved_config(workdir)
-    give(pictures)
+    register_dataset(pictures)
     with pytest.raises(UserError, match="own:attraction is not known"):
         hypjax.train(config, workdir.parent / "other")
     assert not (workdir.parent / "other").exists()
@@ -168,8 +168,8 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     runs = [tmp_path / str(i) for i in range(4)]
     for folder, space in zip(runs, spaces, strict=True):
         config = small_runs.load("unused")
-        own.choose_own_objective(config, SpaceLoss(space))
-        with Workdir(folder, config).claimed({}):
+        custom.choose_custom_objective(config, SpaceLoss(space))
+        with Workdir(folder, config).locked({}):
             pass
     for forgotten in (False, True):
         if forgotten:  # All are of one name and have equal fields.
@@ -191,7 +191,7 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
         return -space.distance(embeddings[0], embeddings[1])
 
     config = small_runs.load("unused", "objective.learn_c=True")
-    own.choose_own_objective(config, spread)
+    custom.choose_custom_objective(config, spread)
     validate(config)
     for objective in (create_objective(config), objectives.SavedObjective(BALL)):
         assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
@@ -235,14 +235,14 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
         ((image, name) for image, name in zip(arrays, names, strict=True)),
     ):
         with config.ignore_type():
-            config.data.update(give(form))
+            config.data.update(register_dataset(form))
         splits = open_splits(config)
         fingerprints.add(splits.fingerprint)
         cats = next(part for part in splits[::2] if "cat" in part.class_names)
         full = {"positions": np.arange(8), "sizes": np.zeros((8, 2), np.int32)}
         assert np.array_equal(dataclasses.replace(cats, **full).test_view(0, view), expected)
     assert len(fingerprints) == 1
-    give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
+    register_dataset({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
     splits = open_splits(config)
     assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
 
@@ -256,7 +256,7 @@ def test_what_is_no_dataset_is_refused():
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
         with pytest.raises(UserError, match=keyword), config.ignore_type():
-            config.data.update(give(dataset))
+            config.data.update(register_dataset(dataset))
             open_splits(config)
 
 
@@ -270,13 +270,13 @@ def test_what_is_no_encoder_is_refused():
     config = small_runs.load("unused")
     for module, keyword in [(nn.Dense(3), "16, 3"), (Statistics(), "batch_stats"), (len, "Flax")]:
         with pytest.raises(UserError, match=keyword):
-            own.choose_encoder(config, module)
+            custom.choose_encoder(config, module)
             create_embedder(config)
 
 
 def test_weights_of_a_module_are_named_by_their_paths():
     config = small_runs.load("unused")
-    own.choose_encoder(config, Net())
+    custom.choose_encoder(config, Net())
     encoder = create_embedder(config).encoder
     params = model_shapes(create_embedder(config), View.of(config.data))["encoder"]
     params = jax.tree.map(lambda x: np.full(x.shape, x.size, "f"), params)
@@ -298,7 +298,7 @@ def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
 
 def objective_of(function):
     config = small_runs.load("unused")
-    own.choose_own_objective(config, function)
+    custom.choose_custom_objective(config, function)
     return create_objective(config)
 
 

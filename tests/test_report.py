@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from hypjax import train
 from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
@@ -14,6 +13,7 @@ from hypjax.runs.files import read_results
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
+from hypjax.training import train
 from tests.helpers import commands, small_runs
 
 
@@ -65,7 +65,9 @@ def test_a_finished_run_writes_its_report(run, tmp_path, monkeypatch, capsys):
     config.run.report = True
     shutil.copytree(run, tmp_path / "written")
     (tmp_path / "written/results.json").unlink()
-    monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
+    monkeypatch.setattr(
+        "hypjax.training.train.print_results", lambda *_: console.warn("<few> classes")
+    )
     train.train_and_evaluate(config, tmp_path / "written", report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {tmp_path}/written/report.html\n")
     page = (tmp_path / "written/report.html").read_text()

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import load, train
+from hypjax import load
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
 from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.training import train
 from tests.helpers.small_runs import interrupted_after, step_metrics
 from tests.training.test_interruptions import assert_same_run
 
@@ -62,7 +63,7 @@ def test_a_run_that_is_not_finished_is_evaluated_at_its_last_state(load_glyphs, 
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
-    with Workdir(tmp_path, load_glyphs()).claimed({}):
+    with Workdir(tmp_path, load_glyphs()).locked({}):
         pass
     with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
         train.train_and_evaluate(load_glyphs("seed=1"), tmp_path)

@@ -16,6 +16,7 @@ from hypjax.analysis.run_embeddings import Points, head_points, restore_trained,
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
+from hypjax.geometry.learned import learned_scalars
 from hypjax.inference.run import Run
 from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
@@ -81,7 +82,8 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
         anchors = head_points(run, params, space, run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    temperature = softmax_temperature(run.config, run.scalars(params))
+    scalars = learned_scalars(run.config.objective, params)
+    temperature = softmax_temperature(run.config, scalars)
     return weigh(run.name, anchors, items, choice, space, temperature)
 
 
@@ -151,7 +153,7 @@ def _nearest(
 
 
 def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
-    """Which of a shown anchor's hardest negatives in one run are no hardest ones of other runs."""
+    """Marks an anchor's hardest negatives in one run that no other run has among its hardest."""
     items = [weighed["hardest"][anchor]["items"] for weighed in runs]
     others = {item for other in (*items[:run], *items[run + 1 :]) for item in other}
     return [len(runs) > 1 and item not in others for item in items[run]]

@@ -57,7 +57,7 @@ Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
 
 class ShownRun(NamedTuple):
-    """What a run wrote while it was trained, and what its searches find."""
+    """A run in a report: its results, its curves, and its searches."""
 
     name: str
     searches: RunSearches
@@ -117,7 +117,7 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
-    """What a run is, in words: its model, and numbers of images."""
+    """Facts of a run, in words: its model, and numbers of images."""
     splits, learned = run.searches.run.splits, run.results.get("learned")
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
     parts["searched"] = splits.gallery

@@ -11,15 +11,15 @@ from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
-GIVEN = "own"  # Images in memory, passed to `hypjax.train`.
+IN_MEMORY = "own"  # Images from Python, see `hypjax.train`.
 # The user's own data: images, features of any model, and images in memory.
-USERS = ("folder", "features", GIVEN)
+USERS = ("folder", "features", IN_MEMORY)
 DATASETS = (
     *(name for name, facts in PREPARED.items() if facts.role == "training"),
     *USERS,
     *BENCHMARKS,
 )
-OWN = "own:"  # Prefix of names of the user's encoders and objectives.
+CUSTOM = "own:"  # Prefix of the names of users' encoders and objectives.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Outputs of a model.

@@ -15,7 +15,7 @@ from hypjax.config.variants import HIER, Variant
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset; its file in `configs/` has the numbers."""
+    """Settings that differ between datasets, whose files in `configs/` set them."""
 
     epoch: int  # Steps in an epoch: training images // 180.
     epochs: int

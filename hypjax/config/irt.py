@@ -21,7 +21,7 @@ OBJECT_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset; its file in `configs/` has the numbers."""
+    """Settings that differ between datasets, whose files in `configs/` set them."""
 
     steps: int
     sampling: str

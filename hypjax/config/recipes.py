@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.variants import ENCODERS, HIER, KOLEO_WEIGHTS, LOWER, OBJECTIVES, Variant
+from hypjax.config.variants import ENCODERS, HIER, KOLEO_WEIGHTS, LOWER, OBJECTIVE_OF_LOSS, Variant
 from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system import machine
@@ -17,7 +17,7 @@ from hypjax.system import machine
 
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     """Chooses the objective and the space of a variant's loss; proxies learn at this rate."""
-    choose_objective(config, OBJECTIVES[loss])
+    choose_objective(config, OBJECTIVE_OF_LOSS[loss])
     config.objective.space = "poincare" if loss in ("hyp", "mix", *HIER) else "sphere"
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = proxy_rate

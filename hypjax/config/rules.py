@@ -8,25 +8,26 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
-from hypjax.config.choices import OWN
+from hypjax.config.choices import CUSTOM
 from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature, learned_numbers
+from hypjax.geometry.learned import has_curvature, initial_scalars
 from hypjax.geometry.registry import has_parts, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
-from hypjax.models.own import ENCODERS, SIZES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
-# Fields that may be None for the user's own data, and are fitted to it; sizes only for features.
-_FITTED_SIZES = ("model.head_dim", "model.width")
-FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
-FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
+# Fields that may be None for the user's own data: fitted to its images, or to features' sizes.
+FITTED_TO_IMAGES = ("train.samples_per_class", "train.batch_size", "train.total_steps")
+FITTED_TO_IMAGES += ("optim.warmup_steps",)
+FITTED_TO_FEATURES = ("model.head_dim", "model.width")
+FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
 _FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
 
 
@@ -113,7 +114,7 @@ def _of_batches(config: ConfigDict) -> Relations:
     train, objective = config.train, declaration(config.objective.name)
     fields = flatten(config)
     for field in sorted(FITTED):
-        size = field in _FITTED_SIZES
+        size = field in FITTED_TO_FEATURES
         names = (FEATURES,) if size else choices.USERS
         fitted = config.data.name in names or (train.cached_features and not size)
         cached = "" if size else ", or train.cached_features is set"
@@ -144,9 +145,9 @@ def _of_model(config: ConfigDict) -> Relations:
     model, field = config.model, "model.architecture"
     rule = "features if data.name is features, and nowhere else"
     yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, rule
-    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *ENCODERS):
+    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
-        if model.architecture.startswith(OWN):
+        if model.architecture.startswith(CUSTOM):
             rule = (
                 "known in this process: its code is not hypjax's, so pass the module as encoder= "
                 "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
@@ -200,12 +201,12 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
         # A user's objective must be scored in its saved space, with the scalars that it learns.
-        objective, initial = create_objective(config), learned_numbers(fields)
+        objective, initial = create_objective(config), initial_scalars(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
         moved |= objective.with_scalars(initial).score_space != space
         name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
-        rule = f"{value} for {fields.name.removeprefix(OWN)}, whose scores are in another space"
+        rule = f"{value} for {fields.name.removeprefix(CUSTOM)}, whose scores are in another space"
         yield moved, f"objective.{name}", rule
 
 

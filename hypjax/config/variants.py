@@ -9,7 +9,7 @@ from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.system import machine
 
-SPACES = {"hyp": "poincare", "sph": "sphere"}  # The loss of Hyp-ViT.
+HYP_VIT_SPACES = {"hyp": "poincare", "sph": "sphere"}  # Of Hyp-ViT's loss, by variant.
 # HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
 HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 # λ of IRT's losses, the weight of the differential entropy.
@@ -17,10 +17,10 @@ KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
 _COMPARED = (PROXY_LOSSES | PAIR_LOSSES).items()
 LOSSES = {loss.variant or name: name for name, loss in _COMPARED if not loss.by_tuple}
-_PUBLISHED = (*SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
+_PUBLISHED = (*HYP_VIT_SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
-OBJECTIVES = {
-    **dict.fromkeys(SPACES, "pairwise_cross_entropy"),
+OBJECTIVE_OF_LOSS = {
+    **dict.fromkeys(HYP_VIT_SPACES, "pairwise_cross_entropy"),
     **{"mix": "hypmix", **HIER, **LOSSES},
     **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
 }
@@ -47,7 +47,9 @@ ENCODERS = {
         "deit_small_distilled_patch16_224.fb_in1k", 3e-5, eval_pooling="cls_dist_mean"
     ),
     "dino": PretrainedEncoder("vit_small_patch16_224.dino", 1e-5),
-    "dino-patch8": PretrainedEncoder("vit_small_patch8_224.dino", 1e-5, losses=tuple(SPACES)),
+    "dino-patch8": PretrainedEncoder(
+        "vit_small_patch8_224.dino", 1e-5, losses=tuple(HYP_VIT_SPACES)
+    ),
     "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
         "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER)
     ),
@@ -79,7 +81,7 @@ class Variant(NamedTuple):
     """One of a dataset's experiments."""
 
     name: str  # Such as 'hyp-dino'.
-    loss: str  # A key of `OBJECTIVES`.
+    loss: str  # A key of `OBJECTIVE_OF_LOSS`.
     encoder: str  # A key of `ENCODERS`; for IRT's recipe, of those of `hypjax.config.irt`.
     # 'released' trains for as many steps as the released commands, 'frozen' only a head, see
     # `recipes.train_head`, and 'last' the encoder's last blocks, too.
@@ -107,7 +109,7 @@ def parse_variant(
     recent = encoder in RECENT
     if encoder in ENCODERS and loss in (_ALL if recent else ENCODERS[encoder].losses):
         suffixes = ["frozen"] + ["last"] * (encoder in LOWER)
-        suffixes += ["released"] * (released and loss in SPACES and not recent)
+        suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not recent)
         if suffix in suffixes or not comma:
             return Variant(name, loss, encoder, suffix)
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"

@@ -19,7 +19,7 @@ from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
 from hypjax.types import View
 
@@ -97,7 +97,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what is known of the images, of their classes and of their order."""
+        """Hash of the images' files, classes, splits and order."""
         columns = (self.facts, self.class_names, self.splits, self.groups)
         return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
 
@@ -252,9 +252,9 @@ def table_of_names(
     facts: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Returns images, not yet checked, of unknown sizes; those without facts are in memory.
+    """Makes a table of images, not yet read, of unknown sizes. Without facts, they are in memory.
 
-    Splits and groups are columns if an image has one.
+    The table has splits and groups if any image has.
     """
     facts = [""] * len(names) if facts is None else map(repr, facts)
     return Dataset(
@@ -273,7 +273,7 @@ def table_of_names(
 
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
-    """Returns all images of datasets with the same records, each once and without its label."""
+    """Joins datasets with the same records: each image once, without its label."""
     names = ("positions", "labels", "sizes", "names", "class_names")
     columns = {name: np.concatenate([getattr(x, name) for x in datasets]) for name in names}
     _, rows = np.unique(columns["positions"], return_index=True)
@@ -283,7 +283,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
-    """Returns tables one below the other, to be embedded; classes of equal names are one."""
+    """Stacks tables of images to be embedded; merges classes of equal names."""
     if len(tables) == 1:
         return tables[0]
     if len({table.vectors is None for table in tables}) > 1:
@@ -330,9 +330,9 @@ def hash_facts(facts: Iterable[Any]) -> str:
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
-    """Returns all images of a source, to be decoded in a way, or read from its host cache.
+    """Sets how a dataset's images are decoded, and opens their host cache, if it is used.
 
-    `fill_cache` must decode the images into the cache before they are read.
+    Call `fill_cache` before reading images from the cache.
     """
     decoded = None
     if decoding.cache_dir is not None:
@@ -350,7 +350,7 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     try:
         with (
-            cache.filling(claimed(cache.folder, "decoding images")) as done,
+            cache.filling(locked(cache.folder, "decoding images")) as done,
             tqdm.tqdm(total=len(files), initial=done, **options) as bar,
             concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
         ):

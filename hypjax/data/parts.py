@@ -22,12 +22,12 @@ _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutClasses:
-    """Numbers or shares of classes to hold out of a dataset's training classes."""
+    """How many training classes to hold out, as numbers or shares."""
 
     test: float = 0  # If the dataset has no test part.
     validation: float = 0  # If it has no validation part.
     seed: int = 0
-    images: bool = False  # Hold out images of all classes instead.
+    by_image: bool = False  # Hold out images of all classes instead.
 
 
 class Task(NamedTuple, Generic[Images]):
@@ -38,7 +38,7 @@ class Task(NamedTuple, Generic[Images]):
     judgements: Judgements | None = None  # If None, a query should find the images of its class.
 
     @property
-    def items(self) -> int:
+    def num_items(self) -> int:
         """Number of images that a query can find."""
         return len(self.queries) - 1 if self.gallery is None else len(self.gallery)
 
@@ -66,9 +66,9 @@ class Splits(NamedTuple):
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """All images as one table, or those of the test.
+        """All images as one table, or only those of the test (`scored`).
 
-        Images of a judged part, which are of one class by name, have no class.
+        With judgements, images of the test have no class.
         """
         parts = {"test": self.test}
         if self.gallery is not None:
@@ -108,7 +108,7 @@ def divide(
 ) -> tuple[Dataset | None, Dataset | None, Dataset, Dataset | None]:
     """Returns training, validation and test images and the gallery, as `Splits` holds them.
 
-    What parts lack is held out of `train`: test classes, or images of all classes, and validation
+    If `parts` has no test or validation part, classes are held out of `train`, or images of all
     classes.
     """
     train, validation = parts.get("train"), parts.get("validation")
@@ -116,10 +116,10 @@ def divide(
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
     if test is None:
-        if held_out.images:
+        if held_out.by_image:
             return *_hold_out_images(train, held_out.seed), gallery
         train, test = _hold_out_test(where, train, held_out)
-    elif held_out.images:
+    elif held_out.by_image:
         raise UserError(f"{where} has splits already; leave out --config.data.split=images")
     if train is not None:
         train, amount = train.renumbered(), held_out.validation

@@ -30,10 +30,10 @@ from hypjax.system.files import write_text
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
 Pixels = UInt8[np.ndarray, "height width *channels"]
-Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
+ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
-def given_images(images: Given | Sequence[Given]) -> Dataset:
+def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
     They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
@@ -128,7 +128,7 @@ def _files(
 
 
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
-    """What changes with a file and is known without reading it."""
+    """Path, size and time of change of a file, known without reading it."""
     stat = path.stat() if os.path.exists(path) else None
     return str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)
 

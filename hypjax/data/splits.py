@@ -40,13 +40,13 @@ def open_prepared(
 
     `data_dir` is the folder or URL of prepared datasets.
     """
-    parts, known = _open(name, data_dir, decoding)
-    if "train" not in parts and known["judgements"] is None:
+    parts, fields = _open(name, data_dir, decoding)
+    if "train" not in parts and fields["judgements"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **known)
+    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
-        note = SAME_CLASSES if held_out.images else note
+        note = SAME_CLASSES if held_out.by_image else note
         splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
         raise UserError(
@@ -80,8 +80,8 @@ def with_benchmarks(
     benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
     notes = [note for dataset in (splits, *benchmarks) for note in dataset.notes]
     if distractors:
-        parts, known = _open(DISTRACTORS, data_dir, decoding)
-        notes += known["notes"]
+        parts, fields = _open(DISTRACTORS, data_dir, decoding)
+        notes += fields["notes"]
 
         def enlarged(dataset: Splits) -> Splits:
             gallery = stacked([dataset.gallery, parts["gallery"]])
@@ -115,8 +115,8 @@ def _open(
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
         parts[split] = decoded_as(part, decoding)
-    known = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
-    return parts, {"fingerprint": hash_facts(facts), **known}
+    fields = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
+    return parts, {"fingerprint": hash_facts(facts), **fields}
 
 
 def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
@@ -142,13 +142,13 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
-    """Opens the features of a file, whose classes may be in a second one, as images are opened."""
+    """Opens a file of features as `open_photos` opens images; `labels` names a file of classes."""
     images = photos.read_vectors(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
 
 def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
-    """Reads listed images, and fills in their sizes and their hash, by names below the root."""
+    """Reads listed images, and fills in their sizes and a hash that names files below the root."""
     names = [os.path.relpath(name, root) for name in images.names]
     sizes_and_checksums = _measure(images)
     columns = (images.class_names, images.splits, images.groups, sizes_and_checksums)
@@ -160,7 +160,7 @@ def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
 def open_images(
     where: str, images: Dataset, decoding: Decoding, held_out: HeldOutClasses
 ) -> Splits:
-    """Opens measured images; holds out classes if there are no splits."""
+    """Splits measured images and fills their cache; holds out classes if there are no splits."""
     images = decoded_as(images, decoding)
     splits = _split(where, images, images.source, held_out)
     fill_cache(images, decoding.channels)
@@ -168,7 +168,7 @@ def open_images(
 
 
 def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:
-    """Splits images as they are labelled, or holds out classes, or images of each class."""
+    """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
         raise UserError(
@@ -188,7 +188,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             )
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
         _check_overlap(where, parts)
-    notes = (SAME_CLASSES,) if held_out.images else ()
+    notes = (SAME_CLASSES,) if held_out.by_image else ()
     splits = Splits(*divide(where, parts, held_out), fingerprint, notes)
     check_classes(where, splits)
     return splits

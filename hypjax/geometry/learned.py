@@ -1,10 +1,10 @@
-"""Numbers of an objective that are learned: curvatures, temperatures, and weights of distances.
+"""Learned scalars of an objective: curvatures, temperatures, and weights of distances.
 
-A model holds their logarithms beside its encoder and its head, as params["scalars"] = {"log_c": log
-c, ...}, float32, by the names of the fields of `config.objective` that say where they start. The
-logarithm keeps a number above 0, and a step of the optimiser changes it by a factor wherever it is,
-as in MERU (Desai et al., ICML 2023, Section 3). Losses, scores and searches all get their numbers
-from `values`.
+They start from fields of `config.objective`. A model holds their logarithms beside its encoder and
+its head: params["scalars"] = {"log_c": log c, ...}, float32. The logarithm keeps a scalar above 0,
+and a step of the optimiser changes it by a factor wherever it is, as in MERU (Desai et al., ICML
+2023, Section 3). Losses, scores and searches get the scalars from `scalar_values`, and replace
+those of an objective or a space by `with_scalars`.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, PyTree
 
 from hypjax.geometry.spaces import Space
 
-Numbers = Mapping[str, float | Sequence[float]]  # By the name of their field.
-LearnedParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
+Scalars = Mapping[str, float | Sequence[float]]  # By the name of their field.
+ScalarParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
 CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
 
 
@@ -28,49 +28,49 @@ def has_curvature(space: type[Space]) -> bool:
     return "c" in {field.name for field in dataclasses.fields(space)}
 
 
-def learned_numbers(fields: Mapping[str, Any]) -> Numbers:
-    """Numbers above 0 of `config.objective` that are learned, as they are before training."""
+def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
+    """Learned scalars, above 0, as `config.objective` sets them before training."""
     curvature = "curvatures" if fields["curvatures"] else "c"
     names = (*((curvature,) if fields["learn_c"] else ()), *fields["learn"])
     return {name: fields[name] for name in names}
 
 
 def bounds(fields: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
-    """Bounds of the learned numbers: `c_bounds`, or else a tenth and ten times of the first one."""
+    """Bounds of learned scalars: `c_bounds`; of others, a tenth and ten times the first value."""
     return {
         name: tuple(fields["c_bounds"]) if name in CURVATURES else (start / 10, start * 10)
-        for name, start in learned_numbers(fields).items()
+        for name, start in initial_scalars(fields).items()
     }
 
 
-def first_parameters(numbers: Numbers) -> dict[str, Float[Array, "..."]]:
-    """The parameters before training, from numbers above 0; several of one name are a vector."""
-    return {f"log_{name}": jnp.float32(np.log(start)) for name, start in numbers.items()}
+def scalar_parameters(scalars: Scalars) -> dict[str, Float[Array, "..."]]:
+    """Parameters of scalars above 0; several values of one name are a vector."""
+    return {f"log_{name}": jnp.float32(np.log(start)) for name, start in scalars.items()}
 
 
-def values(params: LearnedParameters) -> dict[str, Any]:
-    """The learned numbers by name: floats, and of a vector a tuple of them.
+def scalar_values(params: ScalarParameters) -> dict[str, Any]:
+    """Values of scalars by name: floats, or tuples of floats for vectors.
 
-    A float is the shortest decimal number that rounds to the float32 value. Of traced parameters,
-    the values are traced. Either is a leaf of a space, so that a program which takes the space as
-    an argument is compiled once for all its values.
+    A float is the shortest decimal number that rounds to the float32 value. Traced parameters have
+    traced values. Both are leaves of a space, so that a program that takes the space as an argument
+    is compiled once for all values.
     """
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
 
 
-def learned_values(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
-    """`values` of a model's parameters; nothing if `config.objective` learns no numbers.
+def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
+    """Values of the scalars that a model has learned; empty if `config.objective` learns none.
 
-    A model that lacks what is learned is a `KeyError`: the first values would be wrong ones.
+    A model without its scalars is a `KeyError`: their values before training would be wrong.
     """
-    return values(params["scalars"]) if learned_numbers(fields) else {}
+    return scalar_values(params["scalars"]) if initial_scalars(fields) else {}
 
 
-def named_values(params: LearnedParameters) -> dict[str, Any]:
-    """`values` for reports: numbers of a vector have names of their own, as "curvatures_0"."""
+def named_scalars(params: ScalarParameters) -> dict[str, Any]:
+    """Values for reports: each item of a vector has its own name, such as "curvatures_0"."""
     return {
         f"{name}_{i}" if several else name: each
-        for name, value in values(params).items()
+        for name, value in scalar_values(params).items()
         for several in [np.ndim(value) > 0]
         for i, each in enumerate(value if several else [value])
     }
@@ -83,13 +83,12 @@ def _value(log: Float[Array, "..."]) -> Any:
     return tuple(float(str(each)) for each in found) if np.ndim(found) else float(str(found))
 
 
-def projected(
-    params: LearnedParameters, bounds: Mapping[str, tuple[float, float]]
-) -> LearnedParameters:
-    """Moves numbers outside their bounds to the nearer one.
+def within_bounds(
+    params: ScalarParameters, bounds: Mapping[str, tuple[float, float]]
+) -> ScalarParameters:
+    """Clips scalars to their bounds, after an update.
 
-    It is applied to the parameters, after an update. A loss that clipped c itself would have no
-    gradient outside the bounds, where c would then remain.
+    A loss that clipped c itself would have no gradient outside the bounds, so c would stay there.
     """
-    within = {f"log_{name}": tuple(np.log(both)) for name, both in bounds.items()}
-    return {name: jnp.clip(log, *within[name]) for name, log in params.items()}
+    log_bounds = {f"log_{name}": tuple(np.log(pair)) for name, pair in bounds.items()}
+    return {name: jnp.clip(log, *log_bounds[name]) for name, log in params.items()}

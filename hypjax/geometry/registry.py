@@ -62,7 +62,7 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """The space that `describe_space` described, or a Key-, Type- or ValueError if it is none."""
+    """Builds a space from its description; a wrong one is a Key-, Type- or ValueError."""
     fields = dict(description)
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])
@@ -71,7 +71,7 @@ def space_of(description: dict[str, object]) -> Space:
 
 
 def simple_spaces() -> list[str]:
-    """Names of the spaces that have no parts; inner products rank their points."""
+    """Names of the spaces without parts, whose points are ranked by inner products."""
     return [name for name, space in SPACES.items() if hasattr(space, "search_terms")]
 
 
@@ -81,15 +81,15 @@ def has_parts(space: str) -> bool:
 
 
 def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
-    """Names of the spaces that `config.objective` describes: of a product, its parts."""
+    """Names of a product's parts in `config.objective`, or of its only space."""
     return fields["parts"] if has_parts(fields["space"]) else [fields["space"]]
 
 
 def create_space(fields: Mapping[str, Any]) -> Space:
     """Builds the space that `config.objective` describes.
 
-    With several curvatures, those are the curvatures of a product's curved parts, in their order.
-    Other spaces then average the distances in one space per curvature.
+    Several curvatures belong to the curved parts of a product, in their order. Without parts, the
+    space averages the distances of one space per curvature.
     """
 
     def one(name: str) -> Space:
@@ -110,8 +110,8 @@ def create_space(fields: Mapping[str, Any]) -> Space:
 def unused_fields(fields: Mapping[str, Any]) -> set[str]:
     """Names of fields of `config.objective` that have no effect.
 
-    They are those that only other spaces have, `c` beside several curvatures, or both on the
-    sphere, and, unless c is learned, those that say how.
+    These are the fields of other spaces, `c` if there are several curvatures, and the bounds and
+    rate of a curvature that is not learned.
     """
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
     unused = set().union(*named.values())

@@ -137,7 +137,7 @@ class Space(Protocol):
         return {}
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """The space with other values of its fields, by name; other names have no effect."""
+        """The space with new values of the fields that `scalars` names; ignores other names."""
         own = {field.name for field in dataclasses.fields(self)} & scalars.keys()
         return dataclasses.replace(self, **{name: scalars[name] for name in own}) if own else self
 

@@ -22,7 +22,7 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, reason
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_values
+from hypjax.geometry.learned import learned_scalars
 from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
@@ -31,7 +31,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 from hypjax.types import View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
@@ -43,47 +43,48 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
     The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
     default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
-    Section 4.2). Learned scalars, such as the curvature, apply to all spaces. Prefixes of the
-    head's output, those of `eval.prefixes` and of the objective, are "head@16", "head@16:sphere".
+    Section 4.2). Prefixes of the head's output, those of `eval.prefixes` and of the objective, are
+    "head@16", "head@16:sphere". The objective has the model's learned scalars, and the parameters
+    give them to the other spaces.
     """
     spaces, fields = {}, config.objective
-    scalars = learned_values(fields, params)
-    score_space = trained_objective(config, objective, params).score_space
+    scalars = learned_scalars(fields, params)
     prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
     for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
         for i, name in enumerate(config.eval.spaces[part_of(part)]):
             if name == "objective":
-                space = score_space
+                space = objective.score_space
             else:
                 space = create_space(ConfigDict({**fields, "space": name})).with_scalars(scalars)
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
 
 
-def trained_objective(config: ConfigDict, objective: Objective, params: PyTree) -> Objective:
-    """The objective with the scalars that a model has learned, among its parameters."""
-    return objective.with_scalars(learned_values(config.objective, params))
-
-
 def part_of(name: str) -> str:
-    """The part of the model behind a name of `scored_spaces`."""
+    """The model's part, "head" or "encoder", in a name of `scored_spaces`."""
     return name.partition(":")[0].partition("@")[0]
+
+
+def prefix_of(name: str) -> int | None:
+    """The length of the prefix in a name of `scored_spaces`, such as "head@16"; None if whole."""
+    return int(name.partition(":")[0].partition("@")[2] or 0) or None
 
 
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
-    """The features behind a name of `scored_spaces`, which its space embeds."""
+    """The features that the space of a name in `scored_spaces` embeds."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
-    dim = int(name.partition(":")[0].partition("@")[2] or 0)
-    if dim >= features.shape[-1]:  # The configuration does not know the dimension of an encoder.
+    dim = prefix_of(name)
+    # Without a head, the configuration does not know the dimension.
+    if dim is not None and dim >= features.shape[-1]:
         raise UserError(
             f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
             f"{features.shape[-1]}; lower config.eval.prefixes"
         )
-    return features[:, : dim or None]
+    return features[:, :dim]
 
 
 def encode(
@@ -93,9 +94,9 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """The encoder's embeddings of pixels at each scale, or features that are given instead.
+    """Embeds pixels with the encoder at each scale; features of another model stay as they are.
 
-    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
+    A scale is the side of resized images relative to that of the given ones (`scaled_side`).
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
@@ -120,15 +121,15 @@ def encode(
     return jnp.stack(embeddings, axis=1)
 
 
-def place(
+def to_points(
     model: Embedder,
     params: PyTree,
     spaces: Mapping[str, Space],
     pooled: Float[Array, "batch scales encoder_dim"],
 ) -> dict[str, Float[Array, "batch d"]]:
-    """Maps the encoder's embeddings to points of each space; of several scales, to their mean.
+    """Maps the encoder's embeddings to points of each space, the mean over scales.
 
-    It needs no parameters of the encoder.
+    Reads no parameters of the encoder.
     """
     points = {}
     for name, space in spaces.items():
@@ -146,13 +147,13 @@ def embed_function(
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Returns the function from parameters and pixels to the points of each space, to be jitted."""
-    return lambda params, images: place(
+    return lambda params, images: to_points(
         model, params, spaces, encode(model, pixel_scaling, scales, params, images)
     )
 
 
 def fingerprint(facts: object, params: PyTree = None) -> str:
-    """Hash of facts, whose `repr` says all about them, and of parameters."""
+    """Hash of parameters and of facts, which must be equal if their `repr` is."""
     digest = hashlib.sha256(repr(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
@@ -165,11 +166,11 @@ Features = Float[np.ndarray, "images scales dim"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a run's model; compiled once, whatever their sizes and the spaces.
+    """Embeds datasets with a run's model; one compiled program serves all sizes and spaces.
 
-    If the encoder is not trained, its embeddings of the `cached` datasets are computed once, all
-    together, and stay in memory; unless several processes share the work, they are also stored in
-    the folder for other runs. The encoder's parameters must then be the same in all calls.
+    With a frozen encoder, its embeddings of the `cached` datasets are computed once and stay in
+    memory. A single process also stores them in the folder for other runs. All calls must then pass
+    the same encoder's parameters.
     """
 
     model: Embedder
@@ -193,10 +194,10 @@ class DatasetEmbedder:
         """
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
-        place_batch = functools.partial(self._place, (params, dict(spaces)))
+        points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
         if (features := self._features_in_memory(params, dataset, scales)) is not None:
-            return self.mapped(place_batch, features)
-        return self.mapped(lambda x: place_batch(self._encode(scales, params, x)), dataset)
+            return self.mapped(points_of_batch, features)
+        return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
 
     def features(
         self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
@@ -238,7 +239,7 @@ class DatasetEmbedder:
     def _features_in_memory(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
-        """The embeddings of cached images; None of others."""
+        """Embeddings of cached images; None if some of the images are not cached."""
         key, known = id(dataset.records), tuple(self.config.eval.scales)
         images = None if dataset.boxes is not None else self._unions.get(key)
         if images is None or not set(scales) <= set(known):
@@ -287,9 +288,9 @@ class DatasetEmbedder:
         return jax.jit(encode_batch, static_argnums=0, compiler_options=options)
 
     @functools.cached_property
-    def _place(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        place_batch = parallel.map_images(lambda args, x: place(self.model, *args, x), self.mesh)
-        return jax.jit(place_batch, compiler_options=parallel.compiler_options(self.mesh))
+    def _to_points(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
+        mapped = parallel.map_images(lambda args, x: to_points(self.model, *args, x), self.mesh)
+        return jax.jit(mapped, compiler_options=parallel.compiler_options(self.mesh))
 
 
 def _concatenated(batches: Iterable[PyTree]) -> PyTree:
@@ -299,17 +300,17 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 def cached_features(
     folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
 ) -> Features:
-    """Returns the features of so many images from a folder; computes those it lacks, or damaged.
+    """Reads the features of `count` images from a folder, after computing those it lacks.
 
-    One process at a time fills the folder, and others wait. `compute` gets the number of images
-    whose features are there, and yields the others' in batches.
+    One process at a time fills the folder, and others wait. `compute` takes the number of images
+    whose features are stored, and yields batches of features for the rest.
     """
     try:
         table = None
         while table is None:
             cache = ArrayCache(folder, count)
             if not cache.is_complete():
-                with cache.filling(claimed(folder, "embedding images")) as done:
+                with cache.filling(locked(folder, "embedding images")) as done:
                     for batch in compute(done):
                         cache.append(batch)
             table = cache.table(np.float32)

@@ -1,4 +1,4 @@
-"""What a search finds, and how near matches are: beyond that, a nearest hit is probably none."""
+"""Hits of searches, and the distance beyond which a nearest hit is probably no match."""
 
 import functools
 import os

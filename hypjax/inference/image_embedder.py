@@ -21,7 +21,7 @@ from hypjax.retrieval.embeddings import COLUMNS, Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import remove
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 
 # Embeddings of a batch, and why some of its images could not be read, by their index.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
@@ -88,7 +88,7 @@ class ImageEmbedder(abc.ABC):
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
         unfinished = ArrayCache(folder, len(images))
-        with unfinished.filling(claimed(folder, remedy="name another --output")) as done:
+        with unfinished.filling(locked(folder, remedy="name another --output")) as done:
             try:
                 for batch in self._checked(images, done=done) if done < len(images) else ():
                     with writing(folder):

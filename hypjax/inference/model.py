@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from hypjax import parallel
-from hypjax.config.choices import OWN
-from hypjax.config.own import own_name
+from hypjax.config.choices import CUSTOM
+from hypjax.config.custom import custom_name
 from hypjax.data.dataset import Dataset
-from hypjax.data.photos import Given, given_images
+from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function
@@ -33,7 +33,7 @@ from hypjax.system import console, hub, integrations, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
 
-AnyImages = Given | Sequence[Given]
+AnyImages = ImageLike | Sequence[ImageLike]
 
 
 class Model(ImageEmbedder):
@@ -217,9 +217,10 @@ def load(
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Makes a module the encoder that the run in a folder names."""
     name = saved_fields(folder).get("model.architecture")
-    if name in ("vit", *ARCHITECTURES) or (str(name).startswith(OWN) and own_name(encoder) != name):
+    other = str(name).startswith(CUSTOM) and custom_name(encoder) != name
+    if other or name in ("vit", *ARCHITECTURES):
         raise UserError(
-            f"the encoder of this model is {name.removeprefix(OWN)}; pass the module that was "
+            f"the encoder of this model is {name.removeprefix(CUSTOM)}; pass the module that was "
             "trained as encoder=, and none if it is hypjax's own"
         )
     if name is not None:  # Otherwise what is wrong is reported when the model is read.

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -17,13 +17,13 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_values
-from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces, trained_objective
+from hypjax.geometry.learned import learned_scalars
+from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel
 from hypjax.models import create_embedder
-from hypjax.models.own import OwnEncoder
+from hypjax.models.custom import CustomEncoder
 from hypjax.objectives import Objective, create_objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
@@ -37,7 +37,7 @@ from hypjax.system.caches import cache_folder
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run, which training, evaluation and analyses share; devices are claimed on first use."""
+    """A run, as training, evaluation and analyses share it; devices are opened on first use."""
 
     config: ConfigDict
     objective: Objective
@@ -56,9 +56,9 @@ class Run:
         splits: Splits | None = None,
         **fields: Any,
     ) -> Self:
-        """Opens the images that a validated configuration names, and creates its objective.
+        """Opens the images and creates the objective of a validated configuration.
 
-        A saved run passes the objective that was saved with it.
+        Saved runs pass the objective that was saved with them.
         """
         objective, splits = objective or create_objective(config), splits or open_splits(config)
         _check_depth(config, splits)
@@ -71,7 +71,7 @@ class Run:
 
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
-        """The model as it is evaluated; images of a frozen encoder are embedded once."""
+        """Embeds datasets with the evaluated model; a frozen encoder embeds each image once."""
         config, splits, cached, folder = self.config, self.splits, [], None
         model = create_embedder(config, evaluating=True)
         if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
@@ -81,25 +81,21 @@ class Run:
                 cached.append(splits.train)
         kind = type(model.encoder)
         # The code of a user's encoder may change under the same name.
-        if kind is not OwnEncoder and kind.__module__.startswith("hypjax."):
+        if kind is not CustomEncoder and kind.__module__.startswith("hypjax."):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
         return DatasetEmbedder(model, config, self.mesh, list(filter(None, cached)), folder)
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        spaces = scored_spaces(self.config, self.objective, params)
+        spaces = scored_spaces(self.config, self.trained_objective(params), params)
         return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
-
-    def scalars(self, params: PyTree) -> Mapping[str, Any]:
-        """The learned scalars, by name, among the parameters of a model."""
-        return learned_values(self.config.objective, params)
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""
-        return trained_objective(self.config, self.objective, params)
+        return self.objective.with_scalars(learned_scalars(self.config.objective, params))
 
     def trained(self, params: PyTree) -> TrainedModel:
-        """The model with these parameters, which may be sharded."""
+        """The trained model with these parameters, which may be sharded."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         objective = self.trained_objective(params)
         return TrainedModel(self.config, self.embedder.model, params, objective)
@@ -128,7 +124,7 @@ class Run:
         return self._projected_model[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric, such as "easy/map" of a task with ground truth."""
+        """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""
         means = {
             part: {name: mean_score(values) for name, values in scores.items()}
             for part, scores in self.query_scores(params, task).items()
@@ -139,7 +135,7 @@ class Run:
     def query_scores(
         self, params: PyTree, task: Task
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, whose means are `scores`."""
+        """Scores of each query by part and metric; `scores` returns their means."""
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
@@ -154,6 +150,10 @@ class Run:
             for part, space in self.spaces(params).items()
         }
 
+    def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Mean scores by part and metric on the validation classes."""
+        return self.scores(params, Task(self.splits.validation))
+
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""
         test_scores: dict[str, dict[str, float]] = {}
@@ -165,7 +165,7 @@ class Run:
         return test_scores
 
     def matches(self, params: PyTree) -> dict[str, Match]:
-        """Match distances by the fingerprint of the embeddings, where enough images match."""
+        """Match distances by the fingerprint of the embeddings; measured if enough images match."""
         if (chosen := choose(self.splits)) is None:
             return {}
         split, queries, gallery = chosen
@@ -189,7 +189,7 @@ class Run:
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Refuses more neighbours than there are images to find, in precision or query expansion."""
-    fields, items = config.eval, [task.items for task in splits.tasks.values()]
+    fields, items = config.eval, [task.num_items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     deep = {"config.eval.expansion is": fields.expansion}
     if "precision" in fields.metrics:

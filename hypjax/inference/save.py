@@ -15,15 +15,15 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax.config import default_config, identity, validate
-from hypjax.config.choices import GIVEN, OWN
-from hypjax.config.own import choose_encoder, choose_space, own_name
+from hypjax.config.choices import CUSTOM, IN_MEMORY
+from hypjax.config.custom import choose_encoder, choose_space, custom_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.weights import TrainedModel
 from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.encoder import FEATURES
-from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.objectives import SavedObjective
 from hypjax.runs import files
@@ -31,7 +31,7 @@ from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
 from hypjax.types import View
 
-_ELSEWHERE = own_name("a loop of its own")  # The objective of such a model.
+_ELSEWHERE = custom_name("a loop of its own")  # The objective of such a model.
 
 
 def save(
@@ -74,7 +74,7 @@ def save(
     head = encoder if isinstance(encoder, Embedder) else None
     config = default_config(_ELSEWHERE)
     view = {"image_size": image_size, "channels": channels, "resize": resize or image_size}
-    config.data.update(name=GIVEN, test_view=test_view, **view)
+    config.data.update(name=IN_MEMORY, test_view=test_view, **view)
     for field, values in (("mean", mean), ("std", std)):
         config.data[field] = tuple(map(float, (0.5,) * channels if values is None else values))
     config.model.head = head.head_kind if head else "none"
@@ -108,9 +108,10 @@ def _require_shapes(params: PyTree, shapes: PyTree) -> None:
 def describe(config: ConfigDict) -> str:
     """Says in one line what a run's model is: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    names = model.architecture, config.objective.name
+    encoder, loss = (name.removeprefix(CUSTOM) for name in names)
     head = f"a head of {model.head_dim} coordinates"
-    images = "images given from Python" if data.name == GIVEN else data.name
+    images = "images given from Python" if data.name == IN_MEMORY else data.name
     if encoder == FEATURES:
         return f"features of {model.width} coordinates with {head}, trained by {loss}"
     if encoder == "vit":
@@ -149,7 +150,7 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
         save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
-    if not isinstance(model.encoder, OwnEncoder):
+    if not isinstance(model.encoder, CustomEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
     fields = identity(config)  # How the run was executed is left out.
     parts = {"identity": fields, "provenance": provenance, "all": fields}

@@ -10,15 +10,15 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config.own import own_name
+from hypjax.config.custom import custom_name
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, Space, learned
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.embedding import fingerprint, part_of, scored_spaces, trained_objective
+from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
+from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.encoder import Encoder
-from hypjax.models.own import ENCODERS
 from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
@@ -42,28 +42,28 @@ Projections = Mapping[str, Projection]
 
 
 class TrainedModel(NamedTuple):
-    """A run's model as it is evaluated."""
+    """A trained model with its configuration and objective, as evaluation and search use it."""
 
     config: ConfigDict
     model: Embedder
     params: PyTree
-    objective: Objective  # See `trained_objective`.
+    objective: Objective  # With the scalars that the model has learned.
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """The spaces of the embeddings, see `scored_spaces`."""
+        """The spaces of the model's embeddings, by the names of `scored_spaces`."""
         return scored_spaces(self.config, self.objective, self.params)
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of everything that the embeddings of a name depend on besides the images."""
+        """Hash of everything but the images that the embeddings of a name depend on."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
         scales = [float(scale) for scale in self.config.eval.scales]
         space = describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
         # What parameters do not show of a module of the user's: an activation, or a stride.
-        module = ENCODERS.get(model.architecture)
-        facts += [] if module is None else [own_name(module)]
+        module = CUSTOM_ENCODERS.get(model.architecture)
+        facts += [] if module is None else [custom_name(module)]
         own = fingerprint(facts, self.params)
         return own if projection is None else projection.fingerprint(own)
 
@@ -75,7 +75,7 @@ class TrainedModel(NamedTuple):
             projection.save(path)
 
     def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
-        """The projection that `eval.pca` asks for, and the fingerprint of what it returns."""
+        """Reads the projection of `eval.pca`, if any; returns also the embeddings' fingerprint."""
         embeddings = self.fingerprint(name)
         if self.config.eval.pca[part_of(name)] is None:
             return None, embeddings
@@ -89,7 +89,7 @@ class TrainedModel(NamedTuple):
         return projection, projection.fingerprint(embeddings)
 
     def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
-        """Copies the model's projections; those of a run that is not finished are absent."""
+        """Copies the model's projections; an unfinished run has none."""
         pca = self.config.eval.pca
         for name in (name for name in self.spaces if pca[part_of(name)] is not None):
             file = self._projection_file(name, self.fingerprint(name))
@@ -111,10 +111,11 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
         require_identity(workdir, config, ("data.", "model.", "objective."))
         read = _read_checkpoints
     model, objective = create_embedder(config, evaluating=True), saved_objective(workdir, config)
-    return {
-        name: TrainedModel(config, model, params, trained_objective(config, objective, params))
-        for name, params in read(workdir, config, model).items()
-    }
+    models = {}
+    for name, params in read(workdir, config, model).items():
+        scalars = learned.learned_scalars(config.objective, params)
+        models[name] = TrainedModel(config, model, params, objective.with_scalars(scalars))
+    return models
 
 
 def restore_best(workdir: pathlib.Path, config: ConfigDict | None = None) -> TrainedModel:
@@ -146,9 +147,9 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
         params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
-        if model.learned:
-            first = learned.first_parameters(dict(model.learned))
-            params["scalars"] = files.published_numbers(folder, first)
+        if model.initial_scalars:
+            first = learned.scalar_parameters(dict(model.initial_scalars))
+            params["scalars"] = files.published_scalars(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
@@ -193,20 +194,21 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
 
-def _learned_by_run(config: ConfigDict, params: learned.LearnedParameters) -> dict[str, PyTree]:
-    """The "scalars" where the run in `model.weights` left them, if it learned them.
+def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
+    """The "scalars" with the values that the run in `model.weights` learned.
 
-    A vector of another length is not that of this run.
+    Scalars that it did not learn, or of another number of values, start from the configuration.
     """
     fields, weights = config.objective, config.model.weights
-    c, has_curvature = learned.values(params).get("c"), learned.has_curvature(SPACES[fields.space])
-    if not fields.learn_c and has_curvature and c not in (None, fields.c):
+    c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
+    if not fields.learn_c and curved and c not in (None, fields.c):
         console.warn(
             f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
         )
-    first = learned.first_parameters(learned.learned_numbers(fields))
+    first = learned.scalar_parameters(learned.initial_scalars(fields))
     known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
-    return {"scalars": learned.projected(first | known, learned.bounds(fields))} if first else {}
+    bounded = learned.within_bounds(first | known, learned.bounds(fields))
+    return {"scalars": bounded} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -232,7 +234,7 @@ def _is_run(weights: str) -> bool:
 
 
 def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, with its encoder's parameters as another encoder's."""
+    """Restores the run in `model.weights`, and converts its parameters to those of the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         run = restore_best(folder)

@@ -16,7 +16,7 @@ from hypjax.errors import UserError
 from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.inference.weights import TrainedModel, restore_best
 from hypjax.models.architectures import ARCHITECTURES
-from hypjax.models.own import OwnEncoder
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
@@ -161,7 +161,7 @@ def _model_card(
 ) -> str:
     """The card of a run's model; there are no results if the run is not finished."""
     config, model = trained.config, trained.model
-    data, own = config.data, isinstance(model.encoder, OwnEncoder)
+    data, own = config.data, isinstance(model.encoder, CustomEncoder)
     square = f"{data.image_size} × {data.image_size}"
     view = f"resized to {square} pixels, whatever their shape"
     if data.test_view == "centre_crop":
@@ -210,9 +210,9 @@ def _base_model(config: ConfigDict) -> str | None:
 
 
 def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
-    """What the hub reads of a model, in YAML: by what it was trained, and its scores.
+    """Metadata of a model's card, in YAML, which the hub reads: tags, base model and scores.
 
-    Scores with notes, which cannot be compared with others, stand in the text alone.
+    Scores with notes are not comparable, so only the card's text has them.
     """
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
     scores = [

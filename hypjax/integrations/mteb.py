@@ -35,7 +35,7 @@ class MtebEncoder:
 
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """What mteb records of the model: its name, and as revision its fingerprint."""
+        """The model's record in mteb: its name, and its fingerprint as revision."""
         # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
         hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")

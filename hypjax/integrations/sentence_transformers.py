@@ -23,7 +23,7 @@ from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.inference.save import describe
 from hypjax.models import Embedder
-from hypjax.models.own import OwnEncoder
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
 from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing, write_json, write_text
@@ -182,7 +182,7 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
     """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
     encoder, reason = model.encoder, None
     parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
-    if isinstance(encoder, OwnEncoder):
+    if isinstance(encoder, CustomEncoder):
         reason = "has an encoder of your own"
     elif not encoder.takes_pixels:
         reason = "was trained on features of another model, and takes no images"

@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import part_of
+from hypjax.inference.embedding import part_of, prefix_of
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import rmac_regions
-from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
 
 _SMALLEST_NORM = 1e-30
@@ -34,7 +34,7 @@ class TorchModel(nn.Module):
         super().__init__()
         config, model, params = embedder.config, embedder.model, embedder.params
         self.space = embedder.space
-        self.prefix = int(embedder.part.partition(":")[0].partition("@")[2] or 0) or None
+        self.prefix = prefix_of(embedder.part)
         scales = config.eval.scales if embedder.takes_pixels else ()
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
@@ -78,7 +78,7 @@ class TimmEncoder(nn.Module):
 
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
         super().__init__()
-        if isinstance(model.encoder, OwnEncoder):
+        if isinstance(model.encoder, CustomEncoder):
             raise UserError(
                 "the encoder is your own module, of which timm has no model; the package jax2onnx "
                 "converts modules of Flax"
@@ -163,7 +163,7 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 
 def shorten(space: Space, features: Tensor) -> Tensor:
-    """What points tell of features: `space.features(space.embed(features))`."""
+    """Features as their points preserve them: `space.features(space.embed(features))`."""
     directions, length, _ = _radial(space, features)
     return directions * length
 

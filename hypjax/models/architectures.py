@@ -25,7 +25,7 @@ from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
 
 
 class Weights(NamedTuple):
-    """What holds for published weights whose names match a pattern, such as '*.augreg*'."""
+    """Facts of published weights whose names match a pattern, such as '*.augreg*'."""
 
     names: str
     mean: tuple[float, float, float]  # Of pixels, each from 0 to 1,
@@ -34,7 +34,7 @@ class Weights(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Encoders that differ in their size alone."""
+    """Encoders that differ only in size."""
 
     title: str  # Its name, and where it is described.
     encoder: type[Encoder]
@@ -313,7 +313,7 @@ def create_encoder(
 
 
 def _sides(timm_name: str) -> dict[str, int]:
-    """Sides of patches and images in pixels, as far as they are part of a name."""
+    """Sides of patches and images, in pixels, that a name gives."""
     sides = re.search(r"(?:patch(\d+).*?)?(?:_(\d{3}))?$", timm_name).groups()
     named = zip(("patch_size", "image_size"), sides, strict=True)
     return {name: int(side) for name, side in named if side}
@@ -326,7 +326,7 @@ def is_transformer(architecture: str) -> bool:
 
 
 def published_weights(name: str) -> Weights | None:
-    """What timm lists for weights by their name, as 'vit_small_patch16_224.dino'; or None."""
+    """Facts of weights by timm's name, such as 'vit_small_patch16_224.dino'; None if unknown."""
     family = _FAMILY_OF.get(name.partition(".")[0])
     weights = family.weights if family else ()
     return next((each for each in weights if fnmatch.fnmatchcase(name, each.names)), None)

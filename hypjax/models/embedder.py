@@ -11,9 +11,9 @@ from ml_collections import ConfigDict
 
 from hypjax.geometry import learned
 from hypjax.models.architectures import check_encoder, create_encoder
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, custom_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, SIZES, own_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
@@ -26,19 +26,19 @@ class Embedder(nn.Module):
     code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
     encoder's dimension. The head's output is not yet mapped into any space.
 
-    `learned` are numbers of the objective that are learned, by name, as they are before training.
-    The parameters, see `hypjax.geometry.learned`, are the model's; its modules ignore them.
+    `initial_scalars` are the objective's learned scalars before training, by name. Only their
+    parameters live here, see `hypjax.geometry.learned`; no module reads them.
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
-    learned: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
+    initial_scalars: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
     def setup(self) -> None:
-        """Declares the head, and the learned numbers if there are any."""
-        if self.learned:
-            self.param("scalars", lambda key: learned.first_parameters(dict(self.learned)))
+        """Declares the head, and the learned scalars if there are any."""
+        if self.initial_scalars:
+            self.param("scalars", lambda key: learned.scalar_parameters(dict(self.initial_scalars)))
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":
@@ -79,9 +79,9 @@ def create_embedder(
     To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
-    numbers = tuple(learned.learned_numbers(config.objective).items())
+    scalars = tuple(learned.initial_scalars(config.objective).items())
     if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, numbers)
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, scalars)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -91,8 +91,8 @@ def create_embedder(
     if model.architecture == "vit":
         sizes = {name: model[name] for name in SIZES}
         encoder = check_encoder(VisionTransformer(**sizes, **options))
-    elif model.architecture in ENCODERS:
-        encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
+    elif model.architecture in CUSTOM_ENCODERS:
+        encoder = check_encoder(custom_encoder(model.architecture, View.of(config.data), **options))
     else:
         encoder = create_encoder(model.architecture, **options)
     if isinstance(encoder, VisionTransformer):
@@ -100,7 +100,7 @@ def create_embedder(
         kernel = config.run.attention if cores else "xla"
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head, learned=numbers)
+    return Embedder(encoder, dim, model.head, scalars)
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:

@@ -1,4 +1,4 @@
-"""What every encoder has: a module that maps images to embeddings, and its tensors' names."""
+"""Base class of encoders: modules that map images to embeddings, and their tensors' names."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What encoders share: pixels to input, precision of products, layers, tokens to an embedding."""
+"""Pieces that encoders share: input pixels, precision of products, layers, pooling of tokens."""
 
 import contextlib
 import functools

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.geometry.learned import first_parameters, learned_numbers, named_values
+from hypjax.geometry.learned import initial_scalars, named_scalars, scalar_parameters
 from hypjax.monitoring.health import HealthWatch, check_finite
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
@@ -86,7 +86,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._telemetry = Telemetry(folder, steps.start, config)
         self._health = HealthWatch(config)
         self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
-        scalars = named_values(first_parameters(learned_numbers(config.objective)))
+        scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
         self._latest = {"learning_rate", *scalars}
         self._metrics: list[Mapping[str, Any]] = []  # Of the steps since the last report.
         self._restart_clock()

@@ -77,10 +77,10 @@ class Objective(Protocol):
         return self.space
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """The objective with other values, perhaps traced, of its numbers and its spaces'.
+        """The objective with new values, perhaps traced, of its scalars and of its spaces'.
 
-        By default these are fields of a dataclass, arguments of a partial function in one, and
-        those of `Space.with_scalars`. Other names have no effect.
+        By default, scalars are fields of the dataclass, arguments of partial functions in its
+        fields, and fields of its spaces (`Space.with_scalars`). Other names are ignored.
         """
         if not scalars or not dataclasses.is_dataclass(self):
             return self
@@ -114,7 +114,7 @@ class Objective(Protocol):
 
 
 def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
-    """Value of a field with other numbers in it."""
+    """A field with new values of its scalars."""
     if isinstance(value, Space):
         return value.with_scalars(scalars)
     if isinstance(value, functools.partial):
@@ -175,9 +175,9 @@ def loss_function(objective: Objective) -> Loss:
 
 
 def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
-    """Those of the offered arguments that a function takes; of any names, it takes all.
+    """Names of the offered arguments that a function takes; all of them for **kwargs.
 
-    Further arguments that have defaults keep them. One that has none is a `UserError`, which calls
+    Other arguments keep their defaults. An argument without a default is a `UserError`, which names
     the function by the title.
     """
     parameters = inspect.signature(function).parameters.values()

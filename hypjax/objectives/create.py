@@ -36,7 +36,7 @@ from hypjax.types import Batch, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class SavedObjective(Objective):
-    """The space in which a run with a loss of the user's is scored; the code may be unknown."""
+    """The saved space of a run with a custom loss, whose code may be unknown."""
 
     space: Space
 
@@ -75,7 +75,7 @@ OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_p
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's whole configuration, already validated, describes.
 
-    Its learned numbers are those before training, see `Objective.with_scalars`.
+    Learned scalars have their first values; `Objective.with_scalars` replaces them.
     """
     fields = config.objective
     loss = declaration(fields.name)
@@ -88,7 +88,7 @@ def create_objective(config: ConfigDict) -> Objective:
 
 
 def declaration(name: str | None) -> Declaration:
-    """The declaration of a loss; of a saved run's whose code is unknown, one without fields."""
+    """The declaration of a loss; for a saved run's unknown loss, one without fields."""
     return OBJECTIVES.get(name, _UNKNOWN)
 
 

@@ -106,9 +106,9 @@ _from_ball = jax.jit(lambda space, points: space.from_ball(points))
 
 
 def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"]:
-    """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
+    """Each point's factor in separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
 
-    Points are those that `in_ball` returns.
+    For points from `in_ball`, the separation is ‖x − y‖² times the factors of x and y.
     """
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 

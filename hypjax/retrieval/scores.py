@@ -46,7 +46,7 @@ Vectors = tuple[Float[Array, "n v"], ...]  # For each space whose products rank 
 
 
 class Factors(NamedTuple):
-    """What the scores of points are products of."""
+    """Vectors of points whose products are scores, and their bounds' coefficients."""
 
     query: Vectors  # For points as queries.
     gallery: Vectors  # For points as gallery items.

@@ -21,7 +21,7 @@ from hypjax.runs import files
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
@@ -83,7 +83,7 @@ class CloudCopy:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
-        with claimed(self.folder), self._errors_explained():
+        with locked(self.folder), self._errors_explained():
             self._cloud, mark = CloudFolder(url), self.folder / _WRITER
             self._id = mark.read_text() if mark.exists() else ""
             stored = self._cloud.sizes()
@@ -183,7 +183,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         yield folder
     elif is_url(workdir):
         folder = _local_folder(workdir, "-read")
-        with claimed(folder, f"reading {workdir}"):
+        with locked(folder, f"reading {workdir}"):
             with explained(f"cannot copy {workdir} to {folder}"):
                 _download(workdir, folder, training)
             yield folder

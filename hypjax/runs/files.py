@@ -17,7 +17,7 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
-_LARGEST_LOG = 30.0  # Of a learned number.
+_LARGEST_LOG = 30.0  # Of a learned scalar.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 # Patterns of the files of a published model whose hashes its configuration holds.
@@ -75,10 +75,10 @@ def require_published(folder: pathlib.Path) -> None:
             )
 
 
-def published_numbers(
+def published_scalars(
     folder: pathlib.Path, expected: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The parameters of a published model's learned numbers, by the names of the expected ones."""
+    """Parameters of a published model's learned scalars, with the expected names and shapes."""
     saved = (read_object(folder / PUBLISHED) or {}).get(LEARNED, {})
     try:  # None becomes NaN.
         logs = {name: np.array(saved.get(name), np.float32) for name in expected}

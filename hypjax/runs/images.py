@@ -1,4 +1,4 @@
-"""The images of a run: what its configuration says of them, as arguments of `hypjax.data`."""
+"""Opens the images that a run's configuration names."""
 
 import os
 import pathlib
@@ -6,20 +6,21 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import GIVEN
+from hypjax.config.choices import IN_MEMORY
 from hypjax.data import photos, splits
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 
-_in_memory: list[Dataset] = []  # The images that this process was given, if any.
+_in_memory: list[Dataset] = []  # The dataset of `register_dataset`, if any.
 
 
-def give(dataset: Any) -> dict[str, str | None]:
-    """Makes a dataset from Python that of this process; returns the fields of `config.data`.
+def register_dataset(dataset: Any) -> dict[str, str | None]:
+    """Returns the fields of `config.data` for a dataset from Python.
 
-    Paths are listed in a table, which any process can read later.
+    Paths are listed in a table, which any process can read later. Images in memory stay in this
+    process, one dataset at a time.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
@@ -27,11 +28,11 @@ def give(dataset: Any) -> dict[str, str | None]:
     if images.path(0):
         return {"name": "folder", "path": str(photos.write_table(images))}
     _in_memory[:] = [splits.measured(images)]
-    return {"name": GIVEN, "path": None}
+    return {"name": IN_MEMORY, "path": None}
 
 
 def images_in_memory() -> Dataset:
-    """The images that `give` was given; raises UserError in a process without them."""
+    """The images of `register_dataset`; raises UserError in a process without them."""
     if not _in_memory:
         raise UserError(
             "the images of this run were given from Python, and this process does not have them; "
@@ -50,10 +51,9 @@ def open_splits(config: ConfigDict) -> Splits:
     if run.cache == "host":
         cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
     decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
-    held_out = HeldOutClasses(
-        *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
-    )
-    if data.name == GIVEN:
+    classes = data.test_classes, data.validation_classes
+    held_out = HeldOutClasses(*classes, data.split_seed, by_image=data.split == "images")
+    if data.name == IN_MEMORY:
         opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
         opened = splits.open_photos(data.path, decoding, held_out)
@@ -75,7 +75,7 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration with unset sizes of the model filled in: those of the features."""
+    """Returns the configuration with unset sizes of the model fitted to the features."""
     model = config.model
     if config.data.name != "features" or None not in (model.width, model.head_dim):
         return config

@@ -20,9 +20,9 @@ from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import write_json
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 
-# Space in which evaluation compares the head's outputs: in hypjax.json with its learned scalars, in
+# Space in which evaluation compares head outputs: in hypjax.json with learned scalars; in
 # config.json, which is written before training, with their first values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
@@ -66,9 +66,9 @@ def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
 
 
 def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
-    """The objective of a run; of a loss of the user's, only the space that was saved with it.
+    """The objective of a run; for a custom loss, only the space that was saved with it.
 
-    Its numbers are those before training, see `Objective.with_scalars`.
+    Scalars have their values before training, see `Objective.with_scalars`.
     """
     if config.objective.name in BUILT_IN:
         return create_objective(config)
@@ -101,7 +101,7 @@ def _tuples(value: Any) -> Any:
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
-    """Hash of the images of the run in a folder; None if it is not known."""
+    """Fingerprint of the images of the run in a folder; None if unknown."""
     return (_saved(workdir) or {"provenance": {}})["provenance"].get("images")
 
 
@@ -112,7 +112,7 @@ def read_warnings(workdir: pathlib.Path) -> list[str]:
 
 
 def _starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """What run.json holds of each start, the earliest one first."""
+    """Reads the starts of a run from run.json, the earliest first."""
     last = files.read_object(workdir / _STARTS)
     return [*last.pop("earlier_starts", []), last] if last else []
 
@@ -125,7 +125,7 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 def require_identity(
     workdir: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
 ) -> None:
-    """Refuses a folder whose run differs in fields with these prefixes; a new folder is none."""
+    """Refuses a folder whose run differs in fields with these prefixes; accepts a new folder."""
     saved = _saved(workdir)
     if saved is None:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
@@ -174,7 +174,7 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """What a run's configuration file holds; None if there is none."""
+    """Reads a run's configuration file; None if there is none."""
     saved = files.read_object(path := _config_path(workdir))
     if saved is not None and not all(isinstance(saved.get(x), dict) for x in ("identity", "all")):
         # Another program's file.
@@ -227,7 +227,7 @@ class Workdir:
         return config
 
     @contextlib.contextmanager
-    def claimed(
+    def locked(
         self, provenance: Mapping[str, str], filled: ConfigDict | None = None
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
@@ -236,13 +236,13 @@ class Workdir:
         """
         with contextlib.ExitStack() as stack:
 
-            def claim() -> None:
-                stack.enter_context(claimed(self.path))
+            def lock_and_begin() -> None:
+                stack.enter_context(locked(self.path))
                 self._begin(provenance, filled or self._config)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
-            processes.from_first(claim)
+            processes.from_first(lock_and_begin)
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 

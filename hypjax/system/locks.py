@@ -12,7 +12,7 @@ from hypjax.system import console
 
 
 @contextlib.contextmanager
-def claimed(
+def locked(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
     """Creates and locks a folder; waits for another process with a purpose, or else refuses."""

@@ -15,7 +15,7 @@ from hypjax.data.plans import TuplePlans
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.setup import Setup, build, describe
+from hypjax.training.setup import TrainingRun, build, print_summary
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from hypjax.training.step import (
     TrainState,
@@ -37,7 +37,7 @@ def dry_run(config: ConfigDict) -> None:
     validate(config)
     run = build(config)
     state = random_state(run.learner, run.spec)
-    describe(run, state.params)
+    print_summary(run, state.params)
     state = with_pretrained(run.learner, state, starting_parameters(run))
     embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
@@ -54,8 +54,8 @@ def dry_run(config: ConfigDict) -> None:
     )
 
 
-def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
-    """Seconds that embedding all images takes once, from those of one batch."""
+def _seconds_of_embedding(run: TrainingRun, params: PyTree) -> float:
+    """Estimates the seconds to embed all images once, from one batch."""
     embedder, splits = dataclasses.replace(run.embedder, cached=()), run.splits
     if not embedder.model.encoder.takes_pixels:
         return 0.0
@@ -68,7 +68,7 @@ def _seconds_of_embedding(run: Setup, params: PyTree) -> float:
     return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
 
 
-def _seconds_of_steps(run: Setup, state: TrainState) -> list[float]:
+def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
     """Runs the first steps, and prints the memory that their program needs."""
     mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.

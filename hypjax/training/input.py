@@ -16,13 +16,13 @@ from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.models import cut
 from hypjax.models.layers import normalize
+from hypjax.models.split_at_block import lower_blocks
 from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
-from hypjax.training.setup import Setup
+from hypjax.training.setup import TrainingRun
 from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch
 
@@ -31,7 +31,7 @@ from hypjax.types import Batch
 class Input:
     """The images of a run, from which batches are made in the order of the steps."""
 
-    setup: Setup
+    run: TrainingRun
     # Of all images, if they are cached: the encoder's embeddings, or activations of a block.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
@@ -40,27 +40,27 @@ class Input:
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of some steps, counted from 0; close them to end the workers."""
-        setup, learner = self.setup, self.setup.learner
+        run, learner = self.run, self.run.learner
         slices = parallel.slices(plans.batch_size, learner.mesh, learner.microbatch)
         rows = parallel.local_rows(learner.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
         if self.store is not None:
-            return crop_batches(setup.layout, plans, steps, rows)
-        images, workers = setup.splits.train, setup.config.run.workers
+            return crop_batches(run.layout, plans, steps, rows)
+        images, workers = run.splits.train, run.config.run.workers
         return training_batches(images, plans, steps, learner.view, workers, rows)
 
     def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
-        """The state with the tuples of the step's epoch, and the batch of a step from 0."""
+        """Returns the state, with its epoch's tuples, and the batch of a step, counted from 0."""
         if self._open is None or step == self._end:
             self.close()
-            plans, self._end = self.setup.plans, self.setup.config.train.total_steps
+            plans, self._end = self.run.plans, self.run.config.train.total_steps
             # An epoch's tuples need the model as it is then: no batch can be opened before.
             if isinstance(plans, TuplePlans):
                 epoch, rest = divmod(step, plans.batches_per_epoch)
                 if not rest:  # Later, the state holds the epoch's tuples.
                     with monitor.stopwatch.part("mining"):
-                        table, metrics = self.mine(trained_model(self.setup.learner, state), epoch)
+                        table, metrics = self.mine(trained_model(self.run.learner, state), epoch)
                     monitor.write(step + 1, {"mining": metrics})  # Again, if resumed here.
                     state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
                 plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
@@ -81,13 +81,13 @@ class Input:
         Returns positions in the training set of anchor, positive and negatives, and mean lengths
         between anchors and positives, mined negatives, and random images.
         """
-        plans, space = self.setup.plans, self.setup.trained_objective(params).space
+        plans, space = self.run.plans, self.run.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
-        images = self.setup.splits.train.take(ids)
-        points = self.setup.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
+        images = self.run.splits.train.take(ids)
+        points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
         labels = plans.labels
         negatives = hardest_negatives(
@@ -105,20 +105,20 @@ class Input:
         }
 
 
-def open_input(setup: Setup, steps: range, params: PyTree) -> Input:
-    """Fills the caches of a run, unless no step remains."""
+def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
+    """Opens a run's input; fills its caches if steps remain."""
     features = store = None
-    if steps and setup.learner.cached_features:
-        computed = training_features if setup.learner.block is None else training_activations
-        features = computed(setup, params)
-    elif steps and setup.layout is not None:
-        store = fill(setup.layout, setup.splits.train, setup.learner.mesh)
-    return Input(setup, features, store)
+    if steps and run.learner.cached_features:
+        computed = training_features if run.learner.cached_block is None else training_activations
+        features = computed(run, params)
+    elif steps and run.layout is not None:
+        store = fill(run.layout, run.splits.train, run.learner.mesh)
+    return Input(run, features, store)
 
 
-def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
+def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    learner, train, embedder = setup.learner, setup.splits.train, setup.embedder
+    learner, train, embedder = run.learner, run.splits.train, run.embedder
     if train.vectors is not None:
         return train.vectors
     # To evaluate, the encoder may pool otherwise.
@@ -128,13 +128,13 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     return embedder.features(params, train, ONE_SCALE)[:, 0]
 
 
-def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape of the cached features of all training images; an error if memory is short."""
-    learner, count = setup.learner, len(setup.splits.train)
-    encoder, block = learner.model.encoder, learner.block
+def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape of the cached features of all training images; checks that memory suffices."""
+    learner, count = run.learner, len(run.splits.train)
+    encoder, block = learner.model.encoder, learner.cached_block
     if block is None:
         return jax.ShapeDtypeStruct((count, encoder.dim), np.float32)
-    lower = functools.partial(cut.lower, encoder, block)
+    lower = functools.partial(lower_blocks, encoder, block)
     example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
     features = f"the output of {block} for {count} training images"
@@ -147,19 +147,19 @@ def features_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 
 
-def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "images ..."]:
+def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images ..."]:
     """The output of the highest frozen block for the training images under the test view."""
-    learner, mesh = setup.learner, setup.learner.mesh
+    learner, mesh = run.learner, run.learner.mesh
 
     def activations(params: PyTree, images: Array) -> Array:
         pixels = normalize(images, *learner.pixel_scaling)
-        return cut.lower(learner.model.encoder, learner.block, params, pixels)
+        return lower_blocks(learner.model.encoder, learner.cached_block, params, pixels)
 
-    features_to_keep(setup, params)
+    features_to_keep(run, params)
     params = parallel.place(params["encoder"], parallel.replicated(mesh))
     options = parallel.compiler_options(mesh)
     compute = jax.jit(parallel.map_images(activations, mesh), compiler_options=options)
-    return setup.embedder.mapped(functools.partial(compute, params), setup.splits.train)
+    return run.embedder.mapped(functools.partial(compute, params), run.splits.train)
 
 
 def _feature_batches(

@@ -1,4 +1,4 @@
-"""What a train step computes with, built from a configuration."""
+"""The learner: model, objective and optimiser of a train step, built from a configuration."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.geometry.learned import CURVATURES, bounds, learned_numbers
+from hypjax.geometry.learned import CURVATURES, bounds, initial_scalars
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Group, Objective, create_objective
 from hypjax.training.lora import Lora
@@ -21,8 +21,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective  # With learned numbers as they are before training.
-    bounds: Mapping[str, tuple[float, float]]  # Of learned numbers, by name.
+    objective: Objective  # With scalars as they are before training.
+    bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
@@ -34,8 +34,8 @@ class Learner:
     microbatch: int  # Most images embedded at once; 0 for the whole batch.
     skip_nonfinite: bool
     cached_features: bool  # Whether batches hold what frozen layers compute, not pixels.
-    # With cached features, the block whose output they are; None for the encoder's embeddings.
-    block: str | None
+    # The block whose output is cached; None for the encoder's embeddings.
+    cached_block: str | None
     drop_path: float  # Rate of stochastic depth in the encoder's last block.
     seed: int  # Of the initial parameters and of the steps' random keys.
 
@@ -50,7 +50,7 @@ def build_learner(
     schedule = learning_rate(config.optim, train.total_steps)
     learned = [
         Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in learned_numbers(fields)
+        for name in initial_scalars(fields)
     ]
     rates = None
     if (decay := config.optim.layer_decay) != 1:
@@ -74,7 +74,7 @@ def build_learner(
         microbatch=config.run.microbatch,
         skip_nonfinite=train.on_nonfinite == "skip",
         cached_features=train.cached_features,
-        block=None,  # `hypjax.training.setup` chooses it by what is trained.
+        cached_block=None,  # `hypjax.training.setup` chooses it.
         drop_path=config.model.drop_path,
         seed=config.seed,
     )

@@ -13,8 +13,8 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.tables import format_recalls, selecting
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
-from hypjax.training.setup import Setup
-from hypjax.training.states import Measured, save, validation_scores
+from hypjax.training.setup import TrainingRun
+from hypjax.training.states import Measured, save
 from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
 from hypjax.types import Batch
 
@@ -29,7 +29,7 @@ class Loop:
     all before, the first state's included, after the last step, and when training has to stop.
     """
 
-    setup: Setup
+    run: TrainingRun
     train_step: TrainStep
     probe_step: TrainStep  # The step while the encoder does not change.
     source: Input
@@ -38,11 +38,11 @@ class Loop:
 
     def save(self, state: TrainState, measured: Measured) -> None:
         """Saves a state unless it is saved already, with the score that selects the best one."""
-        save(self.checkpoints, self.setup.learner, state, measured, _score(measured))
+        save(self.checkpoints, self.run.learner, state, measured, _score(measured))
 
-    def run(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
+    def train(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
         """Returns the last state, and the scores measured until then; saves when interrupted."""
-        config, learner, monitor = self.setup.config, self.setup.learner, self.monitor
+        config, learner, monitor = self.run.config, self.run.learner, self.monitor
         first, total = int(state.step), config.train.total_steps
         agreed = processes.Agreement(learner.mesh)
         with (
@@ -68,7 +68,7 @@ class Loop:
                 last = step == total
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
-                validating &= self.setup.splits.validation is not None
+                validating &= self.run.splits.validation is not None
                 # Metrics stay on the devices until a report: reading them would stall these.
                 monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
@@ -96,16 +96,16 @@ class Loop:
     def _step(
         self, step: int, state: TrainState, batch: Batch, *, announced: bool
     ) -> tuple[TrainState, Metrics]:
-        probes = self.setup.config.train.probe_steps
+        probes = self.run.config.train.probe_steps
         if step == probes + 1 and not announced:
             console.say("the encoder is trained, too, from now on: compiling that step")
         train_step = self.probe_step if step <= probes else self.train_step
         with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-            return train_step(state, shard_batch(self.setup.mesh, batch))
+            return train_step(state, shard_batch(self.run.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         with self.monitor.stopwatch.part("evaluation"):
-            scores = validation_scores(self.setup, evaluated_model(self.setup.learner, state))
+            scores = self.run.validation_scores(evaluated_model(self.run.learner, state))
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
         return measured._replace(validation=scores)

@@ -19,7 +19,7 @@ from hypjax.training.optim import ADAPTER, matches
 
 
 class Lora(NamedTuple):
-    """Which kernels have adapters, and of what size."""
+    """Rank, scale and kernels of the adapters."""
 
     rank: int  # The r of A·B.
     alpha: float  # The α of its factor.

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.geometry.learned import named_values
+from hypjax.geometry.learned import named_scalars
 from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -16,8 +16,8 @@ from hypjax.runs.files import TIMES
 from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
-from hypjax.training.setup import Setup
-from hypjax.training.states import Measured, validation_scores
+from hypjax.training.setup import TrainingRun
+from hypjax.training.states import Measured
 from hypjax.training.step import TrainState, evaluated_model
 from hypjax.types import Recalls
 
@@ -28,7 +28,7 @@ def collect_results(
     checkpoints: Checkpoints,
     state: TrainState,
     measured: Measured,
-    run: Setup,
+    run: TrainingRun,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
     """Scores the last model and the one that is best on validation classes, for results.json."""
@@ -51,12 +51,12 @@ def collect_results(
             results["best"], held_out["best"] = results["final"], held_out["final"]
         elif (best := checkpoints.restore_best(model=model)) is not None:
             model = models["best"] = best.trees[0]
-            results["best"], held_out["best"] = score(model), validation_scores(run, model)
+            results["best"], held_out["best"] = score(model), run.validation_scores(model)
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
         results["validation"] = held_out
     if "scalars" in model:
-        learned = {name: named_values(each["scalars"]) for name, each in models.items()}
+        learned = {name: named_scalars(each["scalars"]) for name, each in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
     matches = run.matches(model)

@@ -1,4 +1,4 @@
-"""From a configuration to everything a run computes with."""
+"""Training runs, built from their configuration."""
 
 import dataclasses
 import itertools
@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten
-from hypjax.config.choices import GIVEN, GROUPS, freezes_encoder, parameter_path
-from hypjax.config.rules import refuse, validate_relations
+from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
+from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import FEW_CLASSES, Splits
@@ -22,8 +22,9 @@ from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledP
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
-from hypjax.models import compute_dtype, create_embedder, cut
-from hypjax.models.own import ENCODERS
+from hypjax.models import compute_dtype, create_embedder
+from hypjax.models.custom import CUSTOM_ENCODERS
+from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives import Spec
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
@@ -36,8 +37,8 @@ from hypjax.training.step import create_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Setup(Run):
-    """A run that is trained; without a layout, the host crops images."""
+class TrainingRun(Run):
+    """A run with what only training needs; without a layout, the host crops images."""
 
     learner: Learner
     spec: Spec
@@ -50,10 +51,10 @@ class Setup(Run):
         return self.learner.mesh
 
 
-def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Setup:
-    """Builds a run from its validated configuration; nothing is computed or written yet.
+def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> TrainingRun:
+    """Builds a run from its validated configuration, without computing or writing anything.
 
-    The images are opened, unless an opened run has them. Further fields are those of `Run`.
+    Opens the images unless `splits` holds them. `fields` are further fields of `Run`.
     """
     mesh = parallel.create_mesh(config.run.mesh)
     config = fit_to_features(config)
@@ -86,9 +87,9 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Se
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     check_paths(config, learner, spec)
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
-        learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
+        learner = dataclasses.replace(learner, cached_block=_highest_frozen_block(learner, spec))
     device = config.run.cache == "device"
-    return Setup.open(
+    return TrainingRun.open(
         config,
         learner.objective,
         splits,
@@ -122,10 +123,10 @@ def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
 
 
 def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
-    """The highest block whose output does not change in training."""
+    """The highest block whose output stays the same in training."""
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
-    block = cut.highest_frozen(encoder, trained.get("encoder", {}))
+    block = highest_frozen(encoder, trained.get("encoder", {}))
     if block is None:
         known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
         paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)
@@ -135,7 +136,7 @@ def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:
-    """The batches of a run."""
+    """Plans a run's batches by `train.sampling`."""
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
     sizes = crop.sizes(np.maximum(images.sizes, 1))  # Given features have none, and no crops.
@@ -156,7 +157,7 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
-    """The batches of tuples, from the pairs of the images that are trained on."""
+    """Plans batches of tuples, from the pairs of training images."""
     train, fields = config.train, config.train.tuples
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
@@ -182,13 +183,13 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 
 
 def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
-    """What, apart from the configuration, may not change while a run is interrupted."""
+    """Hashes of what must not change while a run is interrupted, beside the configuration."""
     precision = compute_dtype(config.model.precision).name
-    return {"images": splits.fingerprint, "precision": precision, **_users_code(config)}
+    return {"images": splits.fingerprint, "precision": precision, **_custom_code(config)}
 
 
-def shared_provenance(run: Setup) -> dict[str, str]:
-    """The provenance of a run, after a check that all its processes agree on it."""
+def shared_provenance(run: TrainingRun) -> dict[str, str]:
+    """The provenance of a run; checks that all processes agree on it."""
     facts, cache = provenance(run.config, run.splits), run.config.run.cache
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
     shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
@@ -198,21 +199,21 @@ def shared_provenance(run: Setup) -> dict[str, str]:
     return facts
 
 
-def given_provenance(config: ConfigDict) -> dict[str, str]:
-    """Hashes of the user's code, and of images from Python, of which no field says which."""
-    images = {"images": images_in_memory().source} if config.data.name == GIVEN else {}
-    return {**images, **_users_code(config)}
+def custom_provenance(config: ConfigDict) -> dict[str, str]:
+    """Hashes of what a user passes from Python, which no field identifies: code and images."""
+    images = {"images": images_in_memory().source} if config.data.name == IN_MEMORY else {}
+    return {**images, **_custom_code(config)}
 
 
-def _users_code(config: ConfigDict) -> dict[str, str]:
-    """Hashes of the loss and of the encoder, if they are the user's."""
-    loss, encoder = declaration(config.objective.name), ENCODERS.get(config.model.architecture)
-    pieces = {"loss": loss.code, "encoder": encoder}
+def _custom_code(config: ConfigDict) -> dict[str, str]:
+    """Hashes of a user's loss and encoder."""
+    encoder = CUSTOM_ENCODERS.get(config.model.architecture)
+    pieces = {"loss": declaration(config.objective.name).code, "encoder": encoder}
     return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
-def describe(run: Setup, params: PyTree) -> None:
-    """Prints what is trained on what."""
+def print_summary(run: TrainingRun, params: PyTree) -> None:
+    """Prints the numbers of parameters, images and batches."""
     trained, _ = split_frozen(params, run.learner.frozen)
     numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
     splits, plans, devices = run.splits, run.plans, run.mesh.devices
@@ -236,16 +237,15 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 # costs little, or with trained blocks, which learn faster: after more passes, the classes of
 # Cars-196 that are held out for validation are found less well again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
-_FITTED = ("train.samples_per_class", "train.batch_size", "train.total_steps", "optim.warmup_steps")
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
-    """Returns the configuration with the fields filled in that are None."""
+    """Returns the configuration with fields that are None fitted to the training images."""
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
-    unset = [name for name in _FITTED if flatten(config)[name] is None]
+    unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, images)
     if fields.batch_size is None:
@@ -262,7 +262,7 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
 
 
 def _steps(config: ConfigDict, splits: Splits) -> int:
-    """Chooses the number of steps; a single one, at the rate 0, leaves a head as it starts."""
+    """Chooses the number of steps: 1, at the rate 0, for a head that only rotates features."""
     train = splits.train
     if rotates_only(config, splits):
         console.say(
@@ -276,7 +276,7 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
 
 
 def rotates_only(config: ConfigDict, splits: Splits) -> bool:
-    """Whether a head of principal components has too few classes to estimate for others from."""
+    """Whether there are too few classes to learn more than a rotation of features."""
     classes = sum(part.num_classes for part in (splits.train, splits.validation) if part)
     chosen = config.model.head_init == "pca" and config.data.split == "classes"
     return chosen and classes < FEW_CLASSES

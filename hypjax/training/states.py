@@ -1,4 +1,4 @@
-"""A run's state: started, saved and restored."""
+"""Starts, saves and restores a run's state."""
 
 import functools
 from typing import Any, NamedTuple
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hypjax import parallel
-from hypjax.data.parts import Task
-from hypjax.geometry.learned import named_values
+from hypjax.geometry.learned import named_scalars
 from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -21,7 +20,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import Setup, describe, rotates_only
+from hypjax.training.setup import TrainingRun, print_summary, rotates_only
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -35,12 +34,12 @@ class Measured(NamedTuple):
 
 
 def begin(
-    run: Setup, checkpoints: Checkpoints, pretrained: PyTree | None
+    run: TrainingRun, checkpoints: Checkpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = run.config, run.learner
     state = random_state(learner, run.spec)
-    describe(run, state.params)
+    print_summary(run, state.params)
     restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
@@ -54,7 +53,9 @@ def begin(
     return initialized(run, state, pretrained or starting_parameters(run)), None
 
 
-def initialized(run: Setup, state: TrainState, pretrained: dict[str, PyTree] | None) -> TrainState:
+def initialized(
+    run: TrainingRun, state: TrainState, pretrained: dict[str, PyTree] | None
+) -> TrainState:
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
     state = with_pretrained(run.learner, state, pretrained)
     if run.config.model.head_init == "pca":
@@ -66,34 +67,29 @@ def initialized(run: Setup, state: TrainState, pretrained: dict[str, PyTree] | N
     return state
 
 
-def score_untrained(run: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
-    """Scores the first state, and counts that as evaluation."""
+def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -> Measured:
+    """Scores the state before the first step."""
     console.say("evaluating before training")
     params = evaluated_model(run.learner, state)
     with stopwatch.part("evaluation"):
         scores = {"test": run.test_scores(params)}
         if run.splits.validation:
-            scores["validation"] = validation_scores(run, params)
+            scores["validation"] = run.validation_scores(params)
         if "scalars" in params:
-            scores |= named_values(params["scalars"])
+            scores |= named_scalars(params["scalars"])
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 
-def validation_scores(run: Setup, params: PyTree) -> Recalls:
-    """Scores of a model on the validation classes."""
-    return run.scores(params, Task(run.splits.validation))
-
-
 def random_state(learner: Learner, spec: Spec) -> TrainState:
-    """The state before the first step, of random parameters, on the learner's devices."""
+    """The first state, with random parameters, on the learner's devices."""
     # One program: compiling one for each operation would take longer.
     state = jax.jit(lambda: create_state(learner, spec))()
     state = processes.arrays_from_first(lambda: state, state)
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
-def starting_parameters(run: Setup) -> dict[str, PyTree] | None:
-    """The parameters that `model.weights` names, sent to all processes; None for random ones."""
+def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
+    """Reads the parameters that `model.weights` names, in all processes; None if it is None."""
     config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
@@ -114,7 +110,7 @@ def starting_parameters(run: Setup) -> dict[str, PyTree] | None:
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model's parameters, and its averages, if there are pretrained ones."""
+    """Replaces parts of the model by pretrained parameters, if any, and restarts its averages."""
     if params is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, params)
@@ -132,7 +128,7 @@ def save(
     measured: Measured,
     score: float | None = None,
 ) -> None:
-    """Saves a state unless it is saved already, the model apart from what only training needs."""
+    """Saves a state unless it is saved already, as the trees of `trees`."""
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()
@@ -155,7 +151,7 @@ def restore(
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the model that is evaluated, and by name what training needs."""
+    """The trees of a checkpoint: the evaluated model, and the parts that only training reads."""
     parts = state._replace(step=None, params=None)._asdict()
     training = {name: part for name, part in parts.items() if part is not None}
     training["objective"] = state.params["objective"]

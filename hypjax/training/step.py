@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import named_values, projected, values
-from hypjax.models import cut
+from hypjax.geometry.learned import named_scalars, scalar_values, within_bounds
 from hypjax.models.layers import mirror, normalize
+from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec, loss_function
 from hypjax.training import lora, optim
@@ -24,7 +24,7 @@ from hypjax.types import Batch, Outputs
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the epoch's tuples, which it leaves as they are."""
+    """Everything that a step changes, and the tuples of its epoch."""
 
     step: Int[Array, ""]  # Number of steps done.
     params: PyTree  # {"model": ..., "objective": ...}.
@@ -68,7 +68,7 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """Starts the teacher and the moving average as copies of the model, where they are needed."""
+    """Starts the teacher and the moving average, if needed, as copies of the model."""
     trained, _ = optim.split_frozen(params, learner.frozen)
 
     def copy(needed: bool) -> PyTree:  # Copies, since a step donates each buffer.
@@ -81,13 +81,13 @@ def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
 
 
 def trained_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model as the last step left it, in the parameters of its modules."""
+    """The model's parameters after the last step, with adapters merged into kernels."""
     model = state.params["model"]
     return model if learner.lora is None else _without_adapters(model, learner.lora, learner.mesh)
 
 
 def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model that is evaluated, chosen and saved: the average, or else the trained one."""
+    """The model to evaluate, choose and save: the moving average if there is one."""
     if state.average is None:
         return trained_model(learner, state)
     _, frozen = optim.split_frozen(state.params, learner.frozen)
@@ -148,7 +148,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(active, waiting), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                scalars = values(params["model"]["scalars"]) if learner.bounds else {}
+                scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
                 arguments = params["objective"], state.objective_state, outputs, teacher, batch, key
                 return loss(*arguments)
@@ -169,8 +169,8 @@ def _updated(
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        if "scalars" in updated.get("model", {}):  # Learned numbers that are not frozen.
-            scalars = projected(updated["model"]["scalars"], learner.bounds)
+        if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
+            scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
@@ -197,7 +197,7 @@ def _updated(
         "skipped": skipped,
     }
     if "scalars" in state.params["model"]:
-        metrics |= jax.tree.map(jnp.float32, named_values(state.params["model"]["scalars"]))
+        metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
@@ -213,7 +213,7 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key, and with stochastic depth the branch factors of all rows, 0 for padding."""
+    """The loss's key; with stochastic depth, also the branch factors of all rows, 0 for padding."""
     if not learner.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
@@ -253,9 +253,9 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
             params = lora.merged(params, learner.lora)
         if not learner.cached_features:
             return model.apply({"params": params}, images, *noise)
-        if learner.block is not None:
+        if (block := learner.cached_block) is not None:
             example = encoder.example(learner.view)
-            images = cut.upper(encoder, learner.block, params["encoder"], images, example)
+            images = upper_blocks(encoder, block, params["encoder"], images, example)
         return model.apply({"params": params}, images, method="project")
 
     return embed

@@ -6,7 +6,7 @@ import pytest
 
 from hypjax.config import flatten, load_config
 from hypjax.errors import UserError
-from hypjax.train import train_and_evaluate
+from hypjax.training.train import train_and_evaluate
 from tests.config.test_recipes import BALL, group
 
 STEPS = {"cub": 2_000, "sop": 35_000, "inshop": 35_000}

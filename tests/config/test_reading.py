@@ -172,7 +172,7 @@ def test_an_objective_brings_its_own_fields(toy, tmp_path):
     for name, margin in (("toy", "0.0"), ("toy", "x"), ("pairwise_cross_entropy", "0.5")):
         with pytest.raises(UserError, match="config.objective.margin"):
             load_config("glyphs", [f"objective.name={name}", f"objective.margin={margin}"])
-    with Workdir(tmp_path, config).claimed({}):
+    with Workdir(tmp_path, config).locked({}):
         pass
     assert saved_config(tmp_path).objective.margin == 2
     with pytest.raises(UserError, match="objective.margin: 2.0 -> 0.5"):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hypjax.config import default_workdir, flatten, identity, load_config, validate, variants
-from hypjax.models import create_embedder, create_encoder, cut, model_shapes
+from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
+from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.training.optim import split_frozen
 from hypjax.types import View
@@ -294,4 +295,4 @@ def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     model = create_embedder(last)
     shapes = {"model": model_shapes(model, View.of(last.data))}
     trained, _ = split_frozen(shapes, last.optim.frozen)
-    assert cut.highest_frozen(model.encoder, trained["model"]["encoder"]) == block
+    assert highest_frozen(model.encoder, trained["model"]["encoder"]) == block

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import parallel, train
+from hypjax import parallel
 from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import fill, lay_out
@@ -16,6 +16,7 @@ from hypjax.data.views import Frame, RandomCrop
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from hypjax.system import machine
+from hypjax.training import train
 from hypjax.training.setup import build, create_plans
 from hypjax.types import Crops
 from tests.helpers import small_runs

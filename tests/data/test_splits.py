@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.runs.images import open_splits
+from hypjax.training import train
 from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs

@@ -9,7 +9,7 @@ import pytest
 
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall, Sphere, learned
-from hypjax.geometry.learned import bounds, first_parameters, projected, values
+from hypjax.geometry.learned import bounds, scalar_parameters, scalar_values, within_bounds
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -20,12 +20,12 @@ def parameters(c):
 
 @pytest.mark.parametrize("c", [0.01, 0.1, 1 / 3, 10.0])
 def test_a_space_has_the_curvature_of_its_parameters(c):
-    params = first_parameters({"c": c})
+    params = scalar_parameters({"c": c})
     assert params == parameters(c) and params["log_c"].dtype == jnp.float32
-    found = BALL.with_scalars(values(params))
+    found = BALL.with_scalars(scalar_values(params))
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
-    assert type(found.c) is float and np.float32(found.c) == np.float32(values(params)["c"])
+    assert type(found.c) is float and np.float32(found.c) == np.float32(scalar_values(params)["c"])
     assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
     assert [*map(learned.has_curvature, (PoincareBall, Sphere))] == [True, False]
 
@@ -33,9 +33,9 @@ def test_a_space_has_the_curvature_of_its_parameters(c):
 def test_a_program_is_compiled_once_for_all_curvatures():
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     of_space = jax.jit(lambda space, x: space.embed(x))
-    of_params = jax.jit(lambda params, x: BALL.with_scalars(values(params)).embed(x))
+    of_params = jax.jit(lambda params, x: BALL.with_scalars(scalar_values(params)).embed(x))
     for c in (0.05, 0.1, 0.7):
-        space = BALL.with_scalars(values(parameters(c)))
+        space = BALL.with_scalars(scalar_values(parameters(c)))
         np.testing.assert_allclose(of_space(space, x), PoincareBall(c, 2.3).embed(x), rtol=1e-6)
         np.testing.assert_allclose(of_params(parameters(c), x), of_space(space, x), rtol=1e-6)
     assert of_space._cache_size() == of_params._cache_size() == 1
@@ -44,7 +44,7 @@ def test_a_program_is_compiled_once_for_all_curvatures():
 def test_projection_moves_numbers_to_the_nearer_bound():
     fields = default_config("hypmix").objective
     fields.learn_c, fields.curvatures, fields.learn = True, (1e-5, 0.1, 99.0), ("ball_weight",)
-    outside = first_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
-    found = values(projected(outside, bounds(fields)))
+    outside = scalar_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
+    found = scalar_values(within_bounds(outside, bounds(fields)))
     assert found["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
     assert found["ball_weight"] == pytest.approx(30.0)

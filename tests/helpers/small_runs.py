@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
-from hypjax.training import setup, states
+from hypjax.training import setup, states, train
 from hypjax.training.step import create_state
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -89,7 +88,7 @@ def save_untrained(config, workdir):
         for _ in range(2)
     )
     run = Workdir(workdir, built.config)
-    with run.claimed(setup.provenance(built.config, built.splits)) as checkpoints:
+    with run.locked(setup.provenance(built.config, built.splits)) as checkpoints:
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
     return best

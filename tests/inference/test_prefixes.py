@@ -7,7 +7,7 @@ import pytest
 from hypjax.config import default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.embedding import part_of, place, scored_spaces
+from hypjax.inference.embedding import part_of, scored_spaces, to_points
 from hypjax.models import create_embedder
 from hypjax.objectives import create_objective
 
@@ -19,7 +19,7 @@ def placed(config):
     params = model.init(jax.random.key(1), pooled, method="project").get("params", {})
     spaces = scored_spaces(config, create_objective(config), params)
     outputs = model.apply({"params": params}, pooled, method="project")
-    return place(model, params, spaces, pooled[:, None]), np.asarray(outputs.projected)
+    return to_points(model, params, spaces, pooled[:, None]), np.asarray(outputs.projected)
 
 
 def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():

@@ -10,8 +10,8 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, ResNet, VisionTransformer
+from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import resize_images, scaled_side
-from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import convert_timm, timm_state_dict
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -108,7 +108,7 @@ class Flattened(nn.Module):
 
 
 def test_an_encoder_for_one_size_cannot_embed_at_other_scales():
-    model = Embedder(OwnEncoder(Flattened(), dim=4, image_size=8), head_dim=2)
+    model = Embedder(CustomEncoder(Flattened(), dim=4, image_size=8), head_dim=2)
     images = np.zeros((2, 8, 8, 3), np.uint8)
     params = model.init(jax.random.key(0), images / 255)["params"]
     for scales in ((1.0,), (1.0, 0.5)):

@@ -15,7 +15,7 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.files import RESULTS, read_results
-from hypjax.runs.images import give, open_splits
+from hypjax.runs.images import open_splits, register_dataset
 from tests.data.test_photos import open_at
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import serving
@@ -132,7 +132,7 @@ def test_a_dataset_from_python_is_that_of_its_files(dataset, photos_folder, untr
     config = small_runs.load(photos_folder, "data.test_classes=2")
     expected = open_splits(config)
     with config.ignore_type():
-        config.data.update(give(dataset))
+        config.data.update(register_dataset(dataset))
     found = open_splits(config)
     np.testing.assert_array_equal(found.train.labels, expected.train.labels)
     np.testing.assert_array_equal(found.test.image(3, 3), expected.test.image(3, 3))
@@ -148,7 +148,7 @@ def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
         made = datasets.Dataset.from_dict({"image": pictures, "split": splits, **columns})
         config = small_runs.load("unused", "data.validation_classes=0")
         with config.ignore_type():
-            config.data.update(give(made.cast_column("image", datasets.Image())))
+            config.data.update(register_dataset(made.cast_column("image", datasets.Image())))
         return open_splits(config)
 
     splits = opened(*["train"] * 4, *["test"] * 4)

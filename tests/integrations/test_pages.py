@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from hypjax import train
+from hypjax.training import train
 from tests.helpers import commands, small_runs
 from tests.helpers.browsers import check_accessible, opening
 

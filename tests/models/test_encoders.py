@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import hypjax
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.inference.model import load
 from hypjax.models import Embedder, VisionTransformer, create_embedder, layers, vit
 from hypjax.models.pretrained import timm_constructor
+from hypjax.training import train
 from tests.helpers import small_runs
 
 SMALL = dict(image_size=16, patch_size=8, width=24, depth=2, num_heads=3)

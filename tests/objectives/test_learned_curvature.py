@@ -9,7 +9,12 @@ import pytest
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
-from hypjax.geometry.learned import first_parameters, learned_numbers, learned_values, values
+from hypjax.geometry.learned import (
+    initial_scalars,
+    learned_scalars,
+    scalar_parameters,
+    scalar_values,
+)
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES, Objective, Spec, create_objective
 from tests.helpers import losses
@@ -53,12 +58,12 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     @jax.jit
     @jax.value_and_grad
     def loss(learned):
-        moved = objective.with_scalars(values(learned))
+        moved = objective.with_scalars(scalar_values(learned))
         ids, key = np.arange(size), jax.random.key(1)
         return loss_of(moved, (params, state), features, labels, ids=ids, key=key)[0]
 
     for c in (0.05, 0.8):
-        start = {**learned_numbers(config.objective), "c": c}
+        start = {**initial_scalars(config.objective), "c": c}
         logs = {f"log_{number}": np.log(value) for number, value in start.items()}
         _, gradient = loss(logs)
         for number, log in logs.items():
@@ -73,7 +78,7 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
     config.objective.space, config.objective.learn = "lorentz", ("feature_scale",)
     validate(config)
     learned = {"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)}
-    objective = create_objective(config).with_scalars(values(learned))
+    objective = create_objective(config).with_scalars(scalar_values(learned))
     assert objective.space == Lorentz(0.5, 2.3, 2.0)
     config.objective.space = "poincare"
     with pytest.raises(UserError, match="must be any of temperature, each once"):
@@ -93,10 +98,10 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 
     @jax.grad
     def slopes(learned):
-        moved = objective.with_scalars(values(learned))
+        moved = objective.with_scalars(scalar_values(learned))
         return loss_of(moved, ({}, {}), features, np.repeat(np.arange(3), 2))[0]
 
-    assert all(slopes(first_parameters(learned_numbers(config.objective)))["log_curvatures"] != 0)
+    assert all(slopes(scalar_parameters(initial_scalars(config.objective)))["log_curvatures"] != 0)
     for field, value, words in (
         ("objective.parts", ("poincare",), "two or more of poincare, lorentz, sphere"),
         ("objective.curvatures", (0.2,), "2 numbers, one for each part with a curvature"),
@@ -111,12 +116,12 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 def test_the_space_before_training_is_that_of_the_configuration():
     config = configured("pairwise_cross_entropy")
     assert create_objective(config).space.c == config.objective.c == 0.1
-    learned = learned_values(config.objective, {"scalars": {"log_c": np.log(0.5)}})
+    learned = learned_scalars(config.objective, {"scalars": {"log_c": np.log(0.5)}})
     assert create_objective(config).with_scalars(learned).space.c == 0.5
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
-        learned_values(config.objective, {})
+        learned_scalars(config.objective, {})
     config.objective.learn_c = False
-    assert learned_values(config.objective, {}) == {}
+    assert learned_scalars(config.objective, {}) == {}
 
 
 def test_an_objective_without_fields_learns_nothing():

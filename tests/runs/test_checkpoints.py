@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints, checksum
+from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.system_limits import small_disk
 

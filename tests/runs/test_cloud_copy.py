@@ -12,7 +12,6 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from hypjax import train
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.model import load
@@ -21,7 +20,7 @@ from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy, reading
-from hypjax.training import loop
+from hypjax.training import loop, train
 from tests.helpers import small_runs
 
 URL = "bucket://runs/a"

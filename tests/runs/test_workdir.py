@@ -15,7 +15,7 @@ CLAIM = """
 import pathlib, sys, time
 from hypjax.runs.workdir import Workdir
 from tests.helpers import small_runs
-with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
+with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).locked({}):
     print("claimed", flush=True)
     time.sleep(60)
 """
@@ -29,29 +29,29 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
     assert process.stdout.readline() == "claimed\n"
     workdir = Workdir(tmp_path, small_runs.load("photos"))
     with pytest.raises(UserError, match=f"is in use by process {process.pid} on "):
-        with workdir.claimed({}):
+        with workdir.locked({}):
             pass
     process.kill()
     process.communicate()
-    with workdir.claimed({}):
+    with workdir.locked({}):
         with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
-            with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
+            with Workdir(tmp_path, small_runs.load("photos")).locked({}):
                 pass
 
 
 def test_another_precision_is_refused(tmp_path):
     workdir = Workdir(tmp_path, small_runs.load("photos"))
-    with workdir.claimed({"images": "a", "precision": "float32"}):
+    with workdir.locked({"images": "a", "precision": "float32"}):
         pass
     with pytest.raises(UserError, match="computes in float32, but this device in bfloat16"):
-        with workdir.claimed({"images": "a", "precision": "bfloat16"}):
+        with workdir.locked({"images": "a", "precision": "bfloat16"}):
             pass
 
 
 def test_a_run_records_its_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hypjax.main", "--workdir=a b"])
     for _ in range(2):
-        with Workdir(tmp_path, small_runs.load("photos", "seed=7")).claimed({}):
+        with Workdir(tmp_path, small_runs.load("photos", "seed=7")).locked({}):
             pass
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["seed"] == 7 and saved["device"] == "cpu"

@@ -3,11 +3,11 @@
 import fsspec
 import pytest
 
-from hypjax import train
 from hypjax.config import identity
 from hypjax.errors import UserError, redacted
 from hypjax.evaluate import evaluate
 from hypjax.system import cloud
+from hypjax.training import train
 from tests.helpers import small_runs
 
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.analysis.report import write_own_report
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
@@ -17,6 +16,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.system import machine
+from hypjax.training import train
 from hypjax.training.dry_run import dry_run
 from hypjax.training.input import open_input
 from hypjax.training.setup import build
@@ -90,11 +90,11 @@ def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
 
 def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
     cached = "train.cached_features=True"
-    assert build(small_runs.load(squares, *LOWER, cached)).learner.block == "block_0"
+    assert build(small_runs.load(squares, *LOWER, cached)).learner.cached_block == "block_0"
     for whole in ("encoder", "model/encoder", "model/encoder/*"):
         frozen = small_runs.load(squares, *CACHED, f"optim.frozen={whole}")
         built = build(frozen)
-        assert built.learner.block is None and built.embedder.cached
+        assert built.learner.cached_block is None and built.embedder.cached
     assert not freezes_encoder(("model/encoder/*/*", "head"))  # The class token is trained.
     with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
         build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))

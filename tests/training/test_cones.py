@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
+from hypjax.training import train
 from hypjax.training.setup import build
 from tests.helpers import small_runs
 from tests.training.test_interruptions import assert_same_run

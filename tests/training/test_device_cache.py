@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.training import step as train_step
+from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair
 

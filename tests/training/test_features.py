@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import hypjax
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.training import train
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from hypjax import train
+from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.system_limits import lossy_disk
 

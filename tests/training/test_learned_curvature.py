@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import hypjax
-from hypjax import train
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.config import load_config
@@ -15,12 +14,13 @@ from hypjax.data.parts import Task
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
-from hypjax.geometry.learned import first_parameters, values
+from hypjax.geometry.learned import scalar_parameters, scalar_values
 from hypjax.inference.weights import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
+from hypjax.training import train
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import commands, small_runs
@@ -70,7 +70,7 @@ def test_the_curvature_of_each_state_is_reported(run, capsys):
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
     for state, params in model.items():
-        assert values(params["scalars"])["c"] == results[state]
+        assert scalar_values(params["scalars"])["c"] == results[state]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line["c"] for line in lines if "c" in line}
     assert list(logged) == [0, 2, 3, 4, 6, 8, 9, 10, 12]
@@ -93,7 +93,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, features = tmp_path / "run", np.load(file)["features"]
     params = small_runs.save_untrained(load(file), run)["model"]
-    c, head = values(params["scalars"])["c"], params["head"]
+    c, head = scalar_values(params["scalars"])["c"], params["head"]
     assert abs(c - 0.1) > 0.01
     model = hypjax.load(run)
     assert model.space == PoincareBall(c, 2.3) and f"c = {c}" in str(model)
@@ -109,7 +109,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
 
     (opened,) = open_runs([run])
     assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
-    objective = create_objective(opened.config).with_scalars(values(params["scalars"]))
+    objective = create_objective(opened.config).with_scalars(scalar_values(params["scalars"]))
     assert objective.space == model.space
 
 
@@ -119,7 +119,7 @@ def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatc
     params = small_runs.save_untrained(small_runs.load(photos_folder, *LEARNED), tmp_path / "run")
     hypjax.push(tmp_path / "run", "me/model", folder=folder)
     published, model = hypjax.load(folder), hypjax.load(tmp_path / "run")
-    assert published.space.c == model.space.c == values(params["model"]["scalars"])["c"]
+    assert published.space.c == model.space.c == scalar_values(params["model"]["scalars"])["c"]
     assert published.fingerprint == model.fingerprint
     text = (folder / "hypjax.json").read_text()
     (folder / "hypjax.json").write_text(re.sub('"log_c": [^}]*', '"log_c": 1e9', text))
@@ -133,7 +133,7 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
     found = []
     for i, c in enumerate((0.1, 0.01, 5.0)):
         stopwatch = Stopwatch()
-        model = {**model, "scalars": first_parameters({"c": c})}
+        model = {**model, "scalars": scalar_parameters({"c": c})}
         found.append(built.scores(model, Task(built.splits.test)))
         assert bool(sum(stopwatch.programs.values())) == (i == 0)
     assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
@@ -150,9 +150,9 @@ def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
     found = []
     for i in range(3):
         state, metrics = step(state, random_batch(i))
-        found.append((float(metrics["c"]), values(state.average["scalars"])["c"]))
+        found.append((float(metrics["c"]), scalar_values(state.average["scalars"])["c"]))
     assert step._cache_size() == 1 and np.isfinite(metrics["loss"])
-    trained = [c for c, _ in found[1:]] + [values(state.params["model"]["scalars"])["c"]]
+    trained = [c for c, _ in found[1:]] + [scalar_values(state.params["model"]["scalars"])["c"]]
     assert found[0][0] == pytest.approx(0.1, rel=1e-6) and len({0.1, *trained}) == 4
     # The first average is the model itself; later ones lie between the one before and the model.
     assert found[0][1] == pytest.approx(trained[0], rel=1e-6)
@@ -210,7 +210,7 @@ def test_further_numbers_are_learned_and_used_by_whatever_is_made_of_the_run(fil
     )
     model = restored(tmp_path / "run")["final"]
     objective = create_objective(saved_config(tmp_path / "run"))
-    space = objective.with_scalars(values(model["scalars"])).score_space
+    space = objective.with_scalars(scalar_values(model["scalars"])).score_space
     ball = PoincareBall(final["c"], 2.3)
     assert space.parts[0][1] == pytest.approx(1 / (2 * final["sphere_temperature"]))
     assert space.parts[1] == (ball, final["ball_weight"] / 0.2)

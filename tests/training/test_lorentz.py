@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.geometry import Lorentz, PoincareBall
 from hypjax.objectives import pairwise_cross_entropy
+from hypjax.training import train
 from tests.helpers import small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")

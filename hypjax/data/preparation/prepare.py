@@ -22,7 +22,7 @@ from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
 from hypjax.system.files import remove, replacing
-from hypjax.system.locks import claimed
+from hypjax.system.locks import locked
 
 
 def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
@@ -83,7 +83,7 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
     if folder.exists():
         yield False
         return
-    with claimed(folder.parent, purpose):
+    with locked(folder.parent, purpose):
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # Of a process that was killed.
         yield not folder.exists()  # Another process may have written it meanwhile.
@@ -141,7 +141,7 @@ def summary(folder: RecordFolder) -> str:
 
 
 def notes(folder: RecordFolder) -> tuple[str, ...]:
-    """What results computed from a dataset must say: it is a part, or a partial copy."""
+    """Remarks for results computed from a part of a dataset, or from a partial copy."""
     official = _official(folder.name, folder.part)
     if official is None:
         return ()

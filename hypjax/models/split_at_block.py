@@ -1,7 +1,6 @@
-"""An encoder cut in two: its lowest layers, and the layers above them.
+"""Splits an encoder at a block, so that upper blocks train on cached outputs of frozen ones.
 
-Layers above frozen ones can be trained on activations that are computed once. Each part is the full
-encoder in which the other part's results are not used, so that XLA does not compute them.
+Both parts apply the full encoder. XLA removes the layers whose results are not used.
 """
 
 import itertools
@@ -25,7 +24,7 @@ def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
     return blocks[-1][-1] if blocks else None
 
 
-def lower(
+def lower_blocks(
     encoder: Encoder, block: str, params: PyTree, images: Images
 ) -> Float[Array, "batch ..."]:
     """Returns the output of a block for normalised pixels, in the block's dtype."""
@@ -38,16 +37,16 @@ def lower(
     return kept["intermediates"][block]["__call__"][0]
 
 
-def upper(
+def upper_blocks(
     encoder: Encoder,
     block: str,
     params: PyTree,
     activations: Float[Array, "batch ..."],
     example: Float[Array, "1 height width channels"],
 ) -> Float[Array, "batch dim"]:
-    """Embeds images from a block's output, as `lower` returns it.
+    """Embeds images from a block's output, as `lower_blocks` returns it.
 
-    The example is any image of the size that `lower` was given; its pixels do not matter.
+    The example is any image of the size that `lower_blocks` took; its pixels do not matter.
     """
 
     def replace(

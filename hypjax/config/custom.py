@@ -1,4 +1,4 @@
-"""Configures encoders, losses and spaces that the user passes from Python."""
+"""Configures encoders, losses and spaces that a user passes from Python."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ from typing import Any
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import OWN
+from hypjax.config.choices import CUSTOM
 from hypjax.config.defaults import choose_objective
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.registry import simple_spaces, space_name
+from hypjax.models.custom import SIZES, known_fields, register_encoder
 from hypjax.models.encoder import Encoder
-from hypjax.models.own import SIZES, known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
 from hypjax.objectives.create import register_objective
@@ -26,9 +26,9 @@ _SIMPLE = (bool, int, float, str, type(None))
 _FLAX = ("parent", "name")  # Fields of every Flax module.
 
 
-def own_name(piece: Any) -> str:
+def custom_name(piece: Any) -> str:
     """Names the user's loss or encoder by its code, with the fields that are not defaults."""
-    return OWN + (piece if isinstance(piece, str) else _title(piece))
+    return CUSTOM + (piece if isinstance(piece, str) else _title(piece))
 
 
 def _title(piece: Any) -> str:
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     """Makes a module the encoder of a configuration, and registers it unless it is hypjax's."""
-    name, known = own_name(encoder), known_fields(encoder)
+    name, known = custom_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
         if encoder.image_size != side:
@@ -75,12 +75,12 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
         config.optim.frozen = tuple(name for name in frozen if name != "patch_projection")
 
 
-def choose_own_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
+def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
     """Makes the user's loss the objective of a configuration, and registers it.
 
     A function uses the configuration's space; an `Objective` replaces it by its own.
     """
-    name = own_name(objective)
+    name = custom_name(objective)
     register_objective(name, objective)
     choose_objective(config, name)
     if isinstance(objective, Objective):

@@ -2,8 +2,6 @@
 
 import contextlib
 import pathlib
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
-from hypjax.config.own import choose_encoder, choose_own_objective
+from hypjax.config.custom import choose_custom_objective, choose_encoder
 from hypjax.config.rules import refuse
 from hypjax.inference.run import Run
 from hypjax.monitoring.monitor import Monitor, Trace
@@ -21,14 +19,14 @@ from hypjax.objectives import Objective
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
-from hypjax.runs.images import give
+from hypjax.runs.images import register_dataset
 from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import Setup, build, given_provenance, shared_provenance
+from hypjax.training.setup import TrainingRun, build, custom_provenance, shared_provenance
 from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, jit_train_steps
 
@@ -66,9 +64,9 @@ def train(
     config = config.copy_and_resolve_references()
     if dataset is not None:
         with config.ignore_type():
-            config.data.update(give(dataset))
+            config.data.update(register_dataset(dataset))
     if objective is not None:
-        choose_own_objective(config, objective)
+        choose_custom_objective(config, objective)
     if encoder is not None:
         choose_encoder(config, encoder)
     keep_compiled_programs()
@@ -105,7 +103,7 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        folder.require(given_provenance(config))
+        folder.require(custom_provenance(config))
         print(f"{folder.location} holds this run's results already:")
         print_results(results, config)
         return results
@@ -115,9 +113,9 @@ def train_and_evaluate(
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
-    # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
+    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
     pretrained = None if folder.has_checkpoint else starting_parameters(run)
-    with folder.claimed(facts, run.config) as checkpoints:
+    with folder.locked(facts, run.config) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
         del pretrained
@@ -138,7 +136,7 @@ def train_and_evaluate(
 
 
 def _trained(
-    run: Setup,
+    run: TrainingRun,
     checkpoints: Checkpoints,
     state: TrainState,
     measured: Measured | None,
@@ -160,7 +158,7 @@ def _trained(
             if splits.validation:  # What training makes worse need not be chosen.
                 loop.save(state, measured)
         stopwatch.turn_to("steps")
-        state, measured = loop.run(state, measured)
+        state, measured = loop.train(state, measured)
         stopwatch.turn_to("other")
         with stopwatch.part("saving"):
             checkpoints.wait()
@@ -170,7 +168,3 @@ def _trained(
             results = collect_results(checkpoints, state, measured, run, folder)
         monitor.write(steps.stop, {"test": results["final"]})
     return results
-
-
-# `hypjax.train` names this module, and is called as its function.
-sys.modules[__name__].__class__ = type("", (types.ModuleType,), {"__call__": staticmethod(train)})

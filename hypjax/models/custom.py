@@ -1,4 +1,4 @@
-"""Encoders of the user's: any Flax module from pixels to vectors, under names of their own."""
+"""Users' encoders: any Flax module from pixels to vectors, registered under a name."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import View
 
-ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
+CUSTOM_ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
 SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` and `config.model`.
 
 
@@ -28,10 +28,10 @@ def register_encoder(name: str, module: nn.Module) -> None:
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
         raise UserError(f"{module!r} is no Flax module; give an instance of flax.linen.Module")
-    ENCODERS[name] = module.clone(name=None, parent=None)
+    CUSTOM_ENCODERS[name] = module.clone(name=None, parent=None)
 
 
-class OwnEncoder(Encoder):
+class CustomEncoder(Encoder):
     """A user's module as an encoder; weights are named by their paths: "encoder/Dense_0/kernel"."""
 
     module: nn.Module
@@ -58,9 +58,9 @@ class OwnEncoder(Encoder):
         return self.module(images)
 
 
-def own_encoder(name: str, view: View, **options: Any) -> Encoder:
+def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     """The encoder of a registered name for images of a view; options are those of an `Encoder`."""
-    module = ENCODERS[name]
+    module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
         return module.clone(**options)
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
@@ -78,7 +78,7 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
             f"without BatchNorm; it has {', '.join(variables)}, and returns "
             f"{jax.tree.map(lambda x: x.shape, found)}"
         )
-    return OwnEncoder(module, found.shape[1], view.side)
+    return CustomEncoder(module, found.shape[1], view.side)
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
