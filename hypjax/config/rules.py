@@ -39,6 +39,8 @@ def validate(config: ConfigDict) -> None:
     """
     fields = flatten(config)
     name = fields.get("objective.name", HYP_VIT)
+    if not isinstance(name, str):  # Of a damaged file.
+        refuse_objective(name)
     known = fields_of(name)
     if name not in OBJECTIVES:
         fields = {f: x for f, x in fields.items() if f in known or not f.startswith("objective.")}

@@ -1,7 +1,7 @@
 """HIER: hierarchical proxies as common ancestors of images (Kim et al., CVPR 2023)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -182,6 +182,11 @@ class Hier(Extension):
         return dataclasses.replace(self.ball, riemannian=True)
 
     score_space = property(lambda self: self.ball)
+
+    def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
+        """Replaces those of the other loss, and those of the ball."""
+        ball = self.ball.with_scalars(scalars)
+        return dataclasses.replace(super().with_scalars(scalars), ball=ball)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -1,6 +1,7 @@
 """Files: atomic writes, and arrays from untrusted files."""
 
 import contextlib
+import ctypes
 import errno
 import glob
 import hashlib
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
+_HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -32,8 +34,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path; the file or folder written there replaces the given one.
 
-    A kill or a power failure leaves the old file or the new one; of two folders, see `_exchange`.
-    Several processes may replace a path at once: the last one counts.
+    A kill or a power failure leaves the old state or the new one. Several processes may replace a
+    path at once: the last one counts.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -53,12 +55,16 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
-    """Puts a new folder in place of an old one, as no system renames onto a folder with files."""
-    previous = old.with_name(f".{old.name}.previous")  # What a kill between two renames leaves.
-    remove(previous)
-    old.rename(previous)
-    new.rename(old)
-    remove(previous)
+    """Exchanges two folders: no system can rename a folder to one that is not empty."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(new), os.fsencode(old)
+    if exchange is None or exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE):
+        # As on macOS and NFS. A kill between these two leaves the old folder as .NAME.previous.
+        previous = old.with_name(f".{old.name}.previous")
+        remove(previous)
+        old.rename(previous)
+        new.rename(old)
+        remove(previous)
 
 
 def remove(path: pathlib.Path) -> None:

@@ -105,6 +105,12 @@ def test_each_ancestor_has_noise_of_its_own(monkeypatch):
     assert all(len(np.unique(noise)) == noise.size for noise in drawn)
 
 
+def test_a_learned_curvature_is_that_of_the_ball():
+    moved = objective("hier+supcon").with_scalars({"c": 0.5, "temperature": 0.3})
+    assert moved.space.c == moved.score_space.c == 0.5 and moved.base.space == SPHERE
+    assert moved.base.function.keywords["temperature"] == 0.3 != moved.temperature
+
+
 @pytest.mark.slow
 def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric_scales():
     built = objective(NAME, hier_proxies=16, hier_neighbors=4)
