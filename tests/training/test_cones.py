@@ -1,16 +1,12 @@
 """Runs that draw images into the cones of their coarse classes."""
 
-import json
-
 import numpy as np
 import pytest
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.training.setup import build
 from tests.helpers import small_runs
-from tests.training.test_interruptions import assert_same_run
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
 FIELDS = [*small_runs.SHORT_FEATURES, "model.head_dim=4", "optim.schedule=constant"]
@@ -36,16 +32,3 @@ def test_a_run_has_the_groups_of_its_training_classes_or_is_refused(tmp_path):
     np.testing.assert_array_equal(np.unique(named)[coarse[images.labels]], named)
     with pytest.raises(UserError, match="the data set has none; list superlabels"):
         build(load(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
-    config = load(tmp_path, superlabels=np.repeat(["b", "a", "c"], 16))
-    train.train_and_evaluate(config, tmp_path / "run")
-    with small_runs.interrupted_after(6):
-        train.train_and_evaluate(config, tmp_path / "again")
-    train.train_and_evaluate(config, tmp_path / "again")
-    assert_same_run(tmp_path / "again", tmp_path / "run", least=10)
-    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    inside = [line["cone_inside"] for line in lines if "cone_inside" in line]
-    assert inside and 0 <= min(inside) <= max(inside) <= 1

@@ -65,6 +65,7 @@ def run(file):
     return folder
 
 
+@pytest.mark.slow
 def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
     squares, run, tmp_path
 ):
@@ -78,14 +79,8 @@ def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
 
 
 @pytest.mark.slow
-def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys):
+def test_it_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with small_runs.interrupted_after(6):
-        train.train_and_evaluate(load(file), "again")
-    train.train_and_evaluate(load(file), "again")
-    assert small_runs.step_metrics(tmp_path / "again") == small_runs.step_metrics(run)
-    assert (tmp_path / "again/results.json").read_text() == (run / "results.json").read_text()
-
     given = dict(np.load(file))
     model = hypjax.load(run)
     points = model.embed(given["features"])
@@ -104,8 +99,6 @@ def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys
         UserError, match=r"trained on features of another model, so it cannot embed"
     ):
         model.embed(given["ids"][0])
-    with pytest.raises(UserError, match="of dimension 16"):
-        model.embed(np.ones((2, 3), np.float32))
 
 
 def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_path):
@@ -127,44 +120,24 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
 
 
 def test_what_cannot_be_trained_on_is_refused(file, tmp_path):
-    for arrays, message in [
-        ({"labels": None}, "row 0"),
-        ({"splits": np.full(48, "dev")}, "the split 'dev'"),
-        ({"splits": np.repeat(["train", "test", ""], 16)}, "either all rows have a split"),
-        ({"labels": np.zeros(48, int)}, "has 1 classes|but two must remain"),
-    ]:
-        given = {name: x for name, x in {**np.load(file), **arrays}.items() if x is not None}
-        np.savez(tmp_path / "f.npz", **given)
-        with pytest.raises(UserError, match=message):
-            build(load(tmp_path / "f.npz"))
-
-
-def test_settings_that_only_images_have_are_refused(file):
-    for override in (
-        *("train.cached_features=False", "model.architecture=vit_small_patch16_224"),
-        *("eval.scales=1,0.5", "data.path=None"),
-    ):
-        with pytest.raises(UserError, match=override.partition("=")[0]):
-            load(file, override)
+    np.savez(tmp_path / "f.npz", **{**np.load(file), "splits": np.full(48, "dev")})
+    with pytest.raises(UserError, match="the split 'dev'"):
+        build(load(tmp_path / "f.npz"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["proxy_nca", "hier+proxy_anchor"])
-def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(name, file, tmp_path):
-    fields = [f"objective.name={name}", "objective.space=poincare", "run.checkpoint_every=1"]
-    if hier := name.startswith("hier"):
-        fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8"]
-    fields.append(f"objective.{'hier' if hier else 'proxy'}_optimizer=riemannian")
-    config = load(file, *fields)
+def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(file, tmp_path):
+    fields = ["objective.name=hier+proxy_anchor", "objective.space=poincare"]
+    fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8", "run.checkpoint_every=1"]
+    config = load(file, *fields, "objective.hier_optimizer=riemannian")
     train.train_and_evaluate(config, tmp_path / "whole")
     with small_runs.interrupted_after(6):
         train.train_and_evaluate(config, tmp_path / "again")
     train.train_and_evaluate(config, tmp_path / "again")
     assert_same_run(tmp_path / "again", tmp_path / "whole", least=10)
     saved = saved_arrays(tmp_path / "whole")
-    own = "hierarchy" if hier else "proxies"
-    proxies = saved[f"['training']['objective']['{own}']"]
+    proxies = saved["['training']['objective']['hierarchy']"]
     built = build(config)
-    first = random_state(built.learner, built.spec).params["objective"][own]
+    first = random_state(built.learner, built.spec).params["objective"]["hierarchy"]
     PoincareBall(0.1).check(proxies)
     assert np.linalg.norm(proxies - first, axis=-1).min() > 1e-3
