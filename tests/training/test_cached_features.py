@@ -35,7 +35,7 @@ VIEWS = ("data.crop_area=0.999999,1", "data.crop_ratio=1,1", "data.flip=0")
 
 
 @pytest.mark.slow
-def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_path):
+def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_path, monkeypatch):
     """Batches of 8 images are padded for slices of 5; each image is embedded once for all."""
     views = collections.Counter()
 
@@ -44,12 +44,11 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_pat
         return test_view(self, i, *args)
 
     found, test_view = [], Dataset.test_view
+    monkeypatch.setattr(Dataset, "test_view", counted)
     for name, fields in (("computed", FROZEN), ("cached", (*CACHED, "run.microbatch=5"))):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Dataset, "test_view", counted)
-            views.clear()
-            config = small_runs.load(squares, *fields, *VIEWS)
-            results = train.train_and_evaluate(config, tmp_path / name)
+        views.clear()
+        config = small_runs.load(squares, *fields, *VIEWS)
+        results = train.train_and_evaluate(config, tmp_path / name)
         found.append((results["untrained"], small_runs.step_metrics(tmp_path / name)))
     (untrained, steps), (expected, expected_steps) = reversed(found)
     assert set(views.values()) == {1} and untrained == expected
