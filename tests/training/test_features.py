@@ -1,23 +1,19 @@
 """A head that is trained on features in a file."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-import hypjax
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
-from tests.helpers import commands, small_runs
+from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
 from tests.training.test_interruptions import assert_same_run, saved_arrays
 
@@ -58,47 +54,18 @@ def load(path, *overrides):
     return load_config(CONFIG, [*FIELDS, *head, f"data.path={path}", *overrides])
 
 
-@pytest.fixture(scope="module")
-def run(file):
-    folder = file.parent / "run"
-    train.train_and_evaluate(load(file), folder)
-    return folder
-
-
 @pytest.mark.slow
 def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
-    squares, run, tmp_path
+    squares, file, tmp_path
 ):
     rates = "optim.schedule=constant", "model.head_dim=8", "objective.temperature=0.1"
-    frozen = train.train_and_evaluate(small_runs.load(squares, *FROZEN, *rates), tmp_path)
-    expected, found = map(small_runs.step_metrics, (tmp_path, run))
+    runs = {"frozen": small_runs.load(squares, *FROZEN, *rates), "given": load(file)}
+    frozen, given = (train.train_and_evaluate(x, tmp_path / name) for name, x in runs.items())
+    expected, found = (small_runs.step_metrics(tmp_path / name) for name in runs)
     assert expected.keys() == found.keys() and len(found) >= 6
     for step, values in expected.items():
         np.testing.assert_allclose(found[step], values, rtol=1e-5)
-    assert json.loads((run / "results.json").read_text()) == frozen
-
-
-@pytest.mark.slow
-def test_it_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    given = dict(np.load(file))
-    model = hypjax.load(run)
-    points = model.embed(given["features"])
-    head = restore_best(run)[2]["head"]
-    features = given["features"].astype(np.float64) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(points, model.space.embed(features), atol=2e-6)
-
-    commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
-    assert Embeddings.load("g.npz").ids.tolist() == given["ids"].tolist()
-    np.savez("q.npz", features=given["features"][5:6], labels=given["labels"][5:6])
-    capsys.readouterr()
-    commands.call("search", f"--workdir={run}", "--gallery=g.npz", "--query=q.npz", "--k=2")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "0 (b)" and lines[2].endswith(given["ids"][5])
-    with pytest.raises(
-        UserError, match=r"trained on features of another model, so it cannot embed"
-    ):
-        model.embed(given["ids"][0])
+    assert given == frozen
 
 
 def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_path):
