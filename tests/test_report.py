@@ -1,35 +1,24 @@
 """The report of runs."""
 
 import re
-import shutil
 
 import pytest
 
-from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
 from hypjax.runs.files import read_results
 from hypjax.runs.images import open_splits
-from hypjax.runs.workdir import read_warnings, saved_config
-from hypjax.system import console
-from hypjax.training import train
+from hypjax.runs.workdir import saved_config
 from tests.helpers import commands, small_runs
 
 
-@pytest.fixture(scope="module")
-def runs(run, tmp_path_factory):
-    """Copies of a run that name another weight decay and other test images."""
-    root = tmp_path_factory.mktemp("runs")
-    small_runs.copy_with(run, root / "decay", {"optim.weight_decay": 0.5})
-    small_runs.copy_with(run, root / "other", {"data.split_seed": 1})
-    return root
-
-
-def test_a_page_shows_two_runs_and_needs_nothing_else(run, runs, tmp_path, monkeypatch):
+def test_a_page_shows_two_runs_and_needs_nothing_else(run, tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
+    decay = small_runs.copy_with(run, tmp_path / "decay", {"optim.weight_decay": 0.5})
+    other = small_runs.copy_with(run, tmp_path / "other", {"data.split_seed": 1})
     output = tmp_path / "report.html"
-    where = [f"--workdir={folder}" for folder in (run, runs / "decay")]
+    where = [f"--workdir={folder}" for folder in (run, decay)]
     commands.call("report", *where, f"--output={output}", "--queries=10", "--k=3")
     text = output.read_text()
     links = re.findall(r' (?:href|src)="(.*?)"', text)
@@ -39,7 +28,7 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(run, runs, tmp_path, monke
     assert len(re.findall(r"δ-hyperbolicity of the head's features 0\.\d+, which", text)) == 2
     assert "3 classes, 18 images" in text and "&lt;b&gt;&amp;x" in text and "<b>&x" not in text
     with pytest.raises(UserError, match="different test images"):
-        commands.call("report", where[0], f"--workdir={runs / 'other'}", f"--output={output}")
+        commands.call("report", where[0], f"--workdir={other}", f"--output={output}")
 
 
 def test_searches_and_classes_are_those_of_the_results(run):
@@ -57,19 +46,3 @@ def test_searches_and_classes_are_those_of_the_results(run):
         assert search.query not in search.hits
         assert search.right == [test.labels[i] == test.labels[search.query] for i in search.hits]
     assert sum(each.recall * each.queries for each in found.classes) == pytest.approx(18 * recall)
-
-
-@pytest.mark.slow
-def test_a_finished_run_writes_its_report(run, tmp_path, monkeypatch, capsys):
-    config = saved_config(run)
-    config.run.report = True
-    shutil.copytree(run, tmp_path / "written")
-    (tmp_path / "written/results.json").unlink()
-    monkeypatch.setattr(
-        "hypjax.training.train.print_results", lambda *_: console.warn("<few> classes")
-    )
-    train.train_and_evaluate(config, tmp_path / "written", report=write_own_report)
-    assert capsys.readouterr().out.endswith(f"the report is {tmp_path}/written/report.html\n")
-    page = (tmp_path / "written/report.html").read_text()
-    assert "written" in page and "&lt;few&gt; classes" in page
-    assert "<few> classes" in read_warnings(tmp_path / "written")

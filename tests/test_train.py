@@ -2,18 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from hypjax import load
+from hypjax import train
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.geometry import Sphere
-from hypjax.retrieval import prefix_points
 from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.training import train
-from tests.helpers.small_runs import interrupted_after, step_metrics
+from tests.helpers.small_runs import step_metrics
 from tests.training.test_interruptions import assert_same_run
 
 
@@ -50,18 +45,6 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path):
     assert step_metrics(tmp_path) == step_metrics(run)
 
 
-@pytest.mark.slow
-def test_a_run_that_is_not_finished_is_evaluated_at_its_last_state(load_glyphs, tmp_path, capsys):
-    config = load_glyphs("run.checkpoint_every=3")
-    with interrupted_after(4):
-        train.train_and_evaluate(config, tmp_path)
-    halfway = evaluate(config, tmp_path)
-    results = train.train_and_evaluate(config, tmp_path)
-    assert "final" not in halfway and halfway["step 3"] != results["final"]
-    told = capsys.readouterr().err
-    assert "continuing after step 3" in told and " s in all: " in told
-
-
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
     with Workdir(tmp_path, load_glyphs()).locked({}):
         pass
@@ -72,26 +55,7 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
     with pytest.raises(UserError, match=r"another configuration \(model.depth: 1 -> 2\)"):
         evaluate(load_glyphs("model.depth=2"), tmp_path)
     Workdir(tmp_path, load_glyphs("run.workers=1"))
-
-
-def test_folders_that_are_no_runs_are_refused(load_glyphs, tmp_path):
-    """Nothing says of which configuration their checkpoints are."""
-    (tmp_path / "checkpoints/5").mkdir(parents=True)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "checkpoints/5").mkdir()
     with pytest.raises(UserError, match="holds a run without its config.json"):
         train.train_and_evaluate(load_glyphs(), tmp_path)
-
-
-@pytest.mark.slow
-def test_a_loss_of_prefixes_is_trained_and_its_prefixes_are_scored_and_embed(load_glyphs, tmp_path):
-    fields = ("objective.name=matryoshka+proxy_anchor", "objective.dims=2,4")
-    config = load_glyphs(*fields, "objective.space=sphere", "objective.proxy_rate=1")
-    results = train.train_and_evaluate(config, tmp_path)
-    parts = ["head", "head@2", "head@4", "encoder"]
-    assert list(results["final"]) == list(results["validation"]["best"]) == parts
-    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    logged = [line for line in lines if "loss" in line]
-    assert all(line["loss"] > line["loss@2"] + line["loss@4"] > 0 for line in logged) and logged
-    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), np.uint8)
-    images = [Image.fromarray(image[..., 0]) for image in images]
-    whole, short = (load(tmp_path, part).embed(images) for part in ("head", "head@4"))
-    np.testing.assert_allclose(prefix_points(whole, 4, space=Sphere()), short, atol=1e-5)

@@ -30,11 +30,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
     """Answers what huggingface_hub asks to create, fill and read repositories.
 
     Attributes:
-        token: The token that may write, and read private repositories.
+        token: The token that may write.
         commits: Of each repository, the oldest first. Its last one is the branch main. Names of
             datasets begin with datasets/, as in the hub's addresses.
         private: Names of the private repositories.
-        stored: Large files by their SHA-256, also those that no commit holds yet.
     """
 
     token = "secret"
@@ -44,7 +43,6 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.commits: dict[str, list[Commit]] = {}
         self.private: set[str] = set()
-        self.stored: dict[str, bytes] = {}
 
     def close(self) -> None:
         """Ends the server, as if the network were gone."""
@@ -101,15 +99,10 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self._answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
 
     def _allowed(self, name):
-        """Whether a repository may be read; answers if not."""
-        known = name in self.server.commits
-        if known and (name not in self.server.private or self._has_token()):
-            return True
-        self._error("RepoNotFound", 404)
-        return False
-
-    def _has_token(self):
-        return self.headers.get("Authorization") == f"Bearer {self.server.token}"
+        """Whether there is a repository; answers if not."""
+        if name not in self.server.commits:
+            self._error("RepoNotFound", 404)
+        return name in self.server.commits
 
     def _commit(self, name, revision):
         """The commit of a revision; answers if there is none."""
@@ -147,31 +140,23 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": commit.oid}
         return self._answer(data, **tag)
 
-    def _body(self):
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
     def do_POST(self):  # noqa: N802
-        path, body = self.path.partition("?")[0], self._body()
-        if not self._has_token():
+        path, body = (
+            self.path.partition("?")[0],
+            self.rfile.read(int(self.headers["Content-Length"])),
+        )
+        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
             return self._error("Unauthorized", 401)
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path == "/api/validate-yaml":
             huggingface_hub.ModelCard(json.loads(body)["content"])  # Raises an error of a card's.
             return self._answer({"errors": [], "warnings": []})
-        if path.endswith("/info/lfs/objects/batch"):
-            return self._offer(json.loads(body))
         name, _, what = path.removeprefix("/api/").rpartition("/main")[0].rpartition("/")
         name = name.removeprefix("models/")
         if what == "preupload":
-            files = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
+            plain = {"uploadMode": "regular", "shouldIgnore": False}
+            files = [{"path": file["path"]} | plain for file in json.loads(body)["files"]]
             return self._answer({"files": files})
         if what == "commit":
             return self._take(name, [json.loads(line) for line in body.splitlines()])
@@ -188,27 +173,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             self.server.private.add(name)
         return self._answer(url)
 
-    def _offer(self, asked):
-        """Says where large files go; those that are stored go nowhere."""
-        objects = []
-        for each in asked["objects"]:
-            upload = {"upload": {"href": f"{self.server.address}/store/{each['oid']}"}}
-            new = each["oid"] not in self.server.stored
-            objects.append(each | ({"actions": upload} if new else {}))
-        return self._answer({"transfer": "basic", "objects": objects})
-
-    def do_PUT(self):  # noqa: N802
-        self.server.stored[self.path.rpartition("/")[2]] = self._body()
-        self._answer()
-
     def _take(self, name, lines):
         files = dict(self.server.commits[name][-1].files)
         for line in lines:
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.server.stored[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         commit = _commit(files)

@@ -129,23 +129,16 @@ def command(path, workdir, *overrides):
     ]
 
 
-def start(path, workdir, *overrides, packages="", **options):
-    """Starts the command, which finds further packages first."""
+def start(path, workdir, *overrides, **options):
+    """Starts the command."""
     return subprocess.Popen(
         command(path, workdir, *overrides),
-        env=os.environ | {"PYTHONPATH": f"{packages}{REPOSITORY}"},
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         **options,
     )
-
-
-def run(path, workdir, *overrides):
-    """Returns the process of the command once it has ended, with its output."""
-    process = start(path, workdir, *overrides)
-    output, errors = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def step_metrics(run):

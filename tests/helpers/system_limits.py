@@ -1,8 +1,7 @@
-"""Limits of the system that tests impose: full disks, lost power and missing permissions."""
+"""Limits of the system that tests impose: full disks and missing permissions."""
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import struct
 import subprocess
@@ -11,8 +10,6 @@ import pytest
 
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 _READ_AND_WRITE_ALL = 0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
-_EXT4_SHUTDOWN = 0x8004587D
-_WITHOUT_FLUSH = 2
 
 
 @contextlib.contextmanager
@@ -26,49 +23,6 @@ def small_disk(path, size):
         yield path
     finally:
         subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-class LossyDisk:
-    """A file system whose power can be cut: what was not synced is lost. Or skips the test."""
-
-    def __init__(self, folder):
-        self.path, self._image = folder / "disk", folder / "disk.ext4"
-        self.path.mkdir()
-        with self._image.open("wb") as file:
-            file.truncate(2**26)
-        self._run("mkfs.ext4", "-q", "-F", self._image)
-        self._run("mount", "-o", "loop", self._image, self.path)
-
-    def cut_power(self):
-        """Drops what is in no journal, and mounts what is left."""
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.ioctl(folder, _EXT4_SHUTDOWN, struct.pack("I", _WITHOUT_FLUSH))
-        except OSError as error:
-            pytest.skip(f"the power of a file system cannot be cut here ({error.strerror})")
-        finally:
-            os.close(folder)
-        self.unmount()
-        self._run("mount", "-o", "loop", self._image, self.path)
-
-    def unmount(self):
-        """Unmounts the file system, once nothing uses it."""
-        subprocess.run(["umount", str(self.path)], check=True)
-
-    def _run(self, *command):
-        try:
-            subprocess.run(list(map(str, command)), check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("file systems cannot be made or mounted here")
-
-
-@contextlib.contextmanager
-def lossy_disk(folder):
-    disk = LossyDisk(folder)
-    try:
-        yield disk
-    finally:
-        disk.unmount()
 
 
 @contextlib.contextmanager

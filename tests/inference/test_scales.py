@@ -1,4 +1,4 @@
-"""Embeddings at several scales, against the model applied by hand at each scale."""
+"""Embeddings at several scales."""
 
 import flax.linen as nn
 import jax
@@ -7,21 +7,16 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere, poincare
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import resize_images, scaled_side
-from hypjax.models.pretrained import convert_timm, timm_state_dict
+from hypjax.models.own import OwnEncoder
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
-ENCODERS = {
-    "distilled": VIT.clone(class_tokens=2, pooling="cls_dist_mean"),
-    "resnet": ResNet(image_size=32, stage_sizes=(1,), width=4),
-}
 SPACES = {"head": PoincareBall(c=0.3, clip_radius=1.5), "encoder": Sphere()}
-SCALES = (1.0, 0.7071, 0.5)
 
 
 def bilinear(images, side):
@@ -54,49 +49,6 @@ def test_images_are_interpolated_without_antialiasing(old, side):
 def test_sides_are_whole_patches(size, patch, scale, side):
     assert scaled_side(VIT.clone(image_size=size, patch_size=patch), scale) == side
     assert scaled_side(ResNet(image_size=size), scale) == max(round(size * scale), 1)
-
-
-def parameters(model, rng):
-    """Random parameters, with positive variances."""
-    images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-
-    def draw(leaf):
-        many = len(leaf.shape) > 1
-        values = rng.normal(0, 0.3, leaf.shape) if many else rng.uniform(0.5, 1, leaf.shape)
-        return values.astype(np.float32)
-
-    return jax.tree.map(draw, shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
-def test_points_are_the_means_over_the_scales(name):
-    encoder, rng = ENCODERS[name], np.random.default_rng(0)
-    model = Embedder(encoder, head_dim=8)
-    images = rng.integers(0, 256, (5, 32, 32, 3), np.uint8)
-    params, normalized = parameters(model, rng), (images / 255 - MEAN) / STD
-    points = []
-    for scale in SCALES:
-        side = scaled_side(encoder, scale)
-        sized = encoder.clone(image_size=side)
-        weights = convert_timm(timm_state_dict(params["encoder"], encoder), sized)
-        outputs = jax.jit(model.clone(encoder=sized).apply)(
-            {"params": {**params, "encoder": weights}},
-            bilinear(normalized, side).astype(np.float32),
-        )
-        points.append((SPACES["head"].embed(outputs.projected), Sphere().embed(outputs.pooled)))
-    heads, encoders = (np.stack(part, axis=1) for part in zip(*points, strict=True))
-    for part in (heads, encoders):
-        assert np.abs(part - part[:, :1]).max() > 1e-2
-
-    found = jax.jit(embed_function(model, (MEAN, STD), SPACES, SCALES))(params, images)
-    total = encoders.sum(axis=1)
-    expected = total / np.linalg.norm(total, axis=1, keepdims=True)
-    np.testing.assert_allclose(found["encoder"], expected, atol=2e-5)
-    # The sum of the squared distances has no slope at their Fréchet mean.
-    slopes = poincare.logmap(found["head"][:, None], heads, 0.3)
-    np.testing.assert_allclose(slopes.sum(axis=1), 0, atol=1e-3 * np.abs(slopes).max())
 
 
 class Flattened(nn.Module):

@@ -44,27 +44,19 @@ def test_a_fault_is_reported_once_after_the_warm_up_or_ends_the_run(capsys):
         stopping.check(60, values)
         with pytest.raises(UserError, match="train.on_collapse=stop"):
             stopping.check(70, values)
-
-
-def test_what_is_healthy_is_not_reported():
-    for reports in (
-        [HEALTHY] * 3,
-        [{"loss": 1.0}] * 3,
-        [HEALTHY | {"logit_min": -0.51 - SPAN}] * 3,
-        [AT_CHANCE, HEALTHY, COLLAPSED, AT_CHANCE],  # A fault of a single report is none.
-    ):
+    healthy = HEALTHY | {"logit_min": -0.51 - SPAN}
+    for reports in ([healthy] * 3, [AT_CHANCE, HEALTHY, COLLAPSED, AT_CHANCE]):
         health = watch(stop=True)
-        for i, values in enumerate(reports):
+        for i, values in enumerate(reports):  # A fault of a single report is none.
             health.check(60 + i, values)
 
 
-@pytest.mark.parametrize(("head", "warned"), [(0.6, True), (0.7, False)])
-def test_a_head_that_loses_to_the_features_it_was_given_says_so(head, warned, capsys):
+def test_a_head_that_loses_to_the_features_it_was_given_says_so(capsys):
     config = load_config("folder:hyp-lite,frozen", ["data.path=photos"])
     before = {"head": {"recall@1": 0.5}, "encoder": {"recall@1": 0.65}}
-    print_results({"untrained": before, "final": {"head": {"recall@1": head}}}, config)
-    told = "0.6500, and 0.6000 with the head"
-    assert (told in capsys.readouterr().err) == warned
+    for head, warned in ((0.6, True), (0.7, False)):
+        print_results({"untrained": before, "final": {"head": {"recall@1": head}}}, config)
+        assert ("0.6500, and 0.6000 with the head" in capsys.readouterr().err) == warned
 
 
 def test_collapsed_embeddings_are_reported(capsys):
@@ -75,22 +67,9 @@ def test_collapsed_embeddings_are_reported(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_folder, tmp_path):
-    with pytest.raises(UserError) as caught:
-        train.train_and_evaluate(small_runs.load(photos_folder, *EXPLODES), tmp_path)
-    message = str(caught.value)
-    assert "of step 2 is nan (images " in message or "of step 2 is inf (images " in message
-    assert "and 5 others)" in message and photos_folder.name in message
-    assert "the last good checkpoint is of step 1. Lower optim.learning_rate" in message
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["0", "1"]
-
-
-@pytest.mark.slow
 def test_skipping_has_a_limit(photos_folder, tmp_path, capsys):
     skipping = ("train.on_nonfinite=skip", "train.max_nonfinite=3", "eval.every=0")
     config = small_runs.load(photos_folder, *EXPLODES, *skipping)
     with pytest.raises(UserError, match="of step 5 is .* after 3 skipped updates"):
         train.train_and_evaluate(config, tmp_path)
-    printed = capsys.readouterr().err
-    assert printed.count("its update is skipped") == 3
-    assert "3 of 3 so far" in printed
+    assert capsys.readouterr().err.count("its update is skipped") == 3

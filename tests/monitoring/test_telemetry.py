@@ -1,4 +1,4 @@
-"""What a run measures: metrics.jsonl, TensorBoard, Weights & Biases, traces."""
+"""What a run measures: metrics.jsonl and TensorBoard."""
 
 import json
 import math
@@ -8,23 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.monitoring.monitor import Trace, summarised
+from hypjax.monitoring.monitor import summarised
 from hypjax.objectives import PairwiseCrossEntropy, loss_function
 from hypjax.types import Batch, Outputs
 
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def scalars(folder):
-    """What TensorBoard shows: {name: [(step, value), ...]}."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    shown = EventAccumulator(str(folder / "tensorboard")).Reload()
-    return {name: [(e.step, e.value) for e in shown.Scalars(name)] for name in shown.scalars.Keys()}
 
 
 def test_metrics_tell_how_training_goes(run):
@@ -42,26 +33,15 @@ def test_metrics_tell_how_training_goes(run):
 
 
 def test_tensorboard_shows_the_same_with_no_step_twice(run):
-    shown = scalars(run)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    shown = {x: [(e.step, e.value) for e in events.Scalars(x)] for x in events.scalars.Keys()}
     measured = {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
     assert [step for step, _ in shown["train/loss"]] == list(measured)
     assert dict(shown["train/loss"]) == pytest.approx(measured, rel=1e-6)
     assert [step for step, _ in shown["validation/head/recall@1"]] == [0, 4, 8, 12]
     assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
-
-
-def test_a_trace_names_parts_of_the_loop_and_of_the_step(run):
-    (trace,) = (run / "profile").rglob("*.xplane.pb")
-    content = trace.read_bytes()
-    places = ("/pixels/", "/encoder/", "(loss)/", "/optimizer/")
-    for name in ("step_num", "evaluation", *places):
-        assert name.encode() in content, name
-
-
-def test_a_trace_of_no_steps_is_refused(tmp_path):
-    for steps in ((0, 3), (5, 4), (10, 13)):
-        with pytest.raises(UserError, match="two ascending steps"):
-            Trace(tmp_path / "run", steps, total=12)
 
 
 def test_reports_summarise_finite_steps():

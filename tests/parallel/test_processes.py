@@ -1,7 +1,6 @@
 """Training gives the same results on any number of devices, slices and processes."""
 
 import signal
-import time
 from types import SimpleNamespace
 
 import jax
@@ -14,20 +13,7 @@ from hypjax.errors import TryAgainError, UserError
 from hypjax.parallel import processes
 from hypjax.training import train
 from tests.helpers import small_runs
-from tests.helpers.process_pair import ProcessPair, free_port, python
-
-
-@pytest.mark.parametrize(
-    ("capability", "flags", "triton"),
-    [("9.0", "", False), ("gfx90a", "", None), ("9.0", "--xla_gpu_enable_triton_gemm=true", None)],
-)
-def test_nvidia_gpus_multiply_by_cublas_unless_flags_say_otherwise(
-    monkeypatch, capability, flags, triton
-):
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(compute_capability=capability)]))
-    assert parallel.compiler_options(mesh).get("xla_gpu_enable_triton_gemm") is triton
-    assert parallel.compiler_options(parallel.create_mesh()) == {}
+from tests.helpers.process_pair import ProcessPair, python
 
 
 def trajectories(path, training, *cases):
@@ -81,42 +67,29 @@ def test_slices_have_equal_size_and_hold_all_images():
         assert slices == (count, count * images * 8) and batch <= slices.rows < batch + count * 8
 
 
-def test_a_mesh_with_too_many_devices_is_refused():
-    with pytest.raises(UserError, match=r"config.run.mesh is \(2, 3\), 6 devices, but there are 1"):
-        parallel.create_mesh((2, 3), jax.devices()[:1])
-    with pytest.raises(UserError, match=r"config.run.mesh is \(-1, 2\), 2 devices"):
-        parallel.create_mesh((-1, 2), jax.devices()[:1])
-
-
 @pytest.mark.slow
-def test_two_processes_stop_and_resume_together_and_one_device_finishes(
-    photos_folder, tmp_path, capsys
-):
-    """Only the second process gets signals. Batches of 6 are padded for 4 devices, in slices."""
+def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_folder, tmp_path):
+    """Only one process gets each signal. Batches of 9 images cannot be shared evenly."""
     together, alone = tmp_path / "together", tmp_path / "alone"
-    gentle = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "eval.every=0"]
-    gentle += ["run.checkpoint_every=60", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
-    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
+    gentle = ["train.total_steps=60", "run.log_every=1", "eval.every=0", "run.checkpoint_every=60"]
+    gentle += ["optim.learning_rate=3e-5", "objective.temperature=1.0", "run.cache=device"]
+    gentle += ["train.batch_size=9", "train.samples_per_class=3", "data.stored_side=18"]
+    gentle += ["eval.metrics=recall,mrr,map@r", "eval.expansion=2"]
+    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=3")
     pair.wait_for_a_step()
     pair.processes[1].send_signal(signal.SIGTERM)
-    (status, _, errors), (other_status, output, _) = pair.wait_for_both()
-    assert (status, other_status) == (75, 75), errors
-    assert "the same command resumes from there" in errors
-    assert "loss" not in output  # Only the first process reports; Gloo's own lines may mix.
+    assert [status for status, *_ in pair.wait_for_both()] == [75, 75]
     saved = max(int(step.name) for step in (together / "checkpoints").iterdir())
     assert 0 < saved < 60
 
-    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
+    pair = ProcessPair(photos_folder, together, *gentle, "run.microbatch=3")
     pair.wait_for_a_step(after=saved)
-    pair.processes[1].kill()
-    started = time.monotonic()
+    pair.processes[0].send_signal(signal.SIGTERM)
     (status, _, errors), _ = pair.wait_for_both()
-    assert time.monotonic() - started < 110  # The heartbeat's timeout is 100 seconds.
-    assert status != 0 and f"continuing after step {saved}" in errors
+    assert status == 75 and f"continuing after step {saved}" in errors
 
     for run in (together, alone):
         train.train_and_evaluate(small_runs.load(photos_folder, *gentle), run)
-        assert (f"continuing after step {saved}" in capsys.readouterr().err) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
     values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))
@@ -124,32 +97,9 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
 
 
-@pytest.mark.slow
-def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp_path):
-    """First both differ, then only the first one opens the folder, which is another run's."""
-    run = tmp_path / "run"
-    pair = ProcessPair(photos_folder, run, second_overrides=["seed=7"])
-    for status, _, errors in pair.wait_for_both():
-        assert status == 1 and "process 1 has another configuration" in errors
-        assert "Traceback" not in errors
-    with small_runs.interrupted_after(2):
-        train.train_and_evaluate(small_runs.load(photos_folder), run)
-    pair = ProcessPair(photos_folder, run, "seed=7", second_overrides=[])
-    for status, _, errors in pair.wait_for_both():
-        assert status == 1 and "holds a run with another configuration" in errors
-
-
-def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
-    program = (
-        "from hypjax.parallel import processes; processes._JOIN_TIMEOUT = 1;"
-        f"processes.join('localhost:{free_port()}', 2, 1)"
-    )
-    waited = python("-c", program)
-    assert waited.returncode == 75
-    assert "start all of them" in waited.stderr.splitlines()[-1]
-
-
 def test_meshes_take_all_devices_or_the_first(monkeypatch):
+    with pytest.raises(UserError, match=r"config.run.mesh is \(2, 3\), 6 devices, but there are 1"):
+        parallel.create_mesh((2, 3), jax.devices()[:1])
     monkeypatch.setattr(parallel, "Mesh", lambda devices, axes: devices.tolist())
     devices = [*range(4)]
     assert parallel.create_mesh(devices=devices) == [[0], [1], [2], [3]]
@@ -206,15 +156,3 @@ def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
         with pytest.raises(UserError, match="it failed") as raised:
             processes.from_first(fail)
         assert type(raised.value) is error
-
-
-def test_copies_that_each_process_has_become_an_array_of_all(monkeypatch):
-    """`jax.device_put` would compare the copies, at the price of an exchange."""
-    mesh = parallel.create_mesh((1, 1))
-    everywhere, x = parallel.replicated(mesh), np.arange(3)
-    monkeypatch.setattr(jax, "device_put", lambda x, sharding: ("moved", x))
-    assert parallel.place([x], everywhere)[0][0] == "moved"
-    monkeypatch.setattr(parallel.NamedSharding, "is_fully_addressable", False)
-    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, _, part: part(np.s_[:2]))
-    for local in (x, jax.numpy.asarray(x)):
-        assert parallel.place([local], everywhere)[0].tolist() == [0, 1]

@@ -1,8 +1,7 @@
-"""Checkpoints: which are kept, damaged ones, and saves that fail."""
+"""Checkpoints: which are kept, and damaged ones."""
 
 import contextlib
 import shutil
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,15 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints, checksum
-from hypjax.training import train
-from tests.helpers import small_runs
-from tests.helpers.system_limits import small_disk
 
 
-def state(value, size=1000):
+def state(value):
     rng = np.random.default_rng(value)
-    return {"kernel": jnp.asarray(rng.normal(size=size), jnp.float32), "step": jnp.int32(value)}
+    return {"kernel": jnp.asarray(rng.normal(size=1000), jnp.float32), "step": jnp.int32(value)}
 
 
-def save(checkpoints, step, score=None, size=1000):
-    checkpoints.save(step, record={"at": step}, score=score, model=state(step, size))
+def save(checkpoints, step, score=None):
+    checkpoints.save(step, record={"at": step}, score=score, model=state(step))
 
 
 def on_disk(path):
@@ -54,31 +50,16 @@ def test_a_restored_state_equals_the_saved_one(tmp_path):
     assert empty_folder.restore_latest(model=state(0)) is None and empty_folder.best == (None, None)
 
 
-def largest_file(folder):
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-
-
-def truncate(folder):
-    file = largest_file(folder)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 def flip_a_bit(folder):
-    file = largest_file(folder)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 16
     file.write_bytes(bytes(content))
 
 
-def empty(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize(
-    "damage", [truncate, flip_a_bit, empty, lambda folder: shutil.rmtree(folder / "record")]
-)
-def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_path, capfd, damage):
+@pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: shutil.rmtree(folder / "record")])
+def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_path, damage):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         save(checkpoints, 1)
@@ -91,7 +72,6 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_pa
         read = checkpoints.restore_latest(model=state(0))
         assert read.step == 1 and checkpoints.steps == [1]
         np.testing.assert_array_equal(read.trees[0]["kernel"], state(1)["kernel"])
-        assert len(capfd.readouterr().err.splitlines()) == 2  # One from each of the two readers.
         assert (tmp_path / "damaged-step-2").exists()
         save(checkpoints, 2)
     assert on_disk(path) == [1, 2]
@@ -117,7 +97,7 @@ def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):
         save(checkpoints, 1)
         save(checkpoints, 2)
     for step in ("1", "2"):
-        truncate(path / step)
+        flip_a_bit(path / step)
     before = sorted(tmp_path.rglob("*"))
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         with pytest.raises(UserError, match=r"every checkpoint in .* is damaged \(steps 2, 1: "):
@@ -125,59 +105,8 @@ def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_checksum_depends_on_every_bit_and_position():
+def test_the_checksum_depends_on_values_and_their_order():
     tree = {"a": jnp.arange(6, dtype=jnp.float32), "b": jnp.array([True, False]), "c": jnp.int8(3)}
-    changed = [
-        {"a": tree["a"][jnp.array([1, 0, 2, 3, 4, 5])]},
-        {"a": -tree["a"]},
-        {"b": ~tree["b"]},
-        {"c": jnp.int8(4)},
-    ]
-    for bit in range(32):
-        bits = np.arange(6, dtype=np.float32).view(np.uint32)
-        bits[bit % 6] ^= np.uint32(1 << bit)
-        changed.append({"a": jnp.asarray(bits.view(np.float32))})
-    for change in changed:
-        assert checksum(tree | change) != checksum(tree), change
-
-
-def remount(option, disk):
-    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "reason"),
-    [("size=300k", "size=1m", "No space left on device"), ("ro", "rw", "Read-only file system")],
-)
-def test_a_failed_save_is_reported_and_the_next_one_succeeds(
-    tmp_path, capfd, before, after, reason
-):
-    with small_disk(tmp_path / "disk", "1m") as disk:
-        with contextlib.closing(Checkpoints(disk / "checkpoints")) as checkpoints:
-            save(checkpoints, 1, size=50_000)
-            checkpoints.wait()
-            remount(before, disk)
-            save(checkpoints, 2, size=50_000)
-            checkpoints.wait()
-            printed = capfd.readouterr().err
-            assert "warning: the state after step 2 could not be saved" in printed
-            assert reason in printed and "Traceback" not in printed
-            assert checkpoints.steps == [1]
-            remount(after, disk)
-            save(checkpoints, 3, size=50_000)
-        assert on_disk(disk / "checkpoints") == [1, 3]
-        assert not list((disk / "checkpoints").glob("*tmp*"))
-
-
-@pytest.mark.hygiene
-def test_a_run_fails_on_a_full_disk_only_at_its_end(photos_folder, tmp_path, capsys):
-    with small_disk(tmp_path / "disk", "64k") as disk:
-        with pytest.raises(UserError, match="the last state of this run could not be saved"):
-            train.train_and_evaluate(small_runs.load(photos_folder), disk / "run")
-        printed = capsys.readouterr()
-        assert printed.err.count("warning: the state after step") >= 4
-        assert "final      head" in printed.out
-        assert not (disk / "run/results.json").exists()
-        remount("size=4m", disk)
-        results = train.train_and_evaluate(small_runs.load(photos_folder), disk / "run")
-    assert results.keys() == {"untrained", "final", "best", "best_step", "validation"}
+    changes = {"a": tree["a"].at[:2].set([1, 0])}, {"a": -tree["a"]}, {"b": ~tree["b"]}
+    changed = [tree | change for change in ({}, *changes, {"c": jnp.int8(4)})]
+    assert len({int(checksum(each)) for each in changed}) == 5

@@ -1,12 +1,10 @@
 """Runs in cloud storage, simulated by an fsspec file system on a local folder."""
 
-import contextlib
 import json
 import signal
 
 import fsspec
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
@@ -18,7 +16,6 @@ from hypjax.inference.model import load
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
-from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy, reading
 from hypjax.training import loop, train
 from tests.helpers import small_runs
@@ -81,23 +78,6 @@ def machine(tmp_path, monkeypatch):
     return move
 
 
-class KilledError(Exception):
-    """Ends a run like `kill -9`: nothing more is uploaded."""
-
-
-@contextlib.contextmanager
-def killed(bucket):
-    """Expects the body to be killed before it could upload everything."""
-    with pytest.raises(KilledError):
-        yield
-    bucket.fails = None
-
-
-def kill(bucket):
-    bucket.fails = lambda verb, name: True
-    raise KilledError
-
-
 def begin():
     """Returns a run that has started."""
     run = CloudCopy(URL)
@@ -147,8 +127,6 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
     assert "continuing after step 3" in capfd.readouterr().err
     cloud = bucket.root / "runs/a"
     assert json.loads((cloud / "results.json").read_text()) == results
-    measured = [json.loads(line)["step"] for line in (cloud / "metrics.jsonl").open()]
-    assert measured == [0, 2, 3, 4, 6, 6]
     kept = {name.split("/")[1] for name in in_cloud(bucket) if name.startswith("checkpoints/")}
     assert kept == {"4", "6"}
 
@@ -157,8 +135,6 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
     trained = load(URL)
     assert not any("training" in name for verb, name in bucket.requests if verb == "get")
     assert trained.embed(photos_folder / "class1").shape == (6, 3)
-    with reading(URL, training=True) as folder:
-        assert (folder / "checkpoints/6/training").is_dir()
     other = small_runs.load(photos_folder, f"model.weights={URL}")
     kernels = pretrained_encoder(other, create_embedder(other).encoder)
     jax.tree.map(np.testing.assert_array_equal, kernels, trained.params["encoder"])
@@ -166,26 +142,13 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
     assert train.train_and_evaluate(config, URL) == results
 
 
-def test_what_was_not_uploaded_is_uploaded_by_the_same_command(bucket, machine):
-    with killed(bucket), begin() as run:
-        save(run, 1)
-        (run.folder / "results.json").write_text("{}")
-        kill(bucket)
-    bucket.fails = lambda verb, name: True
-    with pytest.raises(UserError, match="storage unreachable"):
-        CloudCopy(URL)
-    bucket.fails = None
-    CloudCopy(URL)
-    assert {"results.json", "checkpoints/1/record"} <= in_cloud(bucket)
-
-
 def test_if_another_machine_continued_the_run_the_cloud_copy_counts(bucket, machine):
     with begin() as run:
         save(run, 1)
-    with killed(bucket), CloudCopy(URL) as run:
-        bucket.fails = lambda verb, name: name.startswith("checkpoints/2")
+    with pytest.raises(UserError, match="storage unreachable"), CloudCopy(URL) as run:
+        bucket.fails = lambda verb, name: True
         save(run, 2, "late")
-        kill(bucket)
+    bucket.fails = None
     machine("two")
     with CloudCopy(URL) as other:
         assert steps(other.folder) == {1}
@@ -193,29 +156,6 @@ def test_if_another_machine_continued_the_run_the_cloud_copy_counts(bucket, mach
     machine("one")
     run = CloudCopy(URL)
     assert (run.folder / "checkpoints/2/model/data").read_text() == "weights 2"
-
-
-def test_checkpoints_that_only_the_cloud_has_are_downloaded_again(bucket, machine):
-    with begin() as run:
-        save(run, 1)
-        save(run, 2)
-    for step in (1, 2):
-        remove(run, step)
-    assert steps(CloudCopy(URL).folder) == {1, 2} == steps(bucket.root / "runs/a")
-
-
-def test_a_checkpoint_that_is_removed_during_its_upload_arrives(bucket, machine, monkeypatch):
-    monkeypatch.setattr(cloud_copy, "_INTERVAL", 60)
-    with begin() as run:
-        save(run, 1)
-
-        def fails(verb, name):
-            if verb == "put" and name.startswith("checkpoints/1") and 1 in steps(run.folder):
-                remove(run, 1)
-
-        bucket.fails = fails
-        run._upload()
-        assert "checkpoints/1/record" in in_cloud(bucket)
 
 
 def test_new_checkpoints_precede_removals_and_results_come_last(bucket, machine, monkeypatch):
@@ -235,26 +175,6 @@ def test_new_checkpoints_precede_removals_and_results_come_last(bucket, machine,
     assert "notes.txt" in in_cloud(bucket) and steps(bucket.root / "runs/a") == {2}
 
 
-def test_a_partly_uploaded_checkpoint_is_skipped(bucket, machine, capfd):
-    like = {"kernel": jnp.arange(1000.0)}
-
-    def checkpoint(run, step):
-        with contextlib.closing(Checkpoints(run.folder / "checkpoints")) as checkpoints:
-            checkpoints.save(step, record={}, model=like, training=like)
-
-    with begin() as run:
-        checkpoint(run, 1)
-    with pytest.raises(UserError, match="storage unreachable"), CloudCopy(URL) as run:
-        bucket.fails = lambda verb, name: name.startswith("checkpoints/2/training")
-        checkpoint(run, 2)
-    bucket.fails = None
-    machine("two")
-    run = CloudCopy(URL)
-    with contextlib.closing(Checkpoints(run.folder / "checkpoints")) as checkpoints:
-        assert checkpoints.steps[0] == 1
-        assert checkpoints.restore_latest(model=like, training=like).step == 1
-
-
 def test_a_run_stops_uploading_once_another_machine_took_over(bucket, machine):
     with pytest.raises(UserError, match="taken over"), begin() as run:
         machine("two")
@@ -267,12 +187,10 @@ def test_a_run_stops_uploading_once_another_machine_took_over(bucket, machine):
 def test_reading_downloads_only_new_checkpoints(bucket, machine):
     def read():
         bucket.requests.clear()
-        with reading(f"{URL}/") as folder:
+        with reading(URL) as folder:
             got = {name for verb, name in bucket.requests if verb == "get"}
             return steps(folder), got - {"config.json"}
 
-    with pytest.raises(UserError, match="holds no run"):
-        read()
     with begin() as run:
         save(run, 1)
     assert read() == ({1}, {"checkpoints/1/record", "checkpoints/1/model/data"})

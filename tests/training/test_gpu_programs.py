@@ -5,7 +5,6 @@ import functools
 import pytest
 
 from benchmarks import programs
-from benchmarks.gpus import GPUS
 from hypjax import parallel
 from hypjax.config import load_config
 
@@ -18,12 +17,6 @@ DTYPES = {"t4": "float32", "h100": "bfloat16"}
 
 def mesh_of(target):
     return parallel.create_mesh((1, 1), programs.devices_of(target))
-
-
-@functools.cache
-def step(target, batch, depth):
-    fields = [*VIT, f"model.depth={depth}", f"train.batch_size={batch}"]
-    return programs.compiled_step(load_config("sop.py:hyp-vit", fields), mesh_of(target))
 
 
 @functools.cache
@@ -53,23 +46,20 @@ def test_a_step_compiles_in_the_precision_of_the_gpu(target):
 
 def test_a_step_of_900_images_moves_what_it_must_on_an_h100():
     """118 GB besides products. Copies of their operands alone would be 60 GB more."""
-    program = functools.partial(step, "h100", 900)
+
+    @functools.cache
+    def program(depth):
+        config = load_config("sop.py:hyp-vit", [*VIT, f"model.depth={depth}"])
+        return programs.compiled_step(config, mesh_of("h100"))
+
     assert 100e9 < of_12_blocks(program, moved) < 122e9
     memory = of_12_blocks(program, lambda program: program.temporary)
     assert 20e9 < memory < 29.5e9
-    assert step("h100", 900, 2).rounded == []
+    assert program(2).rounded == []
     operations = of_12_blocks(
         program, lambda program: sum(kernel.operations for kernel in program.kernels)
     )
     assert operations == pytest.approx(23.65e12, rel=0.01)
-
-
-def test_a_step_of_a_t4_fits_by_slices():
-    """The whole batch of 900 images takes 46 GB in float32, slices of 100 take less than 7 GB."""
-    program = functools.partial(step, "t4", 100)
-    memory = of_12_blocks(program, lambda program: program.temporary)
-    assert 3e9 < memory < 0.5 * GPUS["t4"].memory
-    assert "bf16[" not in step("t4", 100, 2).text and step("t4", 100, 2).rounded == []
 
 
 @pytest.mark.parametrize(("target", "most"), [("h100", 44e9), ("t4", 115e9)])
@@ -79,11 +69,3 @@ def test_an_embedding_copies_no_images_in_float32(target, most):
     kernels = program(2).text.partition("\nENTRY")[2]
     assert "u8[900,224,224,3]" in kernels and "f32[900,224,224,3]" not in kernels
     assert program(2).rounded == []
-
-
-@pytest.mark.parametrize("target", DTYPES)
-def test_a_search_rounds_nothing_and_keeps_its_scores_in_place(target):
-    scores, best = programs.compiled_search(mesh_of(target))
-    assert scores.rounded == [] and scores.temporary < 2**23 and best.temporary < 2**20
-    scored = 4 * programs.SEARCHED.queries * programs.SEARCHED.items
-    assert scored < sum(kernel.moved for kernel in scores.kernels) < 3 * scored

@@ -1,13 +1,11 @@
 """Saved and restored states."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training import states
-from tests.helpers.process_pair import python
 from tests.helpers.steps import learner_of, random_batch, start
 
 
@@ -74,18 +72,3 @@ def test_averages_follow_updated_parameters_and_skipped_updates_are_restored(loa
     assert restored.skipped == 1 and restored.step == 4
     rates = [float(train(end, 4)[1]["learning_rate"]) for end in (state, restored)]
     assert rates[0] == rates[1] == pytest.approx(0.01 * 3 / 5)  # The rate after three updates.
-
-
-def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
-    """Saved on the second of two devices, read where there is one."""
-    program = (
-        "import jax, pathlib, sys; from hypjax.runs.checkpoints import Checkpoints;"
-        "c = Checkpoints(pathlib.Path(sys.argv[1]));"
-        "x = jax.device_put(jax.numpy.arange(3.0), jax.devices()[1]);"
-        "c.save(1, record={}, model={'x': x});"
-        "c.close()"
-    )
-    python("-c", program, tmp_path, devices=2).check_returncode()
-    shapes = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    ((model,),) = [Checkpoints(tmp_path).restore_latest(model=shapes).trees]
-    np.testing.assert_array_equal(model["x"], [0, 1, 2])

@@ -67,43 +67,6 @@ def test_the_step_compiles_once_and_reuses_its_state(load_glyphs):
     assert step._cache_size() == 1
 
 
-class Poisoned:
-    """An objective whose loss is not finite where a batch holds image 99."""
-
-    def __init__(self, healthy):
-        self.healthy = healthy
-
-    def __getattr__(self, name):
-        return getattr(self.healthy, name)
-
-    def with_scalars(self, scalars):
-        return Poisoned(self.healthy.with_scalars(scalars))
-
-    def loss(self, params, state, outputs, teacher, batch, key):
-        loss, aux = loss_function(self.healthy)(params, state, outputs, teacher, batch, key)
-        return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
-
-
-@pytest.mark.slow
-def test_a_skipped_step_changes_nothing_but_the_counts_and_a_memory(load_glyphs):
-    chosen = ("objective.name=contrastive", "objective.memory=60")
-    config = load_glyphs("train.on_nonfinite=skip", "optim.warmup_steps=0", *chosen)
-    state, step = start(config, objective=Poisoned(learner_of(config).objective))
-    state, metrics = step(state, random_batch())
-    assert metrics["finite"] and metrics["skipped"] == 0
-    trained = jax.device_get(state)
-    after, metrics = step(state, random_batch()._replace(ids=np.arange(76, 100, dtype=np.int32)))
-    assert not metrics["finite"] and metrics["skipped"] == after.skipped == 1
-    assert after.step == 2
-    remembered = after.objective_state["memory"]
-    assert (int(remembered.place), int(jnp.sum(remembered.labels >= 0))) == (48, 48)
-    kept = after._replace(
-        step=trained.step, skipped=trained.skipped, objective_state=trained.objective_state
-    )
-    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(trained), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("variant", ["hyp", "sph"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
@@ -128,22 +91,29 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
 
 @pytest.mark.parametrize(("loss", "slope"), [(1.0, 3.0), (1.0, np.nan), (np.inf, 3.0)])
 def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, slope):
-    """One with a finite loss, too."""
-    optimizer, params = optax.sgd(0.5), {"model": {"w": jnp.float32(1)}, "objective": {}}
-    objective = SimpleNamespace(lasting_state=(), teacher_decay=None)
+    """One with a finite loss, too. Only a memory goes on. A learned c keeps its bounds."""
+    optimizer, model = optax.sgd(0.5), {"w": jnp.float32(1), "scalars": {"log_c": jnp.float32(0)}}
+    params = {"model": model, "objective": {}}
+    objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9)
     learner = SimpleNamespace(
         frozen=(),
         optimizer=optimizer,
         objective=objective,
         ema_decay=0.0,
-        bounds={},
+        bounds={"c": (0.5, 2.0)},
         skip_nonfinite=True,
         schedule=lambda updates: 0.1 * updates,
     )
-    state = TrainState(jnp.int32(7), params, optimizer.init(params), {}, jnp.int32(2))
-    gradient = jax.tree.map(lambda x: x * jnp.float32(slope), params)
-    after, metrics = _updated(learner, state, gradient, jnp.float32(loss), ({}, {}))
+    old, new = ({"memory": jnp.int32(i), "other": jnp.int32(i)} for i in (0, 1))
+    teacher = {"w": jnp.float32(4), "scalars": {"log_c": jnp.float32(0)}}
+    state = TrainState(jnp.int32(7), params, optimizer.init(params), old, jnp.int32(2), teacher)
+    gradient = jax.tree.map(lambda x: jnp.full_like(x, slope), params)
+    after, metrics = _updated(learner, state, gradient, jnp.float32(loss), (new, {}))
     finite = np.isfinite(loss * slope)
     assert metrics["finite"] == finite and after.params["model"]["w"] == (-0.5 if finite else 1)
+    c = after.params["model"]["scalars"]["log_c"]
+    np.testing.assert_allclose(c, np.log(0.5) if finite else 0, rtol=1e-6)
+    assert after.objective_state == {"memory": 1, "other": finite}
+    np.testing.assert_allclose(after.teacher["w"], 0.9 * 4 - 0.1 * 0.5 if finite else 4, rtol=1e-6)
     assert after.step == 8 and after.skipped == metrics["skipped"] == 2 + (not finite)
     np.testing.assert_allclose(metrics["learning_rate"], 0.5, rtol=1e-6)

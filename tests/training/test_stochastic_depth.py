@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.models.vit import Block, drop_path_factors
+from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import PairwiseCrossEntropy, Spec
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step
@@ -27,30 +27,6 @@ def test_factors_are_0_or_the_inverse_of_the_probability_to_keep():
         both = factors[:, block] > 0
         np.testing.assert_allclose(both.mean(axis=0), kept[block], atol=error)
         assert abs(both.all(axis=1).mean() - kept[block] ** 2) < error  # They are independent.
-
-
-@pytest.mark.slow
-def test_a_block_is_expected_to_be_the_one_without_it():
-    """A branch's two outcomes, by their probabilities, average to the branch, exactly."""
-    block, kept = Block(num_heads=2, mlp_ratio=4, dtype=jnp.float32), 0.75
-    x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-    params = jax.jit(block.init)(jax.random.key(1), x)
-    params = jax.tree.map(lambda p: p + 0.3 * jax.random.normal(jax.random.key(2), p.shape), params)
-
-    @jax.jit
-    def output(attention, perceptron):
-        factors = jnp.broadcast_to(jnp.array([attention, perceptron], jnp.float32), (2, 2))
-        return block.apply(params, x, factors)
-
-    def mean(outcomes):
-        return kept * outcomes[1] + (1 - kept) * outcomes[0]
-
-    np.testing.assert_allclose(output(1, 1), jax.jit(block.apply)(params, x), rtol=1e-5, atol=1e-5)
-    perceptron = mean([output(1, factor) for factor in (0, 1 / kept)])
-    np.testing.assert_allclose(perceptron, output(1, 1), rtol=1e-5, atol=1e-5)
-    attention = mean([output(factor, 0) for factor in (0, 1 / kept)])
-    np.testing.assert_allclose(attention, output(1, 0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(output(0, 0), x)
 
 
 class Spy(PairwiseCrossEntropy):

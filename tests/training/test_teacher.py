@@ -24,20 +24,16 @@ FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Taught(PairwiseCrossEntropy):
-    """Also draws the embeddings to the teacher's, counts steps, and reports what it is given.
-
-    Its loss is not finite where a batch holds image 99.
-    """
+    """Also draws the embeddings to the teacher's, counts steps, and reports what it is given."""
 
     teacher_decay = DECAY
 
     def init(self, key, spec):
         return {}, {"steps": jnp.zeros(())}
 
-    def loss(self, state, outputs, teacher, batch, key):
+    def loss(self, state, outputs, teacher, key):
         loss, _ = super().loss(outputs)
         loss += jnp.mean((outputs.projected - teacher.projected) ** 2)
-        loss *= jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0)
         given = {"student": outputs, "teacher": teacher, "key": jax.random.key_data(key)}
         return loss, ({"steps": state["steps"] + 1}, given)
 
@@ -95,17 +91,6 @@ def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
         for shown, value in zip(given["teacher"], expected, strict=True):
             np.testing.assert_allclose(shown, value, rtol=1e-4, atol=1e-4)
         assert np.abs(given["student"].projected - given["teacher"].projected).max() > 0.01
-
-
-@pytest.mark.slow
-def test_a_dropped_update_leaves_it_as_it_is(begun):
-    _, state, step = begun()
-    state, _ = step(state, random_batch())
-    before = leaves((state.teacher, state.params, state.objective_state))
-    state, given = step(state, random_batch()._replace(ids=np.full(24, 99, np.int32)))
-    assert not given["finite"]
-    for name, value in leaves((state.teacher, state.params, state.objective_state)).items():
-        np.testing.assert_array_equal(value, before[name])
 
 
 def test_it_starts_from_the_pretrained_weights(begun):

@@ -10,9 +10,6 @@ from benchmarks import programs
 from hypjax import parallel
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
-from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.models import create_embedder
-from hypjax.objectives import create_objective
 from hypjax.retrieval import ranks, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
@@ -33,7 +30,6 @@ def config():
         sizes = {"patch_size": 16, "width": 64, "depth": 1, "num_heads": 2, "architecture": "vit"}
         config.model.update(sizes | {"precision": "bfloat16"})
         config.train.batch_size, config.train.samples_per_class = 236, 2
-        config.run.eval_batch_size = 60
     return config
 
 
@@ -47,24 +43,6 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
     with config.unlocked():
         config.run.microbatch = 30
     assert programs.compiled_step(config, mesh).temporary < 0.6 * program.temporary
-
-
-def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
-    mesh = parallel.create_mesh((-1, 1), slice_of_eight)
-    model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = scored_spaces(config, create_objective(config), {})
-    embed = embed_function(model, (config.data.mean, config.data.std), spaces)
-    rows = parallel.slices(config.run.eval_batch_size, mesh).rows
-    shape = config.data.image_size, config.data.image_size, config.data.channels
-    images = jax.ShapeDtypeStruct((rows, *shape), jnp.uint8, sharding=parallel.sharded(mesh))
-    example = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    params = jax.tree.map(lambda x: x.update(sharding=parallel.replicated(mesh)), params)
-    program = programs.describe(
-        jax.jit(parallel.map_images(embed, mesh)).lower(params, images).compile()
-    )
-    assert program.collectives == ["all-gather f32"] * 2  # One each for head and encoder.
-    assert program.rounded == []
 
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
