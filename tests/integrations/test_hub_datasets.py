@@ -14,13 +14,11 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
-from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.images import give, open_splits
 from tests.data.test_photos import open_at
-from tests.helpers import commands, small_runs
+from tests.helpers import small_runs
 from tests.helpers.fake_hub import serving
 from tests.helpers.galleries import clusters, embeddings
-from tests.helpers.manual import programs
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
 
@@ -98,24 +96,6 @@ def test_it_has_the_images_and_classes_of_the_folder(kind, written, photos_folde
             assert own.class_name(i) == part.class_name(i)
             np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
     assert open_at(written[kind], **held_out).fingerprint == found.fingerprint
-
-
-def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder, tmp_path):
-    overrides = [f"--config.{field}" for field in small_runs.SMALL]
-    run, gallery = tmp_path / "run", tmp_path / "gallery.npz"
-    where = f"--config.data.path={written['hub']}?split=train"
-    steps = ("--config.train.total_steps=2", "--config.optim.warmup_steps=1")
-    config = f"--config={small_runs.CONFIG}"
-    commands.call("main", config, f"--workdir={run}", where, *overrides, *steps)
-    assert read_results(run / RESULTS)["final"]["head"].keys() == {"recall@1", "recall@2"}
-    images = f"--images={written['hub']}"
-    commands.call("embed", f"--workdir={run}", images, f"--output={gallery}")
-    model, stored = hypjax.load(run), Embeddings.load(gallery)
-    np.testing.assert_array_equal(stored.vectors, model.embed(str(photos_folder)))
-    assert stored.labels.tolist() == list_folder(photos_folder).class_names.tolist()
-    assert stored.ids[[0, 59]].tolist() == ["hf://me/photos/train/0", "hf://me/photos/train/59"]
-    hits = model.search(gallery, written["hub"], k=3)
-    assert len(hits) == 60 and all(hit.query not in hit.paths for hit in hits)
 
 
 def test_subsets_and_splits_of_a_repository(written):
@@ -232,21 +212,6 @@ def test_a_pushed_gallery_is_a_dataset_with_the_distance(space, tmp_path):
     np.testing.assert_array_equal(again.vectors, gallery.vectors)
     assert (again.space, again.fingerprint) == (space, gallery.fingerprint)
     assert again.labels.tolist() == gallery.labels.tolist()
-
-
-@pytest.mark.parametrize("section", ["Datasets", "Search engines"])
-def test_the_programs_of_the_page_find_the_neighbours(section, tmp_path, monkeypatch):
-    pytest.importorskip("faiss", reason="needs faiss-cpu")
-    monkeypatch.chdir(tmp_path)
-    gallery = embeddings(clusters(BALL, 300), BALL)
-    gallery.save(tmp_path / "gallery.npz")
-    for name in ("dataset", "parquet"):
-        find_export(name)(gallery, tmp_path / f"gallery.{name}")
-    printed = []
-    exec(programs("take-it-with-you.md", section)[0], {"print": printed.append})
-    printed = printed[0] if section == "Search engines" else printed
-    _, items = search(gallery.vectors[:1], None, gallery.vectors, k=10, space=BALL)
-    assert printed == gallery.ids[items[0]].tolist()
 
 
 def test_what_is_not_pushed_is_one_sentence(tmp_path):

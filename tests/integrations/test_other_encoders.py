@@ -160,24 +160,6 @@ def test_an_onnx_file_whose_pixels_are_scaled_by_flags(
         np.testing.assert_array_equal(file["features"], expected)
 
 
-def test_an_onnx_file_of_bytes_and_a_fixed_batch(images, photos_folder, tmp_path):
-    path = export(f"{tmp_path}/net.onnx", channels_last=True, dynamic=())
-    pixels = np.stack([cropped(image, 32, 32) for image in images])
-    expected = np.concatenate([run(path, pixels[i : i + 2]) for i in range(0, len(images), 2)])
-    np.testing.assert_array_equal(features(f"onnx:{path}@pooled", photos_folder), expected)
-    with pytest.raises(UserError, match="leave out --mean"):
-        open_encoder(f"onnx:{path}@pooled", **SCALING)
-
-
-def test_an_onnx_file_beside_a_processor_of_transformers(images, photos_folder, tmp_path):
-    path = export(f"{tmp_path}/net.onnx", dynamic=("b", "channels", "h", "w"))
-    sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 24, "width": 32}}
-    processor = transformers.CLIPImageProcessor(**sizes, image_mean=MEAN, image_std=STD)
-    processor.save_pretrained(tmp_path)
-    expected = run(path, processor(images=images, return_tensors="np")["pixel_values"])
-    np.testing.assert_allclose(features(f"onnx:{path}@pooled", photos_folder), expected, atol=1e-6)
-
-
 def test_a_fingerprint_is_that_of_the_weights_beside_the_file(tmp_path):
     """torch.onnx writes large weights into a file of their own."""
     path = export(f"{tmp_path}/net.onnx")

@@ -98,18 +98,6 @@ def test_images_are_read_by_their_keys_and_searched_within_a_class(location):
     assert hits.distances == sorted(hits.distances)
 
 
-def test_a_query_of_the_sample_is_not_its_own_candidate(server, monkeypatch):
-    measured, candidates = [], qdrant.QdrantGallery._candidates
-
-    def recorded(*args, **options):
-        measured.append(candidates(*args, **options))
-        return measured[-1]
-
-    monkeypatch.setattr(qdrant.QdrantGallery, "_candidates", recorded)
-    export(server, embeddings(clusters(BALL, 60), BALL))
-    assert measured and all(len(hits) == 59 for queries in measured for hits in queries)
-
-
 def test_an_interrupted_export_leaves_what_was_there(tmp_path, monkeypatch):
     path, points = tmp_path / "gallery.qdrant", clusters(BALL, 60)
     export(path, embeddings(points[:20], BALL))
@@ -127,15 +115,6 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path, monkeypatch):
     storage.write_bytes(storage.read_bytes()[:5000])
     with pytest.raises(UserError, match="damaged"):
         open_gallery(path)
-
-
-def test_a_collection_of_another_program_is_refused(server):
-    client, models = qdrant._connect(server)[0], qdrant.models
-    vectors = models.VectorParams(size=3, distance=models.Distance.COSINE)
-    client.create_collection("gallery", vectors_config=vectors)
-    client.upsert("gallery", [models.PointStruct(id=1, vector=[1, 2, 3])])
-    with pytest.raises(UserError, match="not written by hypjax"):
-        export(server, embeddings(clusters(BALL, 20), BALL))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,9 @@ import contextlib
 import http.client
 import io
 import json
-import os
 import pathlib
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -23,7 +18,7 @@ import hypjax
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers import commands
-from tests.helpers.browsers import check_accessible, opening
+from tests.helpers.browsers import opening
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
@@ -168,16 +163,6 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery, monkeypatch
     assert ask(port, "POST", "/embed", iter((image[:900], b"\0" * 101)))[0] == 413
 
 
-def test_slow_requests_end(port, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
-    body = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
-    for sent, answered in ((body, b"HTTP/1.1 408"), (b"", b"")):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(sent)
-            assert connection.recv(999)[:12] == answered
-
-
 def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, gallery):
     with server.listen("127.0.0.1", 0) as listener:
         port = f"--port={listener.getsockname()[1]}"
@@ -187,28 +172,6 @@ def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, galler
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
     with pytest.raises(UserError, match="no images"):
         Searcher(model, model.gallery(gallery.ids[59]))
-
-
-def test_the_command_serves_until_it_is_interrupted(untrained, file, repository):
-    command = (sys.executable, "-m", "hypjax.serve", f"--workdir={untrained}", f"--gallery={file}")
-    process = subprocess.Popen(
-        [*command, "--host=0.0.0.0", "--port=0"],
-        env=os.environ | {"PYTHONPATH": str(repository)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline()
-        assert line.startswith("60 images at http://0.0.0.0:") and line.endswith("ends it)\n")
-        assert ask(int(line.split()[3].split(":")[2]), "GET", "/health")[0] == 200
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, output) == (130, "")
-    assert errors.splitlines()[-2:] == ["", "interrupted"] and "Traceback" not in errors
-    assert "warning: all who reach this address see the gallery's images" in errors
 
 
 @pytest.fixture
@@ -254,43 +217,3 @@ def test_an_image_is_dropped_and_searched_within_a_class(opened, gallery):
     page.fill("#class", "class7")
     page.press("#class", "Enter")
     hits(page, "blob:", 6)
-
-
-def test_the_keyboard_alone_searches_and_walks_on(opened, gallery):
-    page = opened()
-
-    def tab_to(selector):
-        for _ in range(40):
-            page.keyboard.press("Tab")
-            if page.evaluate("s => document.activeElement.matches(s)", selector):
-                return
-        raise AssertionError(f"the keyboard does not reach {selector}")
-
-    tab_to("#disk")
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#caption").inner_text()
-    page.keyboard.press("Enter")
-    key = page.url.split("#")[1]
-    first = hits(page, f"/{key}$")
-    assert key not in first
-    tab_to("#hits a")
-    page.keyboard.press("Enter")
-    assert first[0] not in hits(page, f"/{first[0]}$")
-    page.go_back()
-    assert hits(page, f"/{key}$") == first
-    with page.expect_file_chooser() as chooser:
-        tab_to("#file")
-        page.keyboard.press("Enter")
-    chooser.value.set_files(gallery.ids[33])
-    assert hits(page, "blob:")[0] == "33"
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1200, "dark")])
-def test_the_page_is_accessible(opened, gallery, width, scheme):
-    page = opened(width, color_scheme=scheme, has_touch=width == 400, is_mobile=width == 400)
-    assert page.locator("#photograph").is_visible() == (width == 400)
-    assert page.locator("#camera").get_attribute("capture") == "environment"
-    page.set_input_files("#camera", gallery.ids[20])
-    hits(page, "blob:")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    check_accessible(page)
