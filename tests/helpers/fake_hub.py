@@ -30,11 +30,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
     """Answers what huggingface_hub asks to create, fill and read repositories.
 
     Attributes:
-        token: The token that may write, and read private repositories.
+        token: The token of a user, which is not checked.
         commits: Of each repository, the oldest first. Its last one is the branch main. Names of
             datasets begin with datasets/, as in the hub's addresses.
         private: Names of the private repositories.
-        stored: Large files by their SHA-256, also those that no commit holds yet.
     """
 
     token = "secret"
@@ -44,7 +43,6 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.commits: dict[str, list[Commit]] = {}
         self.private: set[str] = set()
-        self.stored: dict[str, bytes] = {}
 
     def close(self) -> None:
         """Ends the server, as if the network were gone."""
@@ -64,18 +62,14 @@ class FakeHub(http.server.ThreadingHTTPServer):
 def _listed(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]]:
     """Describes the files and folders below a folder of a commit."""
     paths = {path for file in map(pathlib.PurePath, commit.files) for path in (file, *file.parents)}
-    below = [path for path in paths if pathlib.PurePath(folder) in path.parents]
-    return [
-        _described(commit, str(path))
-        for path in sorted(below)
-        if recursive or path.parent == pathlib.PurePath(folder)
-    ]
-
-
-def _described(commit: Commit, path: str) -> dict[str, Any]:
-    if path not in commit.files:
-        return {"type": "directory", "oid": commit.oid, "path": path}
-    return {"type": "file", "oid": commit.oid, "path": path, "size": len(commit.files[path])}
+    listed = []
+    for path in sorted(paths):
+        if path.parent == pathlib.PurePath(folder) or (recursive and path.is_relative_to(folder)):
+            kind = {"type": "directory"}
+            if (name := str(path)) in commit.files:
+                kind = {"type": "file", "size": len(commit.files[name])}
+            listed.append({"oid": commit.oid, "path": str(path), **kind})
+    return listed
 
 
 def _commit(files: dict[str, bytes]) -> Commit:
@@ -100,32 +94,20 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     def _error(self, code, status):
         self._answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
 
-    def _allowed(self, name):
-        """Whether a repository may be read; answers if not."""
-        known = name in self.server.commits
-        if known and (name not in self.server.private or self._has_token()):
-            return True
-        self._error("RepoNotFound", 404)
-        return False
-
-    def _has_token(self):
-        return self.headers.get("Authorization") == f"Bearer {self.server.token}"
-
     def _commit(self, name, revision):
         """The commit of a revision; answers if there is none."""
-        commits = self.server.commits[name]
-        if revision == "main":
-            return commits[-1]
-        found = [commit for commit in commits if commit.oid == revision]
-        if not found:
-            self._error("RevisionNotFound", 404)
-        return found[0] if found else None
+        commits = self.server.commits.get(name, [])
+        found = [each for each in commits if each.oid == revision]
+        if found or (commits and revision == "main"):
+            return (found or commits)[-1]
+        self._error("RevisionNotFound" if commits else "RepoNotFound", 404)
+        return None
 
     def do_GET(self):  # noqa: N802
         path = urllib.parse.unquote(self.path.partition("?")[0])
         if found := re.fullmatch(rf"/api/{_REPOSITORY}(?:/(tree|revision)/([^/]+)(/.*)?)?", path):
             name, what, revision = found[1].removeprefix("models/"), found[2], found[3] or "main"
-            if not self._allowed(name) or not (commit := self._commit(name, revision)):
+            if not (commit := self._commit(name, revision)):
                 return
             files = _listed(commit, (found[4] or "/")[1:], "recursive=false" not in self.path)
             siblings = [{"rfilename": file} for file in commit.files]
@@ -133,7 +115,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             return self._answer(files if what == "tree" else about)
         if found := re.fullmatch(rf"/{_REPOSITORY}/resolve/([^/]+)/(.+)", path):
             name, revision, file = found.groups()
-            if self._allowed(name) and (commit := self._commit(name, revision)):
+            if commit := self._commit(name, revision):
                 self._send_file(commit, file)
             return
         self._error("EntryNotFound", 404)
@@ -147,34 +129,24 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": commit.oid}
         return self._answer(data, **tag)
 
-    def _body(self):
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
     def do_POST(self):  # noqa: N802
-        path, body = self.path.partition("?")[0], self._body()
-        if not self._has_token():
-            return self._error("Unauthorized", 401)
+        path = self.path.partition("?")[0]
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path == "/api/validate-yaml":
             huggingface_hub.ModelCard(json.loads(body)["content"])  # Raises an error of a card's.
             return self._answer({"errors": [], "warnings": []})
-        if path.endswith("/info/lfs/objects/batch"):
-            return self._offer(json.loads(body))
         name, _, what = path.removeprefix("/api/").rpartition("/main")[0].rpartition("/")
-        name = name.removeprefix("models/")
         if what == "preupload":
             files = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
             return self._answer({"files": files})
         if what == "commit":
-            return self._take(name, [json.loads(line) for line in body.splitlines()])
+            lines = [json.loads(line) for line in body.splitlines()]
+            return self._take(name.removeprefix("models/"), lines)
         return self._error("EntryNotFound", 404)
 
     def _create(self, asked):
@@ -188,27 +160,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             self.server.private.add(name)
         return self._answer(url)
 
-    def _offer(self, asked):
-        """Says where large files go; those that are stored go nowhere."""
-        objects = []
-        for each in asked["objects"]:
-            upload = {"upload": {"href": f"{self.server.address}/store/{each['oid']}"}}
-            new = each["oid"] not in self.server.stored
-            objects.append(each | ({"actions": upload} if new else {}))
-        return self._answer({"transfer": "basic", "objects": objects})
-
-    def do_PUT(self):  # noqa: N802
-        self.server.stored[self.path.rpartition("/")[2]] = self._body()
-        self._answer()
-
     def _take(self, name, lines):
         files = dict(self.server.commits[name][-1].files)
         for line in lines:
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.server.stored[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         commit = _commit(files)
