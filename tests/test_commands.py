@@ -30,12 +30,6 @@ def test_the_program_runs_its_sub_commands(monkeypatch, capsys):
     assert "did you mean search?" in capsys.readouterr().err and ended.value.code == 1
 
 
-def test_help_shows_flags_and_an_example():
-    done = python("-m", "hypjax.cli", "convert", "--help")
-    assert done.returncode == 0 and not done.stderr
-    assert "--workdir: " in done.stdout and "example:\n  python -m hypjax.convert " in done.stdout
-
-
 def test_imports_are_light():
     """Commands need no JAX, so that --help answers at once; training needs no TensorFlow."""
     program = f"""
@@ -93,12 +87,3 @@ def test_flags_overrides_and_words_are_separated():
         command.parse(["benchmarks", "jobs"], flag_values, module.CHOICES)
     with pytest.raises(UserError, match="job"):
         command.parse(["benchmarks", "job"], flag_values)
-
-
-@pytest.mark.hygiene
-def test_the_example_of_each_command_exists(repository, monkeypatch):
-    monkeypatch.chdir(repository)
-    for name in ALL:
-        example = importlib.import_module(f"hypjax.{name}").EXAMPLE
-        assert example.startswith(f"python -m hypjax.{name} ")
-        assert commands.problems(f"```\n{example}\n```\n") == []

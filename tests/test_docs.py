@@ -6,43 +6,26 @@ import re
 import pytest
 
 from hypjax.config import default_config, flatten
+from hypjax.objectives import OBJECTIVES
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY
 
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
-
-
-@pytest.fixture(autouse=True)
-def in_repository(monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("launch/*")]
+MISTYPED = {"train.total_stepz"}  # The manual shows what is said of it.
 
 
 @pytest.mark.hygiene
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=str(page.relative_to(REPOSITORY))) for page in sorted(PAGES)]
-)
-def test_what_a_page_shows_exists(page):
-    assert commands.problems(page.read_text()) == []
-
-
-@pytest.mark.hygiene
-def test_the_comments_and_the_fields_of_scripts_exist():
-    text = "\n".join(script.read_text() for script in (REPOSITORY / "launch").iterdir())
-    shown = "\n".join(re.findall(r"^# *(.*)$", text, re.MULTILINE))
-    assert commands.problems(f"```\n{shown}\n```\n") == []
-    fields = {*re.findall(r"--config\.([a-z_.]+)=", text)}
-    known = (default_config(), default_config("hier+proxy_anchor"))
-    assert "run.data_dir" in fields and fields <= set().union(*map(flatten, known))
-
-
-@pytest.mark.hygiene
-def test_what_does_not_exist_is_found():
-    page = "```bash\npip install x && python -m hypjax.main --config=configs/cub.py \\\n"
-    page += "    --config.train.batch_siz=2  # few\n```\nand `--exports=faiss`"
-    assert [problem.split(": ")[1] for problem in commands.problems(page)] == [
-        "unknown field config.train.batch_siz; did you mean train.batch_size?",
-        "no command has the flag --exports",
-    ]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_flags_and_fields_of_a_page_exist(page):
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    for name, words in re.findall(r"python -m hypjax\.([a-z_.]*[a-z])([^`|&;#\n]*)", text):
+        if name != "analysis.spread":  # The example of docs/extending.md.
+            assert name in commands.names()
+            flags = re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)
+            assert {*flags} <= {*commands.module(name).FLAGS, "help", "helpfull"}, words
+    fields = set().union(*(flatten(default_config(name)) for name in OBJECTIVES))
+    fields |= flatten(default_config("hier+proxy_anchor")).keys()
+    assert {*re.findall(r"--config\.([a-z_]+\.[a-z_.]*[a-z])=", text)} <= fields | MISTYPED
 
 
 @pytest.mark.slow

@@ -2,38 +2,27 @@
 
 import functools
 import itertools
-import json
 import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import hypjax
-from hypjax.analysis.run_embeddings import scored_head
-from hypjax.config import default_config, optimizers
+from hypjax.config import default_config
 from hypjax.config.rules import validate
 from hypjax.data import views
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Product, Sphere
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.external_embedder import open_encoder
-from hypjax.inference.run import Run
 from hypjax.objectives import Objective, create_objective, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
-from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import integrations
-from hypjax.training import train
-from hypjax.training.optim import create_optimizer
-from hypjax.training.setup import build
-from hypjax.training.states import random_state, trees
 from hypjax.types import View
-from tests.helpers import commands, shown_objective, small_runs
-from tests.helpers.steps import leaves
+from tests.helpers import shown_objective
 
 
 @pytest.fixture
@@ -59,38 +48,11 @@ def test_it_is_short_and_its_own_test_passes(module):
     names["test_equals_a_plain_loop"]()
 
 
-def test_the_optimiser_takes_the_steps_of_optax(monkeypatch):
-    (line,) = shown_objective.blocks("An optimiser")
-    ((name, row),) = eval("{" + line + "}", vars(optimizers)).items()
-    monkeypatch.setitem(optimizers.OPTIMIZERS, name, row)
-    params = {"model": {"head": {"kernel": jnp.float32([[1, -2], [3, 4]])}}}
-    gradient = jax.tree.map(lambda x: x - 0.5, params)
-    ours = create_optimizer(1e-2, name=name, weight_decay=0.1, clip_norm=None)
-    theirs = optax.lion(1e-2, b1=0.9, b2=0.999, weight_decay=0.1)
-    found, expected = (
-        each.update(gradient, each.init(params), params)[0] for each in (ours, theirs)
-    )
-    jax.tree.map(np.testing.assert_allclose, found, expected)
-
-
-def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys):
-    code, line = shown_objective.blocks("An analysis")
-    ((name, path),) = eval("{" + line + "}").items()
-    module = types.ModuleType(path)
-    monkeypatch.setitem(sys.modules, path, module)
-    exec(compile(code, "docs/extending.md:spread", "exec"), vars(module))
-    assert name == "spread" and module.EXAMPLE.startswith(f"python -m {path} ")
-    config = small_runs.load(photos_folder)
-    small_runs.save_untrained(config, tmp_path / "run")
-    commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
-    run = Run.open(config, name="run", workdir=str(tmp_path / "run"))
-    head, labels = scored_head(run), run.splits.test.labels
-    points = head.embed(run.splits.test)
-    distances = np.asarray(head.space.distance_matrix(points, points))
-    same = labels[:, None] == labels
-    within = np.mean(distances[same & ~np.eye(len(points), dtype=bool)])
-    expected = f"run: {within:.3f}, between classes {np.mean(distances[~same]):.3f}\n"
-    assert capsys.readouterr().out == expected
+@pytest.mark.parametrize("section", ["An analysis", "An encoder of another library"])
+def test_the_code_of_a_section_is_a_module(section, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shown", types.ModuleType("shown"))
+    module, line = shown(section)
+    assert module.__doc__ and len(eval("{" + line + "}", vars(integrations))) == 1
 
 
 def test_the_loss_of_pairs_equals_a_plain_loop():
@@ -148,14 +110,6 @@ def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     assert space_of(describe_space(space)) == space
 
 
-def test_the_encoder_of_another_library_embeds(monkeypatch):
-    module, line = shown("An encoder of another library", "hypjax.integrations.colours")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    ((name, row),) = eval("{" + line + "}", vars(integrations)).items()
-    monkeypatch.setitem(integrations.INTEGRATIONS, name, row)
-    assert open_encoder(f"{name}:2").columns(np.ones((1, 12), "f"))["vectors"].shape == (1, 12)
-
-
 def test_the_metrics_tell_the_first_places(monkeypatch):
     module, line = shown("A metric")
     names = eval("{" + line.partition("...")[2], {"first_match": module})
@@ -174,40 +128,3 @@ def test_the_view_is_the_middle_of_the_image():
     exec(code, names)
     frame = names["middle"](100, 60, View(32, 32, 3))
     assert frame == views.Frame((100, 60), (10, 6, 80, 48))
-
-
-@pytest.mark.slow
-def test_a_run_has_its_teacher_its_state_and_its_group(module, photos_folder, tmp_path):
-    rate, decay = 1e-4, 0.7
-    config = small_runs.load(
-        photos_folder,
-        *(f"objective.name={shown_objective.NAME}", f"objective.teacher_decay={decay}"),
-        *("train.total_steps=3", "run.checkpoint_every=1", "run.log_every=1", "eval.every=0"),
-        *("train.sampling=shuffled", "data.validation_classes=0", "optim.warmup_steps=0"),
-        *(f"optim.learning_rate={rate}", "optim.schedule=constant"),
-    )
-    train.train_and_evaluate(config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    for line in [line for line in lines if "fit" in line]:
-        assert line["loss"] == pytest.approx(line["fit"] + line["agreement"], rel=1e-5)
-    setup = build(config)
-    first = random_state(setup.learner, setup.spec)
-    assert first.params["objective"]["proxies"].shape == (setup.spec.classes, 8)
-    like = trees(setup.learner, first)
-    saved = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    (before, old), (after, new) = (saved.restore(step, **like).trees for step in (2, 3))
-
-    followed = jax.tree.map(lambda t, p: decay * t + (1 - decay) * p, old["teacher"], after)
-    for name, value in leaves(followed).items():
-        np.testing.assert_allclose(leaves(new["teacher"])[name], value, rtol=1e-5, atol=1e-7)
-    kept = 0.9 * old["objective_state"]["centre"]  # Logits are negative, so their mean falls.
-    assert np.all(new["objective_state"]["centre"] < kept) and np.all(kept < 0)
-
-    def moved(old, new):
-        return max(
-            float(np.abs(a - b).max())
-            for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True)
-        )
-
-    assert 30 * rate < moved(old["objective"], new["objective"]) < 300 * rate
-    assert moved(before, after) < 3 * rate

@@ -1,9 +1,4 @@
-"""Files that anyone may have made are read, or refused in a sentence.
-
-HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m hygiene tries so many examples of each kind.
-"""
-
-import os
+"""Files that anyone may have made are read, or refused in a sentence."""
 
 import jax
 import numpy as np
@@ -13,7 +8,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save_file
 
-from hypjax.config import default_config, for_files, load_config
 from hypjax.data.photos import read_table
 from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
@@ -23,35 +17,17 @@ from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers.pictures import write_pictures, write_table
-from tests.helpers.small_runs import REPOSITORY
 
-pytestmark = pytest.mark.hygiene
-fuzzed = settings(
-    max_examples=int(os.environ.get("HYPJAX_FUZZ", 60)),
-    deadline=None,
-    derandomize="HYPJAX_FUZZ" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-)
 ENCODER = VisionTransformer(image_size=16, patch_size=8, width=8, depth=1, num_heads=2)
 
 
 @st.composite
 def damaged(draw, content):
-    """The content with some bytes changed, removed, inserted or repeated, or cut off."""
-    for _ in range(draw(st.integers(1, 4))):
-        at, length = draw(st.integers(0, len(content))), draw(st.integers(0, 40))
-        part, end = content[at : at + length], content[at + length :]
-        other = draw(st.sampled_from([b"", 2 * part]) | st.binary(max_size=40))
-        content = content[:at] + other + draw(st.sampled_from([end, end, end, b""]))
-    return content
-
-
-def tolerates(action, *arguments):
-    """Runs an action, which succeeds or says in one sentence why not."""
-    try:
-        return action(*arguments)
-    except UserError as error:
-        assert str(error) and "\n" not in str(error)
+    """The content with some bytes replaced or repeated, or cut off."""
+    at, length = draw(st.integers(0, len(content))), draw(st.integers(0, 40))
+    part, end = content[at : at + length], content[at + length :]
+    other = draw(st.sampled_from([b"", 2 * part]) | st.binary(max_size=40))
+    return content[:at] + other + draw(st.sampled_from([end, end, end, b""]))
 
 
 def write_gallery(path):
@@ -61,14 +37,12 @@ def write_gallery(path):
 
 
 def write_weights(path):
-    rng, shapes = np.random.default_rng(0), encoder_shapes(ENCODER)
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), encoder_shapes(ENCODER))
     save_file(timm_state_dict(params, ENCODER), path)
 
 
 def write_rows(path):
-    first = {"path": "a.png", "label": "x", "split": "train"}
-    write_table(path, [first, {"path": "b,c.png", "label": "y", "split": "test"}])
+    write_table(path, [{"path": f"{i},a.png", "label": "x", "split": "train"} for i in range(3)])
 
 
 def write_image(path):
@@ -88,10 +62,12 @@ FILES = {
     "weights.safetensors": (write_weights, lambda path: load_timm(str(path), ENCODER)),
     "table.csv": (write_rows, read_table),
     "table.parquet": (write_rows, read_table),
-    **{f"a/1.{suffix}": (write_image, read_images) for suffix in ("jpg", "png", "webp", "tif")},
+    "a/1.jpg": (write_image, read_images),
+    "a/1.tif": (write_image, read_images),
 }
 
 
+@pytest.mark.hygiene
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_read_or_refused(name, tmp_path):
     (write, read), path = FILES[name], tmp_path / name
@@ -99,16 +75,13 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     write(path)
     read(path)
 
-    @fuzzed
+    @settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(damaged(path.read_bytes()))
     def check(content):
         path.write_bytes(content)
-        tolerates(read, path)
+        try:
+            read(path)
+        except UserError as error:
+            assert str(error) and "\n" not in str(error)
 
     check()
-
-
-@fuzzed
-@given(st.sampled_from(sorted(for_files(default_config()))), st.text() | st.floats().map(repr))
-def test_fields_take_a_value_or_refuse_it(field, text):
-    tolerates(load_config, str(REPOSITORY / "configs/glyphs.py"), [f"{field}={text}"])

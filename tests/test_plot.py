@@ -2,25 +2,14 @@
 
 import functools
 import re
-import shutil
-import sys
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from hypjax.errors import UserError
-from hypjax.inference.model import load
-from tests.helpers import commands, small_runs
+from tests.helpers import commands
 
 draw = functools.partial(commands.call, "plot")
-
-
-@pytest.fixture(scope="module")
-def run(photos_folder, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    small_runs.save_untrained(small_runs.load(photos_folder), workdir)
-    return workdir
 
 
 def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
@@ -36,24 +25,3 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     assert wrong + right == 5 and wrong == min(max(2, 5 - (18 - failures)), failures)
     with pytest.raises(UserError, match="colour=genus"):
         draw(f"--workdir={run}", f"--output={file}", "--colour=genus")
-
-
-@pytest.mark.slow
-def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_path, capsys):
-    shutil.copytree(photos_folder, tmp_path / "photos")
-    load(run).gallery(tmp_path / "photos").save(tmp_path / "gallery.npz")
-    where = f"--embeddings={tmp_path / 'gallery.npz'}"
-    draw("grid", where, f"--output={tmp_path / 'grid.png'}", "--images=16")
-    pixels = np.asarray(Image.open(tmp_path / "grid.png"))
-    assert pixels.shape[:2] == (256, 256) and pixels.std() > 20
-    assert "cannot be read" not in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "photos")
-    draw("disk", where, f"--output={tmp_path / 'disk.svg'}", "--thumbnails")
-    assert "class3" in (tmp_path / "disk.svg").read_text()
-    assert "images that cannot be read; were they moved?" in capsys.readouterr().err
-
-
-def test_missing_packages_are_named_first(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(UserError, match=r"hypjax\[viz\]"):
-        draw("disk", "--workdir=none", f"--output={tmp_path / 'disk.html'}")

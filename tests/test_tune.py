@@ -1,14 +1,11 @@
 """Variants compared with the settings that suit them best."""
 
-import re
 import shlex
-import subprocess
 
 import pytest
 
 from hypjax.errors import UserError
 from tests.helpers import commands
-from tests.helpers.small_runs import SHORT_FEATURES, write_features
 from tests.test_compare import finish_default
 
 CONFIG = "configs/glyphs.py"
@@ -61,33 +58,3 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
 def test_an_unfair_comparison_is_refused(tune, arguments, keyword):
     with pytest.raises(UserError, match=keyword):
         tune(*arguments, "--pending")
-
-
-@pytest.mark.slow
-def test_the_script_trains_what_is_missing_and_prints_the_table(
-    repository, folder, monkeypatch, capsys
-):
-    """The second variant is missing, then the second seed of the first."""
-    monkeypatch.setenv("PYTHONPATH", str(repository))
-    path = write_features(folder / "features.npz")
-    tried = [*SHORT_FEATURES, "eval.every=0", f"data.path={path}"]
-    fields = [f"--config.{field}" for field in tried]
-    config = "configs/features.py"
-    for variant, field in (("hyp", "objective.temperature=0.1"), ("ms", "seed=1")):
-        commands.call("main", f"--config={config}:{variant}", *fields, f"--config.{field}")
-    command = [
-        *(str(repository / "launch/compare.sh"), f"--config={config}", "--seeds=0,1"),
-        *("--variant=hyp objective.temperature=0.1", "--variant=ms", *fields),
-    ]
-    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 600}
-    done = subprocess.run(command, **options)
-    assert done.returncode == 0, done.stderr
-    trained = re.findall(r"== --config=configs/features.py:(\w+).*?(?:seed=(\d))?\n", done.stdout)
-    assert trained == [("ms", "0"), ("hyp", "1")]
-    table = done.stdout.partition("recall@1 of the head on the test classes")[2].splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["hyp", "ms"]
-    capsys.readouterr()
-    commands.call("tune", *command[1:], "--pending")
-    assert not capsys.readouterr().out
-    commands.call("tune", *command[1:])
-    assert capsys.readouterr().out.endswith("\n".join(table[1:]) + "\n")

@@ -30,7 +30,7 @@ class FakeHub(http.server.ThreadingHTTPServer):
     """Answers what huggingface_hub asks to create, fill and read repositories.
 
     Attributes:
-        token: The token that may write.
+        token: The token of a user, which is not checked.
         commits: Of each repository, the oldest first. Its last one is the branch main. Names of
             datasets begin with datasets/, as in the hub's addresses.
         private: Names of the private repositories.
@@ -62,18 +62,14 @@ class FakeHub(http.server.ThreadingHTTPServer):
 def _listed(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]]:
     """Describes the files and folders below a folder of a commit."""
     paths = {path for file in map(pathlib.PurePath, commit.files) for path in (file, *file.parents)}
-    below = [path for path in paths if pathlib.PurePath(folder) in path.parents]
-    return [
-        _described(commit, str(path))
-        for path in sorted(below)
-        if recursive or path.parent == pathlib.PurePath(folder)
-    ]
-
-
-def _described(commit: Commit, path: str) -> dict[str, Any]:
-    if path not in commit.files:
-        return {"type": "directory", "oid": commit.oid, "path": path}
-    return {"type": "file", "oid": commit.oid, "path": path, "size": len(commit.files[path])}
+    listed = []
+    for path in sorted(paths):
+        if path.parent == pathlib.PurePath(folder) or (recursive and path.is_relative_to(folder)):
+            kind = {"type": "directory"}
+            if (name := str(path)) in commit.files:
+                kind = {"type": "file", "size": len(commit.files[name])}
+            listed.append({"oid": commit.oid, "path": str(path), **kind})
+    return listed
 
 
 def _commit(files: dict[str, bytes]) -> Commit:
@@ -98,27 +94,20 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     def _error(self, code, status):
         self._answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
 
-    def _allowed(self, name):
-        """Whether there is a repository; answers if not."""
-        if name not in self.server.commits:
-            self._error("RepoNotFound", 404)
-        return name in self.server.commits
-
     def _commit(self, name, revision):
         """The commit of a revision; answers if there is none."""
-        commits = self.server.commits[name]
-        if revision == "main":
-            return commits[-1]
-        found = [commit for commit in commits if commit.oid == revision]
-        if not found:
-            self._error("RevisionNotFound", 404)
-        return found[0] if found else None
+        commits = self.server.commits.get(name, [])
+        found = [each for each in commits if each.oid == revision]
+        if found or (commits and revision == "main"):
+            return (found or commits)[-1]
+        self._error("RevisionNotFound" if commits else "RepoNotFound", 404)
+        return None
 
     def do_GET(self):  # noqa: N802
         path = urllib.parse.unquote(self.path.partition("?")[0])
         if found := re.fullmatch(rf"/api/{_REPOSITORY}(?:/(tree|revision)/([^/]+)(/.*)?)?", path):
             name, what, revision = found[1].removeprefix("models/"), found[2], found[3] or "main"
-            if not self._allowed(name) or not (commit := self._commit(name, revision)):
+            if not (commit := self._commit(name, revision)):
                 return
             files = _listed(commit, (found[4] or "/")[1:], "recursive=false" not in self.path)
             siblings = [{"rfilename": file} for file in commit.files]
@@ -126,7 +115,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             return self._answer(files if what == "tree" else about)
         if found := re.fullmatch(rf"/{_REPOSITORY}/resolve/([^/]+)/(.+)", path):
             name, revision, file = found.groups()
-            if self._allowed(name) and (commit := self._commit(name, revision)):
+            if commit := self._commit(name, revision):
                 self._send_file(commit, file)
             return
         self._error("EntryNotFound", 404)
@@ -141,25 +130,23 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         return self._answer(data, **tag)
 
     def do_POST(self):  # noqa: N802
-        path, body = (
-            self.path.partition("?")[0],
-            self.rfile.read(int(self.headers["Content-Length"])),
-        )
-        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            return self._error("Unauthorized", 401)
+        path = self.path.partition("?")[0]
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path == "/api/validate-yaml":
             huggingface_hub.ModelCard(json.loads(body)["content"])  # Raises an error of a card's.
             return self._answer({"errors": [], "warnings": []})
         name, _, what = path.removeprefix("/api/").rpartition("/main")[0].rpartition("/")
-        name = name.removeprefix("models/")
         if what == "preupload":
-            plain = {"uploadMode": "regular", "shouldIgnore": False}
-            files = [{"path": file["path"]} | plain for file in json.loads(body)["files"]]
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
+            ]
             return self._answer({"files": files})
         if what == "commit":
-            return self._take(name, [json.loads(line) for line in body.splitlines()])
+            lines = [json.loads(line) for line in body.splitlines()]
+            return self._take(name.removeprefix("models/"), lines)
         return self._error("EntryNotFound", 404)
 
     def _create(self, asked):

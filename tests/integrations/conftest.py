@@ -12,7 +12,6 @@ from tests.helpers import small_runs
 def browser():
     """Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    pytest.importorskip("axe_playwright_python", reason="needs axe")
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:

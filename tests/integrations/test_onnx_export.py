@@ -1,10 +1,7 @@
 """Exported ONNX models, by ONNX Runtime, beside hypjax."""
 
-import http.client
 import importlib
-import json
 import pathlib
-import threading
 import types
 
 import jax
@@ -225,29 +222,6 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
     shown, found = ([pathlib.Path(path).name for path in x] for x in (paths[1:], expected.paths))
     assert shown[:9] == found[:9]
     np.testing.assert_allclose(np.float64(distances[1:]), expected.distances[:9], atol=1e-3)
-
-
-def test_the_manuals_service_and_squares_agree_with_hypjax(exported, monkeypatch):
-    monkeypatch.chdir(exported)
-    words = ("import onnxruntime", "def square", "import http.server")
-    programs = [program_with(PAGE, word) for word in words]
-    (exported / "search.py").write_text(programs[0])
-    monkeypatch.syspath_prepend(exported)
-    paths = sorted(map(str, pathlib.Path("photos").iterdir()))
-    monkeypatch.setattr("sys.argv", ["serve.py", "photos"])
-    names = {"__name__": "service"}
-    exec("".join(programs), names)
-    batch = np.stack([names["square"](Image.open(path)) for path in paths])[..., None]
-    (found,) = names["session"].run(None, {"images": batch})
-    np.testing.assert_allclose(found, hypjax.load("run").embed(paths), atol=1e-5)
-    server = names["http"].server.ThreadingHTTPServer(("localhost", 0), names["Search"])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    connection = http.client.HTTPConnection("localhost", server.server_port, timeout=20)
-    connection.request("POST", "/", pathlib.Path(paths[5]).read_bytes())
-    hits = json.loads(connection.getresponse().read())
-    assert hits[0][0] == paths[5] and len(hits) == 10
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])

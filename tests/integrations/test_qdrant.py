@@ -57,10 +57,9 @@ def test_it_finds_the_exact_neighbours_and_their_distances(server, space):
     check_neighbours(found_in(gallery, points[:25], 10), points[:25], points, space, 1.0)
 
 
-@pytest.mark.parametrize(("c", "dim"), [(1.0, 8), (0.1, 64)])
-def test_trees_are_searched_up_to_the_boundary(c, dim, server, monkeypatch):
+def test_a_tree_is_searched_up_to_the_boundary(server, monkeypatch):
     monkeypatch.setattr(qdrant.QdrantGallery, "_tune", lambda *_: 1)  # Slow in local mode.
-    ball, points = PoincareBall(c, None), tree(c, dim, levels=7)
+    ball, points = PoincareBall(1.0, None), tree(1.0, 8, levels=7)
     gallery = export(server, embeddings(points, ball))
     queries = points[-15:]
     check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 1.0)
@@ -98,54 +97,10 @@ def test_images_are_read_by_their_keys_and_searched_within_a_class(location):
     assert hits.distances == sorted(hits.distances)
 
 
-def test_a_query_of_the_sample_is_not_its_own_candidate(server, monkeypatch):
-    measured, candidates = [], qdrant.QdrantGallery._candidates
-
-    def recorded(*args, **options):
-        measured.append(candidates(*args, **options))
-        return measured[-1]
-
-    monkeypatch.setattr(qdrant.QdrantGallery, "_candidates", recorded)
-    export(server, embeddings(clusters(BALL, 60), BALL))
-    assert measured and all(len(hits) == 59 for queries in measured for hits in queries)
-
-
-def test_an_interrupted_export_leaves_what_was_there(tmp_path, monkeypatch):
-    path, points = tmp_path / "gallery.qdrant", clusters(BALL, 60)
-    export(path, embeddings(points[:20], BALL))
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(qdrant.QdrantGallery, "_tune", interrupted)
-        export(path, embeddings(points[20:], BALL, first=20))
-    assert len(open_gallery(path)) == 20 and len(list(tmp_path.iterdir())) == 1
+def test_another_models_images_and_a_server_that_is_away_are_refused(tmp_path):
+    path, points = tmp_path / "gallery.qdrant", clusters(BALL, 20)
+    export(path, embeddings(points, BALL))
     with pytest.raises(UserError, match="another model"):
         export(path, embeddings(points, BALL, fingerprint="other"))
-    (storage,) = path.rglob("*.sqlite")
-    storage.write_bytes(storage.read_bytes()[:5000])
-    with pytest.raises(UserError, match="damaged"):
-        open_gallery(path)
-
-
-def test_a_collection_of_another_program_is_refused(server):
-    client, models = qdrant._connect(server)[0], qdrant.models
-    vectors = models.VectorParams(size=3, distance=models.Distance.COSINE)
-    client.create_collection("gallery", vectors_config=vectors)
-    client.upsert("gallery", [models.PointStruct(id=1, vector=[1, 2, 3])])
-    with pytest.raises(UserError, match="not written by hypjax"):
-        export(server, embeddings(clusters(BALL, 20), BALL))
-
-
-@pytest.mark.parametrize(
-    ("url", "keyword"),
-    [
-        ("qdrant://localhost:1/birds", "does not answer"),
-        ("qdrant://localhost:6333", "no collection"),
-        ("qdrant://h:a/x", "no address"),
-    ],
-)
-def test_a_server_that_is_away_is_reported(url, keyword):
-    with pytest.raises(UserError, match=keyword):
-        open_gallery(url)
+    with pytest.raises(UserError, match="does not answer"):
+        open_gallery("qdrant://localhost:1/birds")

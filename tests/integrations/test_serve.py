@@ -1,18 +1,11 @@
 """`hypjax serve`: what it answers, what it refuses, and its page in a browser."""
 
-import base64
 import contextlib
 import http.client
 import io
 import json
-import os
 import pathlib
-import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -23,13 +16,12 @@ import hypjax
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers import commands
-from tests.helpers.browsers import check_accessible, opening
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
 pytest.importorskip("usearch", reason="needs the ann extra")
 pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
-from hypjax.integrations.serve import limits, server  # noqa: E402
+from hypjax.integrations.serve import server  # noqa: E402
 from hypjax.integrations.serve.app import create_app  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
@@ -131,30 +123,21 @@ def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
         np.testing.assert_allclose(*(list(found.values()) for found in hits), atol=1e-3)
 
 
-def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
-    status, described = ask(port, "GET", "/openapi.json")
-    assert status == 200
-    for path, methods in described["paths"].items():
-        for method in methods:
-            status, found = ask(port, method.upper(), path.replace("{key}", "7"))
-            assert status == (400 if method == "post" else 200), (path, found)
+def test_a_class_is_searched_and_images_are_shown(port, gallery):
     status, found = ask(port, "GET", "/search/7?class=class2&k=1000")
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
 
 
-def test_hostile_requests_are_refused_in_one_sentence(port, gallery, monkeypatch):
+def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
     image, large = pathlib.Path(gallery.ids[0]).read_bytes(), io.BytesIO()
     Image.new("1", (9_000, 9_000)).save(large, "PNG")
     for method, path, body, headers, expected, keyword in (
         ("POST", "/search", b"hello", {"content_type": "image/png"}, 415, "not an image"),
         ("POST", "/search", large.getvalue(), {}, 413, "pixels"),
-        ("POST", "/search", image[:100], {}, 400, "cannot be read"),
         ("POST", "/search", b"", {"content_length": str(2**40)}, 413, "MiB"),
-        ("POST", "/search", *form(b""), 400, "no image"),
         ("GET", "/search/7?k=0", None, {}, 400, "k must be"),
-        ("GET", "/search/7?labl=a", None, {}, 400, "labl"),
         ("GET", "/thumbnail/..%2f..%2fetc%2fpasswd", None, {}, 404, ""),
         ("GET", "/thumbnail/59", None, {}, 404, ""),  # It is damaged.
         ("POST", "/embed", image, {"host": "evil.example"}, 403, ""),
@@ -164,18 +147,6 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery, monkeypatch
         assert status == expected and keyword in answer["error"], (path, answer)
     proxied = {"host": "photos.example", "origin": "https://photos.example"}
     assert ask(port, "POST", "/embed", image, **proxied)[0] == 200
-    monkeypatch.setattr(limits, "MOST_BYTES", 1000)  # In two chunks, of unknown length.
-    assert ask(port, "POST", "/embed", iter((image[:900], b"\0" * 101)))[0] == 413
-
-
-def test_slow_requests_end(port, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
-    body = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
-    for sent, answered in ((body, b"HTTP/1.1 408"), (b"", b"")):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(sent)
-            assert connection.recv(999)[:12] == answered
 
 
 def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, gallery):
@@ -189,108 +160,21 @@ def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, galler
         Searcher(model, model.gallery(gallery.ids[59]))
 
 
-def test_the_command_serves_until_it_is_interrupted(untrained, file, repository):
-    command = (sys.executable, "-m", "hypjax.serve", f"--workdir={untrained}", f"--gallery={file}")
-    process = subprocess.Popen(
-        [*command, "--host=0.0.0.0", "--port=0"],
-        env=os.environ | {"PYTHONPATH": str(repository)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline()
-        assert line.startswith("60 images at http://0.0.0.0:") and line.endswith("ends it)\n")
-        assert ask(int(line.split()[3].split(":")[2]), "GET", "/health")[0] == 200
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, output) == (130, "")
-    assert errors.splitlines()[-2:] == ["", "interrupted"] and "Traceback" not in errors
-    assert "warning: all who reach this address see the gallery's images" in errors
-
-
-@pytest.fixture
-def opened(browser, port):
-    """Opens the page."""
-    url = f"http://127.0.0.1:{port}/"
-    with opening(browser, (url, "blob:"), missing="/thumbnail/59") as open_page:  # It is damaged.
-
-        def opened_page(width=1200, **options):
-            page = open_page(url, width, **options)
-            page.wait_for_selector("#disk .dot")
-            return page
-
-        yield opened_page
-
-
-def hits(page, query, count=12):
-    """Waits for the hits of a query, whose picture is at this address; returns their keys."""
-    from playwright.sync_api import expect
-
-    expect(page.locator("#query")).to_have_attribute("src", re.compile(query))
-    expect(page.locator("#hits a")).to_have_count(count)
-    links = page.locator("#hits a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
-    return [link.removeprefix("#") for link in links]
-
-
-def test_an_image_is_dropped_and_searched_within_a_class(opened, gallery):
-    page, content = opened(), pathlib.Path(gallery.ids[20]).read_bytes()
-    data = page.evaluate_handle(
-        """content => {
-            const bytes = Uint8Array.from(atob(content), c => c.charCodeAt(0));
-            const data = new DataTransfer();
-            data.items.add(new File([bytes], "given.png", { type: "image/png" }));
-            return data;
-        }""",
-        base64.b64encode(content).decode(),
-    )
-    page.dispatch_event("body", "drop", {"dataTransfer": data})
-    assert hits(page, "blob:")[0] == "20"
-    assert page.locator("#disk .hit").count() == 12 and page.locator("#disk .query").count() == 1
-    assert page.locator("#hits a").first.inner_text().startswith("1. 0.000")
-    assert page.evaluate("document.getElementById('query').naturalWidth") > 0
+def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, gallery):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+    page, faults = browser.new_page(viewport={"width": 400, "height": 900}), []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(f"http://127.0.0.1:{port}/")
+    page.wait_for_selector("#disk .dot")
+    page.set_input_files("#camera", gallery.ids[20])
+    hits = page.locator("#hits a")
+    sync_api.expect(hits).to_have_count(12)
+    assert hits.first.get_attribute("href") == "#20"
+    assert hits.first.inner_text().startswith("1. 0.000")
     page.fill("#class", "class7")
     page.press("#class", "Enter")
-    hits(page, "blob:", 6)
-
-
-def test_the_keyboard_alone_searches_and_walks_on(opened, gallery):
-    page = opened()
-
-    def tab_to(selector):
-        for _ in range(40):
-            page.keyboard.press("Tab")
-            if page.evaluate("s => document.activeElement.matches(s)", selector):
-                return
-        raise AssertionError(f"the keyboard does not reach {selector}")
-
-    tab_to("#disk")
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#caption").inner_text()
-    page.keyboard.press("Enter")
-    key = page.url.split("#")[1]
-    first = hits(page, f"/{key}$")
-    assert key not in first
-    tab_to("#hits a")
-    page.keyboard.press("Enter")
-    assert first[0] not in hits(page, f"/{first[0]}$")
-    page.go_back()
-    assert hits(page, f"/{key}$") == first
-    with page.expect_file_chooser() as chooser:
-        tab_to("#file")
-        page.keyboard.press("Enter")
-    chooser.value.set_files(gallery.ids[33])
-    assert hits(page, "blob:")[0] == "33"
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1200, "dark")])
-def test_the_page_is_accessible(opened, gallery, width, scheme):
-    page = opened(width, color_scheme=scheme, has_touch=width == 400, is_mobile=width == 400)
-    assert page.locator("#photograph").is_visible() == (width == 400)
-    assert page.locator("#camera").get_attribute("capture") == "environment"
-    page.set_input_files("#camera", gallery.ids[20])
-    hits(page, "blob:")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    check_accessible(page)
+    sync_api.expect(hits).to_have_count(6)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+    assert axe.Axe().run(page, options=rules).response["violations"] == faults == []

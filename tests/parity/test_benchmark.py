@@ -1,13 +1,11 @@
 """The benchmark command, compared with other libraries."""
 
-import functools
 import json
 
-import jax
 import numpy as np
 import pytest
 
-from benchmarks import loss, measure, retrieval
+from benchmarks import loss
 from tests.helpers import commands
 
 
@@ -24,33 +22,6 @@ def torch_peers():
 def run(output, suite):
     commands.call("benchmarks", suite, "--quick", f"--output={output}")
     return json.loads(output.read_text())
-
-
-@pytest.fixture
-def quick_programs():
-    """Programs compile faster without most optimisations, as elsewhere in the tests."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys, quick_programs):
-    for peer in ("faiss", "torchvision"):
-        pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
-    torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
-    # PyTorch traces its programs, but does not spend a minute in a C++ compiler.
-    traced = functools.partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", traced)
-    # Each worker of its loaders imports all of this.
-    monkeypatch.setattr("benchmarks.input.usable_cores", lambda: 1)
-    monkeypatch.setattr("benchmarks.input._BATCH", 4)
-    monkeypatch.setattr(measure, "_MIN_SECONDS", 1e-9)  # What is measured need not be exact.
-    monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1100, 220, 1000))
-    written, shown = run(tmp_path / "all.json", "all"), capsys.readouterr().out
-    assert written["machine"]["versions"]["jax"]
-    for suite in ("loss", "retrieval", "input", "train"):
-        assert written[suite] and all(task["ratio"] for task in written[suite])
-        assert all(task["name"] in shown for task in written[suite])
 
 
 def test_searches_are_right_where_points_crowd(tmp_path):
