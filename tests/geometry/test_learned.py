@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,17 +27,6 @@ def test_a_space_has_the_curvature_of_its_parameters(c):
     assert type(found.c) is float and np.float32(found.c) == np.float32(scalar_values(params)["c"])
     assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
     assert [*map(learned.has_curvature, (PoincareBall, Sphere))] == [True, False]
-
-
-def test_a_program_is_compiled_once_for_all_curvatures():
-    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    of_space = jax.jit(lambda space, x: space.embed(x))
-    of_params = jax.jit(lambda params, x: BALL.with_scalars(scalar_values(params)).embed(x))
-    for c in (0.05, 0.1, 0.7):
-        space = BALL.with_scalars(scalar_values(parameters(c)))
-        np.testing.assert_allclose(of_space(space, x), PoincareBall(c, 2.3).embed(x), rtol=1e-6)
-        np.testing.assert_allclose(of_params(parameters(c), x), of_space(space, x), rtol=1e-6)
-    assert of_space._cache_size() == of_params._cache_size() == 1
 
 
 def test_projection_moves_numbers_to_the_nearer_bound():

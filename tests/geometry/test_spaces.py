@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import (
@@ -16,7 +14,6 @@ from hypjax.geometry import (
     Product,
     Sphere,
     poincare,
-    spaces,
 )
 
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
@@ -89,32 +86,25 @@ def test_gradients_are_finite_everywhere(space):
 
 
 @pytest.mark.parametrize("space", RANKING, ids=str)
-@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.1, 3.0))
-@settings(max_examples=20, deadline=None)
-def test_search_vectors_rank_by_distance(space, seed, scale):
-    rng = np.random.default_rng(seed)
-    with jax.enable_x64(True):
-        x, y = (space.embed(scale * rng.normal(size=(n, 5))) for n in (4, 20))
+def test_search_vectors_rank_by_distance(space, float64):
+    rng = np.random.default_rng(0)
+    for scale in (0.1, 1.0, 3.0):
+        x, y = (space.embed(scale * rng.normal(size=(n, 5))) for n in (40, 30))
         product = space.search_vectors(x, "query") @ space.search_vectors(y, "gallery").T
         distance = space.distance(x[:, None], y[None])
         np.testing.assert_array_equal(np.argsort(-product, axis=1), np.argsort(distance, axis=1))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_features_are_those_that_were_embedded(space):
-    x = space.embed(features)
-    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_radii_and_directions_are_what_embed_and_features_return(space):
     far = np.concatenate([features, 30 * features])  # Clipped, or as far as points are.
     norms = np.linalg.norm(far, axis=1, keepdims=True)
+    x = space.embed(far)
+    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-5, atol=1e-6)
     if isinstance(space, Product):
         assert space.radii(norms, np) is None
         return
     length, radii = space.radii(norms, np)
-    x = space.embed(far)
     points = np.concatenate([far / norms * radius for radius in radii], axis=1)
     np.testing.assert_allclose(points, x, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(far / norms * length, space.features(x), rtol=1e-2, atol=1e-6)
@@ -171,24 +161,19 @@ def test_a_product_combines_the_distances_of_its_parts(space, float64):
             np.float32(np.array(x)[[0, 0]])
         )
     assert np.isfinite(slope).all() and not space.distance(x, x).any()
+    with pytest.raises(ValueError, match="parts"):
+        Product(((Sphere(), 1.0), (FUSED, 1.0)))
     with pytest.raises(UserError, match="7 dimensions cannot be shared by the 4 parts"):
         space.embed(features[:, :7])
-
-
-def test_sphere_embeds_zero_as_zero_with_a_finite_gradient():
-    zero = jnp.zeros((2, 3))
-    assert not np.any(Sphere().embed(zero))
-    assert np.isfinite(jax.grad(lambda v: Sphere().embed(v).sum())(zero)).all()
 
 
 def test_riemannian_gradients_are_scaled_by_the_inverse_metric_but_for_the_curvature():
     plain, scaled = PoincareBall(0.1, 2.3), PoincareBall(0.1, 2.3, riemannian=True)
     np.testing.assert_array_equal(plain.embed(features), scaled.embed(features))
-    weights = np.random.default_rng(1).normal(size=features.shape)
+    weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
     x, pullback = jax.vjp(plain.embed, features)
-    factor = (1 - 0.1 * np.sum(np.square(x), axis=-1, keepdims=True)) ** 2 / 4
-    expected = pullback(jnp.asarray(weights * factor, jnp.float32))[0]
-    got = jax.vjp(scaled.embed, features)[1](jnp.asarray(weights, jnp.float32))[0]
+    expected = pullback(weights * (1 - 0.1 * jnp.sum(x**2, axis=-1, keepdims=True)) ** 2 / 4)[0]
+    got = jax.vjp(scaled.embed, features)[1](weights)[0]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
     gradients = [
         jax.grad(lambda c, r=riemannian: PoincareBall(c, 2.3, r).embed(features).sum())(0.1)
@@ -223,8 +208,7 @@ def test_embedding_does_not_depend_on_overflow():
     directions = features / np.linalg.norm(features, axis=-1, keepdims=True)
     for length in (1e-30, 1e-3, 1.0, 1e18, 1e25, 3e37):
         long = (directions * length).astype(np.float32)
-        exact = long.astype(np.float64)
-        unit = exact / np.linalg.norm(exact, axis=-1, keepdims=True)
+        unit = long / np.linalg.norm(long.astype(float), axis=-1, keepdims=True)
         np.testing.assert_allclose(Sphere().embed(long), unit, atol=3e-7)
         for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 1.5)):
             ball = PoincareBall(c, radius)
@@ -238,9 +222,8 @@ def test_embedding_does_not_depend_on_overflow():
             for space in (ball, hyperboloid):
                 assert np.all(space.clipped(long) == (length > (radius or np.inf)))
     with jax.enable_x64(True):
-        long = np.array([[1e200, 1e200], [1e-200, 0]])
-        np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0]])
-        assert PoincareBall().embed(long)[0, 0] > 1
+        long = np.array([[1e200, 1e200], [1e-200, 0], [0, 0]])
+        np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0], [0, 0]])
 
 
 @pytest.mark.parametrize("space", CURVED)
@@ -250,44 +233,6 @@ def test_a_curved_space_that_does_not_exist_is_refused(space):
             space(**fields)
 
 
-@pytest.mark.parametrize("space", CURVED)
-def test_curved_spaces_pass_through_transformations(space):
-    """Curvatures are traced then, or placeholders."""
-
-    @jax.jit
-    def across(spaces, v):
-        def distance(space, v):
-            return space.distance(space.embed(v), space.embed(-v))
-
-        return jax.vmap(distance, in_axes=(0, None))(spaces, v)
-
-    spaces = jax.tree.map(lambda *x: jnp.stack(x), space(0.0), space(1.0))
-    np.testing.assert_allclose(across(spaces, jnp.array([0.5, 0])), [2, 2], rtol=1e-6)
-    assert jax.eval_shape(lambda space: space, spaces).c.shape == (2,)
-
-
-@pytest.mark.parametrize("space", CURVED)
-def test_trees_of_a_curved_space_hold_what_is_no_curvature(space):
-    """Gradients, in NumPy too, and labels of parameters, as optax takes them."""
-    space = space(jnp.float32(0.1))
-    assert 2.3 not in jax.tree.leaves(space)
-    x = jnp.array([0.5, 0])
-    gradients = jax.grad(lambda space: -space.distance(space.embed(x), x))(space)
-    assert jax.tree.map(np.negative, gradients).c != 0
-    assert jax.tree.map(lambda _: "trained", space).c == "trained"
-
-
-def test_one_program_checks_several_numbers_of_points():
-    points = np.array(PoincareBall(0.1).embed(np.ones((8, 3), np.float32)))
-    before = spaces._flaws._cache_size()
-    for count in (5, 6, 7, 8):
-        PoincareBall(0.1).check(points[:count])
-    assert spaces._flaws._cache_size() == before + 1
-    points[5] = 4
-    with pytest.raises(UserError, match=r"embedding 5 is outside .* \(1 of 6 rows\)"):
-        PoincareBall(0.1).check(points[:6])
-
-
 @pytest.mark.parametrize("space", [Sphere(), WIDE, Lorentz(1e-4, None)], ids=str)
 @pytest.mark.parametrize("name", ["distance", "distance_matrix", "separation"])
 def test_integers_count_as_floats(space, name):
@@ -295,13 +240,3 @@ def test_integers_count_as_floats(space, name):
     x = np.random.default_rng(0).integers(0, 32, (4, 4), np.uint8)
     found, expected = (getattr(space, name)(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_parts_are_one_or_more_spaces_without_parts():
-    for parts in ((), ((Sphere(), 1.0), (FUSED, 1.0))):
-        with pytest.raises(ValueError, match="parts"):
-            Product(parts)
-
-
-def test_the_smallest_curvature_can_be_searched():
-    PoincareBall(1e-12).check(np.zeros((2, 3)))

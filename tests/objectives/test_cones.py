@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from hypjax.errors import UserError
@@ -67,33 +66,6 @@ def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their
     points = Lorentz(0.3, None).embed(params["apexes"])
     np.testing.assert_allclose(cones.half_aperture(points, 0.3), np.pi / 4, rtol=1e-5)
     assert built.groups == (Group(("base", "proxies"), rate=50.0), Group(("apexes",), rate=7.0))
-
-
-@pytest.mark.slow
-def test_training_draws_images_into_their_cones_and_out_of_others():
-    built = objective(NAME, cone_weight=1.0)
-    params, state = built.init(KEY, SPEC)
-    features = np.random.default_rng(1).normal(size=(len(LABELS), 5)).astype(np.float32)
-
-    def loss(trained):
-        started = params | {"apexes": trained[0]}, state
-        _, (_, told) = loss_of(built, started, trained[1], LABELS, key=KEY)
-        return told["cone_loss"], (told["cone_inside"], told["cone_inside_others"])
-
-    optimizer, trained = optax.adam(0.01), (params["apexes"], jnp.asarray(features))
-    moments = optimizer.init(trained)
-
-    @jax.jit
-    def step(trained, moments):
-        told, slopes = jax.value_and_grad(loss, has_aux=True)(trained)
-        updates, moments = optimizer.update(slopes, moments)
-        return optax.apply_updates(trained, updates), moments, told
-
-    trained, moments, (before, (inside, _)) = step(trained, moments)
-    assert before > 0.5 and inside < 0.5
-    for _ in range(100):
-        trained, moments, (after, (inside, others)) = step(trained, moments)
-    assert after < 0.02 and inside > 0.8 and others < 0.1
 
 
 def test_what_has_no_cones_is_refused():
