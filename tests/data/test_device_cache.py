@@ -17,7 +17,6 @@ from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from hypjax.system import machine
 from hypjax.training.setup import build, create_plans
-from hypjax.types import Crops
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
 
@@ -107,17 +106,6 @@ def test_images_are_scaled_once_to_the_stored_side():
     for view, i, box in zip(found, plan.ids, plan.boxes, strict=True):
         small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
         assert close(view, pixels.show(small, Frame(small.size[::-1], tuple(box)), 64))
-
-
-def test_the_stored_images_are_not_copied():
-    store = device_crops.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
-    crops = Crops(
-        row=jax.ShapeDtypeStruct((40,), np.int32),
-        transposed=jax.ShapeDtypeStruct((40,), bool),
-        boxes=jax.ShapeDtypeStruct((40, 4), np.int32),
-    )
-    program = jitted_cut.lower(store, crops, 32).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 2**25
 
 
 def test_images_are_laid_out_in_the_least_memory():
