@@ -11,15 +11,13 @@ import pytest
 from PIL import Image
 
 from hypjax.analysis.hierarchy import find_hierarchy
-from hypjax.analysis.run_embeddings import ChosenImages, head_points
-from hypjax.analysis.spectrum import find_spread
+from hypjax.analysis.run_embeddings import ChosenImages
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import flatten, load_config
 from hypjax.data.groupings import base_letter, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.run import Run
-from hypjax.training import setup, states
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
 
@@ -135,22 +133,6 @@ def runs(photos_folder, tmp_path_factory):
     small_runs.copy_with(root / "hier", root / "plain", {"objective.name": "supcon"}, of_hier)
     proxies = best["training"]["objective"]["hierarchy"]
     return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
-
-
-@pytest.mark.slow
-def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
-    commands.call("spectrum", f"--workdir={runs.hier}", f"--output={tmp_path}/found.png")
-    numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
-    built = setup.build(runs.config)
-    state = states.random_state(built.learner, built.spec)
-    run = Run(config=runs.config, objective=built.objective, splits=built.splits)
-    images = built.splits.test
-    points = head_points(run, state.params["model"], BALL, images)
-    expected = find_spread(points, images.labels, BALL)
-    told = numbers["runs"][0]["untrained"]
-    np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
-    assert numbers["runs"][0]["trained"] != told
-    assert Image.open(tmp_path / "found.png").width >= 800
 
 
 def test_shows_the_hierarchies_of_runs(runs, tmp_path, capsys):
