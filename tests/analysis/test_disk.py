@@ -8,7 +8,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image
 
-from hypjax.analysis import disk
 from hypjax.analysis.disk import Drawing, Panel, Proxies, draw_disks
 
 
@@ -47,16 +46,3 @@ def test_draws_points_thumbnails_proxies_and_their_tree(panel, figures, tmp_path
     assert len(texts) == 9 and texts[-2:] == ["3 others", "proxy"]
     assert len({tuple(handle.get_facecolor()[0]) for handle in handles}) == len(handles) == 7
     assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
-
-
-def test_lines_of_the_grid_are_geodesics():
-    """They meet the unit circle at a right angle: |centre|² = 1 + radius², and end there."""
-    for line in disk.grid_lines():
-        assert np.abs(line[[0, -1]]) == pytest.approx(1, abs=1e-3)
-        x, y = line.real, line.imag
-        rows = np.stack([x, y, np.ones_like(x)], axis=1)
-        if np.linalg.matrix_rank(rows, tol=1e-6) == 2:  # A diameter.
-            assert np.abs(x * y).max() < 1e-9
-            continue
-        (a, b, c), *_ = np.linalg.lstsq(rows, x**2 + y**2, rcond=None)
-        assert c == pytest.approx(-1, abs=1e-6)

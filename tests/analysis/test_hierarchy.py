@@ -15,7 +15,6 @@ from hypjax.analysis.run_embeddings import ChosenImages
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import flatten, load_config
 from hypjax.data.groupings import base_letter, groupings
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.run import Run
 from tests.helpers import commands, small_runs
@@ -53,9 +52,6 @@ def test_whole_classes_are_chosen_while_they_fit():
     assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
     large = images_of(np.repeat([0, 1], 50), 20)
     assert len(large.indices) == 20 and large.dataset.num_classes == 2
-    for labels, most in ((LABELS, 1), ([0] * 9, 9), ([0, 1, 2, 3], 9)):
-        with pytest.raises(UserError, match="cannot be analysed by class"):
-            images_of(labels, most, name="scenes")
 
 
 def test_what_classes_are_grouped_by():

@@ -49,18 +49,6 @@ def test_radii_of_a_tree_on_a_circle(kind, fused):
         assert shares == [1, 1, 1, 1]
 
 
-def test_a_group_of_one_is_not_nearer_than_its_child():
-    points = np.array([[1, 0], [0, 1], [0, 1], [0, 1]], "f")
-    levels = {CLASS: np.array([0, 1, 2, 2]), "group": np.array([0, 1, 1, 1])}
-    found = known_hierarchy.radii(points, Sphere(), levels)
-    assert list(found) == ["flat"]
-    shares = {
-        name: level.get("share_nearer_than_its_children") for name, level in found["flat"].items()
-    }
-    assert shares == {"image": None, CLASS: 0, "group": 0, "all": 1}
-    assert found["flat"]["all"]["median"] == pytest.approx(2 * math.hypot(0.25, 0.75))
-
-
 def test_levels_are_nested_and_make_a_tree():
     crossing, constant = np.arange(16) // 2 % 2, np.zeros(16, int)
     shown = {**GROUPINGS, "crossing": grouping(crossing), "constant": grouping(constant)}

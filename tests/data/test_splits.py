@@ -1,7 +1,10 @@
 """Prepared datasets as runs see them, from small copies of the official files."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from hypjax.config import load_config
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
@@ -59,6 +62,10 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
     for split, files in written.items():
         part = parts[split]
         assert [part.name(i) for i in range(len(part))] == [file.name for file in files]
+        assert [part.content(i) for i in range(len(part))] == [file.content for file in files]
+        assert part.class_names.tolist() == [file.label for file in files]
+        sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
+        assert list(map(tuple, part.sizes)) == sizes
         _, labels = np.unique([file.label for file in files], return_inverse=True)
         same = part.labels[:, None] == part.labels
         np.testing.assert_array_equal(same, labels[:, None] == labels)

@@ -1,12 +1,9 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
 import functools
-import io
-import zlib
 
 import fsspec
 import numpy as np
-import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -36,25 +33,6 @@ def prepared(tmp_path, name="cub200", allow_partial=True, **kwargs):
 
 def contents(dataset):
     return [dataset.content(i) for i in range(len(dataset))]
-
-
-def test_records_hold_the_files_and_the_index_describes_them(tmp_path):
-    written = official_files.write_inshop(tmp_path / "files")
-    folder = prepared(tmp_path, "inshop")
-    assert list(folder.splits) == list(written)
-    numbers = {}
-    for split, files in written.items():
-        found = records.open_records(folder, split)
-        assert contents(found) == [file.content for file in files]
-        assert found.names.tolist() == [file.name for file in files]
-        assert found.class_names.tolist() == [file.label for file in files]
-        assert found.groups.tolist() == [file.superlabel for file in files]
-        for label, name in zip(found.labels, found.class_names, strict=True):
-            assert numbers.setdefault(name, label) == label  # In all splits.
-        index = pyarrow.parquet.read_table(folder.path / f"index-{split}.parquet")
-        assert index["checksum"].to_pylist() == [zlib.crc32(file.content) for file in files]
-        sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
-        assert list(map(tuple, found.sizes)) == sizes
 
 
 def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path):
