@@ -173,19 +173,14 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
 def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
     turned = Image.Exif()
     turned[0x0112] = 6
-    files = [
-        encoded(photo()),
-        jpeg(photo().convert("CMYK"), quality=90),
-        jpeg(photo(), quality=90, exif=turned),
-    ]
-    exact = dataset_of_files(*files, upright=True)
+    exact = dataset_of_files(encoded(photo()), jpeg(photo(), exif=turned), upright=True)
     fast = dataclasses.replace(exact, fast=True)
-    for i in range(len(files)):
+    for i in range(2):
         np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
-    broken = dataset_of_files(jpeg(photo()), fast=True)
-    broken.records[0] = broken.records[0][:2000]
-    with pytest.raises(UserError, match="cannot read record 0"):
-        broken.crop(0, BOX, 32, 3)
+    exact.records[1] = exact.records[1][:2000]
+    for broken in (exact, fast):
+        with pytest.raises(UserError, match="cannot read record 1"):
+            broken.crop(1, BOX, 32, 3)
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_padded():

@@ -30,19 +30,14 @@ def files(features, labels, tmp_path_factory):
     """The same features and labels in files of all kinds, with the file of the labels."""
     folder = tmp_path_factory.mktemp("files")
     np.savez(folder / "a.npz", features=features, labels=labels)
-    np.savez_compressed(folder / "b.npz", features=features, labels=labels.astype(str))
     np.save(folder / "c.npy", features)
     np.save(folder / "labels.npy", labels)
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
-    columns = {
-        "features": list(features),
-        "label": labels.tolist(),
-        "path": [f"{i}" for i in labels],
-    }
+    columns = {"features": list(features), "label": labels.tolist()}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "d.parquet")
     Embeddings.from_arrays(features, labels, space=BALL).save(folder / "e.npz")
     return [
-        *((folder / name, None) for name in ("a.npz", "b.npz", "d.parquet", "e.npz")),
+        *((folder / name, None) for name in ("a.npz", "d.parquet", "e.npz")),
         *((folder / "c.npy", folder / name) for name in ("labels.npy", "labels.txt")),
     ]
 

@@ -139,15 +139,6 @@ def test_scores_in_float64_are_rounded_up(values):
     assert (rounded >= np.subtract(values, highest)).all()
 
 
-@pytest.mark.parametrize("kind", [float, jnp.float32])
-def test_curvature_may_be_an_array_of_any_precision(kind):
-    x = crowds(SPACES[1], 0.003)
-    space = PoincareBall(kind(0.1), 2.3)
-    labels = np.arange(len(x)) % 50
-    expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
-    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
-
-
 @pytest.mark.parametrize("c", [1e-20, -1.0, np.nan])
 def test_curvature_that_cannot_be_searched_is_an_error(c):
     with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):

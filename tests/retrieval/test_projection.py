@@ -44,15 +44,6 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
 
 
-def test_a_line_has_one_component():
-    line = np.arange(5.0, dtype=np.float32)[:, None] * [0.3, -0.4] + [1.0, 2.0]
-    found = fit(line.astype(np.float32), space=FLAT, dim=2)
-    np.testing.assert_allclose(found.components[0], [-0.6, 0.8], atol=1e-6)
-    np.testing.assert_allclose(found.variances, [0.625, 0], atol=1e-6)
-    with pytest.raises(UserError, match="vary along 1 components"):
-        fit(line.astype(np.float32), space=FLAT, dim=2, whiten=True)
-
-
 def test_what_cannot_be_fitted_is_refused():
     for n, dim, keyword in [(60, 7, "7 dimensions"), (1, 1, "vary along 0")]:
         with pytest.raises(UserError, match=keyword):

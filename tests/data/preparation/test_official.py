@@ -15,7 +15,7 @@ OFFICIAL = [
     ("cars196", disk.write_cars, {"cars196/car_ims": "cars196/car_ims.tgz"}),
     (
         "cars196:train",
-        disk.write_half_cars,
+        functools.partial(disk.write_cars, half_box=(3, 2, 18, 12)),
         {"cars_train": "cars_train.tgz", "devkit": "car_devkit.tgz"},
     ),
     ("sop", disk.write_sop, {"Stanford_Online_Products": "Stanford_Online_Products.zip"}),

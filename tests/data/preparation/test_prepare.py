@@ -120,7 +120,7 @@ def test_exported_files_are_the_prepared_ones(tmp_path, cub):
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
-    written = official_files.write_half_cars(tmp_path / "files", box=(3, 2, 18, 12))
+    written = official_files.write_cars(tmp_path / "files", images=2, half_box=(3, 2, 18, 12))
     with pytest.raises(UserError, match="no part 'half'; --part is one of train, train_boxes"):
         prepared(tmp_path, "cars196", part="half")
     folder = prepared(tmp_path, "cars196", part="train_boxes")
