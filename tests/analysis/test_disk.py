@@ -8,8 +8,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image
 
-from hypjax.analysis import disk
-from hypjax.analysis.disk import Drawing, Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
+from hypjax.analysis.disk import Drawing, Panel, Proxies, draw_disks
 
 
 def colour(i):
@@ -47,35 +46,3 @@ def test_draws_points_thumbnails_proxies_and_their_tree(panel, figures, tmp_path
     assert len(texts) == 9 and texts[-2:] == ["3 others", "proxy"]
     assert len({tuple(handle.get_facecolor()[0]) for handle in handles}) == len(handles) == 7
     assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
-
-
-def test_many_equal_groups_differ_in_hue():
-    chosen = disk.colours(np.full(250, 2))
-    assert len(set(chosen.of)) > 200 and disk.OTHER not in chosen.of
-    chosen = disk.colours(np.array([9] * 7 + [1] * 40))
-    assert set(chosen.of[7:]) == {disk.OTHER} and chosen.rest == "40 others"
-
-
-def test_lines_of_the_grid_are_geodesics():
-    """They meet the unit circle at a right angle: |centre|² = 1 + radius², and end there."""
-    for line in disk.grid_lines():
-        assert np.abs(line[[0, -1]]) == pytest.approx(1, abs=1e-3)
-        x, y = line.real, line.imag
-        rows = np.stack([x, y, np.ones_like(x)], axis=1)
-        if np.linalg.matrix_rank(rows, tol=1e-6) == 2:  # A diameter.
-            assert np.abs(x * y).max() < 1e-9
-            continue
-        (a, b, c), *_ = np.linalg.lstsq(rows, x**2 + y**2, rcond=None)
-        assert c == pytest.approx(-1, abs=1e-6)
-
-
-def test_images_lie_near_their_places_on_the_grid(tmp_path):
-    rng = np.random.default_rng(1)
-    regular = (np.arange(5)[:, None] - 1j * np.arange(5)).ravel() / 5
-    order = rng.permutation(25)
-    rows, columns = snap_to_grid(regular[order], 5)
-    assert np.array_equal(rows, order % 5) and np.array_equal(columns, order // 5)
-    rows, columns = snap_to_grid(regular[:23], 5)
-    assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == 23
-    draw_image_grid(Panel("", regular[:23], np.zeros(23, int), [], colour), tmp_path / "grid.png")
-    assert Image.open(tmp_path / "grid.png").size == (320, 320)

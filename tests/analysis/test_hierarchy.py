@@ -11,15 +11,12 @@ import pytest
 from PIL import Image
 
 from hypjax.analysis.hierarchy import find_hierarchy
-from hypjax.analysis.run_embeddings import ChosenImages, head_points
-from hypjax.analysis.spectrum import find_spread
+from hypjax.analysis.run_embeddings import ChosenImages
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import flatten, load_config
 from hypjax.data.groupings import base_letter, groupings
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.run import Run
-from hypjax.training import setup, states
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
 
@@ -55,9 +52,6 @@ def test_whole_classes_are_chosen_while_they_fit():
     assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
     large = images_of(np.repeat([0, 1], 50), 20)
     assert len(large.indices) == 20 and large.dataset.num_classes == 2
-    for labels, most in ((LABELS, 1), ([0] * 9, 9), ([0, 1, 2, 3], 9)):
-        with pytest.raises(UserError, match="cannot be analysed by class"):
-            images_of(labels, most, name="scenes")
 
 
 def test_what_classes_are_grouped_by():
@@ -137,30 +131,11 @@ def runs(photos_folder, tmp_path_factory):
     return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
 
 
-@pytest.mark.slow
-def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
-    commands.call("spectrum", f"--workdir={runs.hier}", f"--output={tmp_path}/found.png")
-    numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
-    built = setup.build(runs.config)
-    state = states.random_state(built.learner, built.spec)
-    run = Run(config=runs.config, objective=built.objective, splits=built.splits)
-    images = built.splits.test
-    points = head_points(run, state.params["model"], BALL, images)
-    expected = find_spread(points, images.labels, BALL)
-    told = numbers["runs"][0]["untrained"]
-    np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
-    assert numbers["runs"][0]["trained"] != told
-    assert Image.open(tmp_path / "found.png").width >= 800
-
-
 def test_shows_the_hierarchies_of_runs(runs, tmp_path, capsys):
     workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
     folder = tmp_path / "found"
     commands.call("hierarchy", *workdirs, f"--output={folder}", "--images=30")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
-    trees = [line.split()[:2] for line in lines[3:6]]
-    assert trees == [["hier", "proxies"], ["hier", "average"], ["plain", "average"]]
+    assert capsys.readouterr().out.startswith("trees of 30 of 36 test images, 5 of 6 classes:")
     files = {"tree.json", "affinity.png", "trees.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
     assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}

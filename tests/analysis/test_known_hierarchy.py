@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from hypjax.analysis import known_hierarchy
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Lorentz, PoincareBall, Sphere
 
 ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half of those between two siblings, by level.
 # Two images of each product, two products of each coarse class, two of these in two departments.
@@ -24,41 +24,23 @@ def grouping(labels):
 GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", [PoincareBall, Lorentz])
-def test_radii_of_a_tree_on_a_circle(kind, fused):
+def test_radii_of_a_tree_on_a_circle(kind):
     """The centroid of points at radius r and angles ±θ has tanh(√c·radius) = tanh(√c·r)·cos θ."""
     ball, radius = kind(0.1, None), 4.0
     signs = np.array(list(itertools.product((1, -1), repeat=4)))[:, ::-1]  # By level, images first.
     angles = np.sort(signs @ ANGLES)
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points = np.asarray(ball.embed(directions * radius / 2))
-    space = ball
-    if fused:
-        points = np.concatenate([directions, points], axis=1)
-        space = Fused(((Sphere(), 1.0), (ball, 1.0)), normalized=False)
-    found = known_hierarchy.radii(points, space, LEVELS)
+    found = known_hierarchy.radii(points, ball, LEVELS)
     shrunk = np.cumprod(np.cos([0, *ANGLES]))
     root = 0.1**0.5
     in_ball = np.arctanh(math.tanh(root * radius) * shrunk) / root
-    flat = (2 if fused else radius) * shrunk  # Features are those of the first space.
-    for name, expected in (("ball", in_ball), ("flat", flat)):
+    for name, expected in (("ball", in_ball), ("flat", radius * shrunk)):
         medians = [level["median"] for level in found[name].values()]
         np.testing.assert_allclose(medians, expected, rtol=1e-5, atol=1e-5)
         shares = [level["share_nearer_than_its_children"] for level in [*found[name].values()][1:]]
         assert shares == [1, 1, 1, 1]
-
-
-def test_a_group_of_one_is_not_nearer_than_its_child():
-    points = np.array([[1, 0], [0, 1], [0, 1], [0, 1]], "f")
-    levels = {CLASS: np.array([0, 1, 2, 2]), "group": np.array([0, 1, 1, 1])}
-    found = known_hierarchy.radii(points, Sphere(), levels)
-    assert list(found) == ["flat"]
-    shares = {
-        name: level.get("share_nearer_than_its_children") for name, level in found["flat"].items()
-    }
-    assert shares == {"image": None, CLASS: 0, "group": 0, "all": 1}
-    assert found["flat"]["all"]["median"] == pytest.approx(2 * math.hypot(0.25, 0.75))
 
 
 def test_levels_are_nested_and_make_a_tree():

@@ -2,12 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
 from hypjax.analysis import negatives
 from hypjax.analysis.negatives import choose, only_here, weigh
 from hypjax.data.parts import Splits
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from tests.helpers.pictures import dataset_without_images
 
@@ -70,9 +68,3 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
     found = [weigh("a", anchor, points, choice, BALL, 0.2) for anchor in at]
     assert [each["hardest"][0]["items"] for each in found] == [[3, 0], [1, 0]]
     assert only_here(found, 0, 0) == [True, False] and only_here(found[:1], 0, 0) == [False] * 2
-
-
-def test_impossible_choices_are_refused():
-    for named, k, keyword in (([3, 10], 1, "--index is 10"), ([], 8, "--k=7")):
-        with pytest.raises(UserError, match=keyword):
-            choose(TEST, named, 10, 1, k)

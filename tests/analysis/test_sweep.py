@@ -1,10 +1,7 @@
 """Figures of sweeps: which runs share a line, where points are, and what is refused."""
 
-import pytest
-
 from hypjax.analysis.sweep import Run, curves, draw
 from hypjax.config import default_config
-from hypjax.errors import UserError
 
 TEMPERATURE = "objective.temperature"
 _RECIPE = default_config()
@@ -49,14 +46,6 @@ def test_fields_that_a_run_does_not_use_neither_split_lines_nor_appear():
         "objective.space=poincare, objective.c=0.3",
         "objective.space=sphere",
     ]
-
-
-def test_what_cannot_be_drawn_is_refused(tmp_path):
-    with pytest.raises(UserError, match="several values"):
-        draw([run()], TEMPERATURE, tmp_path / "sweep.png")
-    flat = run(name="flat", objective__space="sphere")
-    with pytest.raises(UserError, match="flat do not depend on a field objective.c"):
-        draw([run(), flat], "objective.c", tmp_path / "sweep.png")
 
 
 def test_points_are_means_with_bars_from_the_lowest_to_the_highest(tmp_path, figures):

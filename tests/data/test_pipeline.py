@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import pickle
-import signal
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,32 +66,6 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels(workers):
     rest = batches(random_dataset(), first=3, workers=workers)
     for a, b in zip(batches(random_dataset())[3:], rest, strict=True):
         assert all(map(np.array_equal, a, b))
-
-
-class Deadly(list):
-    """Records, one of which kills the process that reads it."""
-
-    def __getitem__(self, i):
-        if i == 17:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(i)
-
-
-@pytest.mark.slow
-def test_a_dead_worker_is_one_sentence():
-    dataset = random_dataset()
-    deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
-    with pytest.raises(UserError, match=r"a worker process died .*-9.*run\.workers"):
-        batches(deadly, last=20, workers=1)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_broken_images_are_named_by_workers_and_threads(workers):
-    records = list(random_dataset().records)
-    records[17] = records[17][:100]
-    dataset = dataclasses.replace(random_dataset(), records=records)
-    with pytest.raises(UserError, match="cannot read record 17"):
-        batches(dataset, last=20, workers=workers)
 
 
 def test_two_processes_share_the_rows_of_a_batch():
@@ -158,29 +131,14 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_resumed(tmp_path, monkeypatch):
+def test_a_host_cache_that_was_not_finished_is_resumed(tmp_path):
     exact = random_dataset()
-    cached = dataclasses.replace(exact, decoded=ArrayCache(tmp_path / "cache", 30))
-    calls, decode = [], pixels.decode
-
-    def counted(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 20:
-            raise KeyboardInterrupt
-        return decode(*arguments, **options)
-
-    monkeypatch.setattr("hypjax.data.dataset._AHEAD", 8)
-    monkeypatch.setattr(pixels, "decode", counted)
-    with pytest.raises(KeyboardInterrupt):
-        fill_cache(cached, 3)
-    calls[:] = [None] * 20
+    cached = dataclasses.replace(exact, decoded=ArrayCache(tmp_path, 30))
     fill_cache(cached, 3)
-    assert len(calls) == 20 + 30 - 16
-    for i in range(len(exact)):
+    os.truncate(tmp_path / "index", 17 * (tmp_path / "index").stat().st_size // 30)
+    fill_cache(cached, 3)
+    for i in range(30):
         np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-    calls[:] = [None] * 20
-    fill_cache(cached, 3)
-    assert len(calls) == 20
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -215,27 +173,14 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
 def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
     turned = Image.Exif()
     turned[0x0112] = 6
-    files = [
-        encoded(photo()),
-        jpeg(photo().convert("CMYK"), quality=90),
-        jpeg(photo(), quality=90, exif=turned),
-    ]
-    exact = dataset_of_files(*files, upright=True)
+    exact = dataset_of_files(encoded(photo()), jpeg(photo(), exif=turned), upright=True)
     fast = dataclasses.replace(exact, fast=True)
-    for i in range(len(files)):
+    for i in range(2):
         np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
-    broken = dataset_of_files(jpeg(photo()), fast=True)
-    broken.records[0] = broken.records[0][:2000]
-    with pytest.raises(UserError, match="cannot read record 0"):
-        broken.crop(0, BOX, 32, 3)
-
-
-def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
-    files = [encoded(Image.new("RGB", size, (90, 80, 70))) for size in [(1, 1), (1, 40)]]
-    dataset = dataset_of_files(*files)
-    (batch,) = training_batches(dataset, plans(dataset, size=4), range(1), VIEW)
-    views = np.concatenate([images for images, _ in readable_batches(dataset, VIEW, 2)])
-    assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
+    exact.records[1] = exact.records[1][:2000]
+    for broken in (exact, fast):
+        with pytest.raises(UserError, match="cannot read record 1"):
+            broken.crop(1, BOX, 32, 3)
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_padded():

@@ -85,15 +85,6 @@ def test_windows_are_equally_likely_at_all_places():
     assert (whole.boxes(np.random.default_rng(0), sizes * 0 + 4) == (0, 0, 4, 4)).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_squashed_view_shows_the_whole_image_whatever_resize_says(channels):
-    arrays, dataset = pictures(6, channels)
-    for i, array in enumerate(arrays):
-        for resize in (1, 24, 500):
-            found = dataset.test_view(i, View(16, resize, channels, "squash"))
-            np.testing.assert_array_equal(found, squashed(array, 16))
-
-
 def test_views_are_built_from_the_configuration(photos_folder):
     fields = ["data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"]
     setup = build(small_runs.load(photos_folder, *fields, "run.cache=device"))

@@ -37,33 +37,33 @@ def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None):
     return _write(root / "CUB_200_2011", splits)
 
 
-def write_cars(root, classes=(1, 2, 99, 100), images=3):
-    """Writes root/cars196; class numbers above 98 are in the test split."""
+def write_cars(root, classes=(1, 2, 99, 100), images=3, half_box=None):
+    """Writes root/cars196; class numbers above 98 are in the test split.
+
+    With a box for all images, writes root/cars_train and root/devkit, which hold the training half.
+    """
     splits, rows = {"train": [], "test": []}, []
+    titles = {"class_names": np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)}
     for number in classes:
         for i in range(images):
-            name = f"car_ims/{len(rows) + 1:06d}.jpg"
-            splits["train" if number <= 98 else "test"].append(_written(name, _car(number)))
-            rows.append((name, 1, 2, 18, 19, number, i % 2))
-    fields, titles = ("relative_im_path", *_BOX, "class", "test"), {"class_names": _titles()}
-    _save(root / "cars196/cars_annos.mat", annotations=_struct(fields, rows), **titles)
-    return _write(root / "cars196", splits)
-
-
-def write_half_cars(root, box=(3, 2, 18, 12)):
-    """Writes root/cars_train and root/devkit, with one box for all; cars above 98 are the test."""
-    splits, rows = {"train": [], "test": []}, []
-    for number in (1, 2, 99, 100):
-        for _ in range(2):
-            file = f"{len(rows) + 1:05d}.jpg"
-            splits["train" if number <= 98 else "test"].append(
-                _written(f"cars_train/{file}", _car(number))
-            )
-            rows.append((*box, number, file))
-    annotations = _struct((*_BOX, "class", "fname"), rows)
-    _save(root / "devkit/cars_train_annos.mat", annotations=annotations)
-    _save(root / "devkit/cars_meta.mat", class_names=_titles())
-    return _write(root, splits)
+            file, (title,) = f"{len(rows) + 1:06d}.jpg", titles["class_names"][:, number - 1]
+            name = f"{'cars_train' if half_box else 'car_ims'}/{file}"
+            splits["train" if number <= 98 else "test"].append(_written(name, title))
+            named = (number, file) if half_box else (name, number, i % 2)
+            rows.append((*(half_box or (1, 2, 18, 19)), *named))
+    if half_box:
+        _save(root / "devkit/cars_meta.mat", **titles)
+        path, fields, titles, folder = (
+            root / "devkit/cars_train_annos.mat",
+            ("class", "fname"),
+            {},
+            root,
+        )
+    else:
+        path, fields = root / "cars196/cars_annos.mat", ("relative_im_path", "class", "test")
+        folder = root / "cars196"
+    _save(path, annotations=_struct((*_BOX, *fields), rows), **titles)
+    return _write(folder, splits)
 
 
 # Coarse classes in the order of the list: half of each department's, rounded up, are trained on.
@@ -211,14 +211,6 @@ def _write(folder, splits, subfolder=""):
 def _write_lines(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def _car(number):
-    return f"Maker Model/{number} Sedan 2012"
-
-
-def _titles():
-    return np.array([[_car(n) for n in range(1, 197)]], object)
 
 
 def _struct(fields, rows):

@@ -3,7 +3,6 @@
 import fractions
 import itertools
 import logging
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from hypjax.retrieval import (
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, true_order, true_ranks
-from tests.helpers.process_pair import python
 from tests.helpers.steps import float32_products
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)]
@@ -58,43 +56,33 @@ def test_crowds_are_searched_and_ranked_exactly(space, spread):
     np.testing.assert_array_equal(got, separate)
 
 
-def near_the_surface(c, n, dim):
-    """Points in one direction whose distance from the surface of the ball is 1e-5 of its radius."""
-    rng = np.random.default_rng(2)
+def far_out(space, n, dim):
+    """Points in one direction, 1e-5 of the radius from the surface of the ball or its image."""
+    rng, c = np.random.default_rng(2), space.c
     x = np.ones(dim) + 1e-4 * rng.normal(size=(n, dim))
-    return (0.99999 * x / np.linalg.norm(x, axis=1, keepdims=True) / c**0.5).astype(np.float32)
+    x = (0.99999 * x / np.linalg.norm(x, axis=1, keepdims=True) / c**0.5).astype(np.float32)
+    return np.asarray(lorentz.from_poincare(x, c)) if isinstance(space, Lorentz) else x
 
 
 @pytest.mark.parametrize(
-    ("c", "dim"),
+    ("kind", "c", "dim"),
     [
-        (1.0, 16),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.01, 512), (10.0, 2))),
+        (PoincareBall, 1.0, 16),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((PoincareBall, 0.01, 512), (Lorentz, 1.0, 16), (Lorentz, 10.0, 2))
+        ),
     ],
 )
-def test_points_near_the_surface_are_searched_exactly(c, dim):
-    space, x = PoincareBall(c, None), near_the_surface(c, 300, dim)
+def test_points_near_the_surface_are_searched_exactly(kind, c, dim):
+    space = kind(c, None)
+    x = far_out(space, 300, dim)
     order = true_order(space, x, x)
     _, ids = nearest_neighbors(x, x, k=5, space=space)
     np.testing.assert_array_equal(ids, order[:, :5])
     labels = np.arange(300) % 40
     expected = true_ranks(order, labels, labels, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("c", "dim"), [(1.0, 16), (10.0, 2)])
-def test_points_far_out_on_the_hyperboloid_are_searched_exactly(c, dim):
-    """Crowds in one direction, and points in many."""
-    space, rng = Lorentz(c, None), np.random.default_rng(4)
-    crowd = np.asarray(lorentz.from_poincare(near_the_surface(c, 200, dim), c))
-    others = rng.normal(size=(100, dim))
-    others /= np.linalg.norm(others, axis=1, keepdims=True)
-    others *= np.sinh(rng.uniform(0, 12, size=(100, 1))) / c**0.5
-    x = np.concatenate([crowd, others]).astype(np.float32)
-    order = true_order(space, x, x)
-    _, ids = nearest_neighbors(x, x, k=5, space=space)
-    np.testing.assert_array_equal(ids, order[:, :5])
 
 
 @given(
@@ -151,15 +139,6 @@ def test_scores_in_float64_are_rounded_up(values):
     assert (rounded >= np.subtract(values, highest)).all()
 
 
-@pytest.mark.parametrize("kind", [float, jnp.float32])
-def test_curvature_may_be_an_array_of_any_precision(kind):
-    x = crowds(SPACES[1], 0.003)
-    space = PoincareBall(kind(0.1), 2.3)
-    labels = np.arange(len(x)) % 50
-    expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
-    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
-
-
 @pytest.mark.parametrize("c", [1e-20, -1.0, np.nan])
 def test_curvature_that_cannot_be_searched_is_an_error(c):
     with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):
@@ -167,29 +146,19 @@ def test_curvature_that_cannot_be_searched_is_an_error(c):
         nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=space)
 
 
-def test_healthy_queries_are_certified_by_products_in_float32(caplog):
+def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(caplog):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 300, 3000)
     features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
-    x = np.array(PoincareBall().embed(features.astype(np.float32)))
+    x, crowd = np.array(Sphere().embed(features.astype(np.float32))), crowds(Sphere(), 1e-3)
     with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
-        nearest_neighbors(x, x, k=10, space=PoincareBall())
-        recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
-    messages = [record.getMessage() for record in caplog.records]
-    assert [message.partition(" by ")[0] for message in messages] == [
-        "neighbours of 3000 queries, all exact: certified=3000",
-        "ranks of 3000 queries, all exact: certified=3000",
-    ]
-
-
-def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
-    x = crowds(Sphere(), 1e-3)
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
-        nearest_neighbors(x, x, k=10, space=Sphere())
-        nearest_neighbors(x[:20], x, k=10, space=Sphere())
-    first, second = (record.getMessage() for record in caplog.records)
-    assert "certified=0 by products in float32, 1000 by products in float64" in first
-    assert "20 by subtraction" in second  # For a few queries, that is the fastest way.
+        recall_at_k(x, labels, ks=(1, 10, 100), space=Sphere())
+        for queries, gallery in ((x, x), (crowd, crowd), (crowd[:20], crowd)):
+            nearest_neighbors(queries, gallery, k=10, space=Sphere())
+    ranked, healthy, collapsed, few = (record.getMessage() for record in caplog.records)
+    assert "certified=3000" in ranked and "certified=3000" in healthy
+    assert "certified=0 by products in float32, 1000 by products in float64" in collapsed
+    assert "20 by subtraction" in few  # For a few queries, that is the fastest way.
 
 
 @pytest.mark.parametrize(
@@ -213,63 +182,3 @@ def test_no_product_of_the_search_is_rounded(space):
     for program in programs:
         found = float32_products(program.lower(lowering_platforms=("tpu",)))
         assert found and all(product.groups() == ("HIGHEST", "HIGHEST") for product in found)
-
-
-MEMORY = """
-import pathlib, sys, threading, time
-import numpy as np
-from hypjax.geometry import PoincareBall
-from hypjax.retrieval import nearest_neighbors, query_scores
-from tests.helpers.process_pair import python
-
-def anonymous():
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
-
-def watch():
-    while not done:
-        peaks.append(anonymous())
-        time.sleep(0.002)
-
-path, items, dim, queries, k = sys.argv[1], *map(int, sys.argv[2:6])
-rng = np.random.default_rng(0)
-block = rng.normal(size=(5000, dim)).astype(np.float32) / 100
-gallery = np.lib.format.open_memmap(path, "w+", np.float32, (items, dim))
-for start in range(0, len(gallery), len(block)):
-    gallery[start : start + len(block)] = block * (1 + start / len(gallery))
-labels = np.arange(len(gallery)) % (len(gallery) // 5)
-
-def search(queries, gallery, k, metrics):
-    if not metrics:
-        return nearest_neighbors(queries, gallery, k=k, space=PoincareBall())
-    classes = labels[: len(queries)], labels[: len(gallery)]
-    options = {"metrics": metrics, "space": PoincareBall()}
-    return query_scores(queries, classes[0], gallery, classes[1], **options).values()
-
-for metrics in ((), *[sys.argv[6:]] * (len(sys.argv) > 6)):
-    search(block[:10], block[:1000], 10, metrics)  # Libraries are loaded.
-    peaks, done = [anonymous()], False
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    found = search(block[:queries], gallery, k, metrics)
-    done = True
-    watcher.join()
-    print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
-@pytest.mark.parametrize(
-    ("items", "dim", "queries", "k", "metrics"),
-    [
-        (10_000, 2048, 33, 3000, ()),
-        (200_000, 512, 10, 10, ("recall@1", "map@r", "map")),
-    ],
-)
-@pytest.mark.slow
-def test_searches_and_scores_take_little_memory(items, dim, queries, k, metrics, tmp_path):
-    arguments = (tmp_path / "gallery.npy", items, dim, queries, k, *metrics)
-    # With this threshold, the C library returns what is freed to the system.
-    done = python("-c", MEMORY, *arguments, MALLOC_MMAP_THRESHOLD_="1000000")
-    found = [int(line) for line in done.stdout.split()]
-    assert len(found) == 1 + bool(metrics) and max(found) < 512 * 2**20, done.stderr

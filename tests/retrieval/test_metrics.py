@@ -82,10 +82,9 @@ def test_invalid_arguments_are_an_error():
     x, labels = labelled(BALL, 20, 2)
     of_other_types = x, labels.astype(str)
     for arguments, metric, space, keyword in (
-        *(((labels,), name, BALL, "unknown metric") for name in ("recall", "recall@0", "map@5")),
+        ((labels,), "recall@0", BALL, "unknown metric"),
         ((labels,), "mrr", "poincare", "must be a space"),
         ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
-        ((np.array([None, *labels[1:]], object),), "mrr", BALL, "whole numbers or strings"),
         ((labels, *of_other_types), "mrr", BALL, "both be numbers or strings"),
     ):
         with pytest.raises(UserError, match=keyword):

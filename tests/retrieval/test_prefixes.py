@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import nearest_among, prefix_points
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.refinement import Refinement
-from hypjax.retrieval.reranking import Reranking
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
 
@@ -34,15 +32,6 @@ def test_prefixes_of_points_are_those_of_their_features(space):
     found = prefix_points(space.embed(x), 5, space=space)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, space.embed(x[:, :5]), atol=1e-6)
-
-
-def test_clipping_shortens_a_prefix_with_the_rest():
-    x = 2 * features(40)
-    found, trained = prefix_points(BALL.embed(x), 5, space=BALL), np.asarray(BALL.embed(x[:, :5]))
-    np.testing.assert_allclose(SPHERE.embed(found), SPHERE.embed(trained), atol=1e-6)
-    clipped = np.linalg.norm(x, axis=1) > 2.3
-    shorter = np.linalg.norm(found, axis=1) < np.linalg.norm(trained, axis=1) - 1e-6
-    assert clipped.any() and (shorter == clipped).all()
 
 
 @pytest.mark.parametrize("space", [BALL, pytest.param(SPHERE, marks=pytest.mark.slow)], ids=str)
@@ -98,14 +87,3 @@ def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
     np.testing.assert_array_equal(
         known.prefix(3).vectors, prefix_points(known.vectors, 3, space=BALL)
     )
-
-
-def test_wrong_arguments_are_refused():
-    x = points(SPHERE, 0, 9, 12)
-    with pytest.raises(UserError, match="must be shorter"):
-        prefix_points(x, 12, space=SPHERE)
-    for candidates, k in ((np.full((9, 2), 9), 1), (np.zeros((9, 2), int), 3)):
-        with pytest.raises(UserError, match="candidates|k is 3"):
-            nearest_among(x, candidates, x, k=k, space=SPHERE)
-    with pytest.raises(UserError, match="leave out the prefix"):
-        Refinement(reranking=Reranking(), prefix=4)

@@ -1,7 +1,5 @@
 """Query expansion, re-ranking and both, against loops over the queries."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from hypjax.retrieval import refinement as module
 from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.galleries import labelled, points
-from tests.retrieval.test_metrics import by_definition
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 
@@ -117,63 +114,7 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
     assert not (ids == np.arange(120)[:, None]).any()
 
 
-@pytest.mark.slow
-def test_items_are_the_gallery_and_the_queries_outside_it():
-    gallery, _ = labelled(BALL, 90, 8, noise=0.6, seed=1)
-    outside, _ = labelled(BALL, 10, 8, noise=0.6, seed=2)
-    final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 20, 6, 0.3)
-    _, first = nearest_neighbors(outside, gallery, k=40, space=BALL)
-    _, ids = rerank(outside, gallery, space=BALL, numbers=Reranking(depth=40))
-    np.testing.assert_array_equal(ids, sorted_within(first, final[90:, :90]))
-    queries, own_ids = np.concatenate([outside, gallery[5:7]]), np.array([-1] * 10 + [5, 6])
-    _, ids = rerank(queries, gallery, space=BALL, own_ids=own_ids, numbers=Reranking(depth=40))
-    np.testing.assert_array_equal(ids[:10], sorted_within(first, final[90:, :90]))
-    _, first = nearest_neighbors(gallery, gallery, k=40, space=BALL, exclude_self=True)
-    np.testing.assert_array_equal(ids[10:], sorted_within(first[5:7], final[5:7]))
-
-
-def test_two_items_are_enough():
-    x, _ = labelled(SPHERE, 2, 8, noise=0.6, seed=6)
-    distances, ids = rerank(x, x, own_ids=np.arange(2), space=SPHERE)
-    assert distances.shape == (2, 1) and ids.tolist() == [[1], [0]]
-
-
-METRICS = ("recall@1", "recall@20", "precision@5", "mrr", "map", "map@r", "r_precision")
 NUMBERS = Reranking(k1=8, k2=3, depth=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("refinement", "separate"),
-    [
-        (Refinement(3, 1.0), False),
-        (Refinement(2, 0.0, NUMBERS), False),
-        (Refinement(0, 0.0, NUMBERS), True),
-    ],
-    ids=["expanded", "both", "re-ranked"],
-)
-def test_scores_are_those_of_the_lists(refinement, separate):
-    gallery, labels = labelled(BALL, 150, 12, noise=0.8)
-    queries, query_labels = (
-        labelled(BALL, 150, 12, noise=0.8, seed=1) if separate else (gallery, labels)
-    )
-    own_ids = None if separate else np.arange(150)
-    asked = queries
-    if refinement.expansion:
-        k, alpha = refinement.expansion, refinement.alpha
-        asked = expand_queries(queries, gallery, k=k, alpha=alpha, space=BALL, own_ids=own_ids)
-    _, ids = neighbors.search(asked, own_ids, gallery, k=150 - (not separate), space=BALL)
-    if refinement.reranking:
-        _, first = rerank(asked, gallery, space=BALL, own_ids=own_ids, numbers=NUMBERS)
-        ids[:, :10] = first
-    hits = labels[ids] == query_labels[:, None]
-    searched = (gallery, labels) if separate else ()
-    got = query_scores(
-        *(queries, query_labels, *searched), metrics=METRICS, space=BALL, refinement=refinement
-    )
-    for name in METRICS:
-        expected = [by_definition(name, row, row.sum()) for row in hits]
-        np.testing.assert_allclose(got[name], expected, atol=1e-12, err_msg=name)
 
 
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():
@@ -190,18 +131,14 @@ def test_a_search_re_ranks_at_least_as_many_as_it_returns():
 
 
 def test_numbers_out_of_range_are_refused():
-    five, four = points(SPHERE, 0, 5), np.eye(4)
-    expand = functools.partial(expand_queries, five, five, own_ids=np.arange(5), space=SPHERE)
-    two_of_four = functools.partial(expand_queries, four[:2], four, k=1, space=SPHERE)
-    for call, numbers, keyword in [
-        (expand, {"k": 5, "alpha": -1.0}, "alpha"),
-        (expand, {"k": 5}, "k is 5, but there are 4 items"),
-        (Reranking, {"k1": 3}, "k1=3, k2=6"),
-        (two_of_four, {"own_ids": np.array([99, 0])}, "own_ids"),
-        (two_of_four, {"own_ids": np.array([0])}, "own_ids"),
+    five = points(SPHERE, 0, 5)
+    for numbers, keyword in [
+        ({"k": 5, "alpha": -1.0}, "alpha"),
+        ({"k": 5, "own_ids": np.arange(5)}, "k is 5, but there are 4 items"),
+        ({"k": 1, "own_ids": np.array([99, 0, 0, 0, 0])}, "own_ids"),
     ]:
         with pytest.raises(UserError, match=keyword):
-            call(**numbers)
+            expand_queries(five, five, space=SPHERE, **numbers)
 
 
 def test_queries_outside_the_gallery_are_compared_with_its_items(monkeypatch):

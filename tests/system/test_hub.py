@@ -12,11 +12,7 @@ from hypjax.system import hub
 def test_downloads_that_fail_are_one_sentence(monkeypatch):
     offline = errors.LocalEntryNotFoundError("not in the cache")
     offline.__cause__ = ConnectionError("no route")
-    for error, keyword in (
-        (offline, "no route"),
-        (OSError("cut off"), "cut off"),
-        (ValueError("a portal answers"), "a portal"),
-    ):
+    for error, keyword in ((offline, "no route"), (ValueError("a portal answers"), "a portal")):
 
         def download(*args, raised=error, **options):
             raise raised

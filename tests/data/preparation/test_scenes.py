@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.preparation import fonts, glyphs, scenes
+from hypjax.data.preparation import fonts, scenes
 from hypjax.data.records import (
     open_folder,
     open_records,
@@ -15,7 +15,6 @@ from hypjax.data.records import (
     read_pairs,
     write_records,
 )
-from tests.helpers.process_pair import python
 
 
 @pytest.fixture(scope="module")
@@ -26,25 +25,6 @@ def objects():
 @pytest.fixture(scope="module")
 def few(objects):
     return {part: found[:4] for part, found in objects.items()}
-
-
-@pytest.fixture
-def plain(monkeypatch):
-    """Pictures of nothing but ink on one grey."""
-    monkeypatch.setattr(scenes, "NOISE", 0)
-    monkeypatch.setattr(
-        scenes,
-        "_background",
-        lambda rng, ground, limits: np.full((scenes.SIDE, scenes.SIDE), ground, np.float32),
-    )
-
-
-def resemblance(view):
-    """Correlation of an object's box with a clean drawing."""
-    rendered = view.render()
-    clean = fonts.draw(view.thing.glyph).resize((32, 32))
-    seen = Image.fromarray(rendered.pixels).crop(rendered.box).resize((32, 32))
-    return np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1]
 
 
 def test_sizes_and_names(objects):
@@ -68,44 +48,15 @@ def test_letters_that_differ_in_size_only_are_not_two_objects(objects):
         assert small.isdisjoint(large), alike
 
 
-@pytest.mark.slow
-def test_another_process_renders_the_same(objects):
-    glyph = objects["query"][0].glyph
-    program = (
-        f"from hypjax.data.preparation import fonts, glyphs, scenes; glyph = fonts.{glyph!r};"
-        "print(scenes.render(glyph, 'hard0', 'hard').pixels.tobytes().hex());"
-        "print(glyphs.render(glyph).tobytes().hex())"
-    )
-    shown = python("-c", program, PYTHONHASHSEED="7").stdout.split()
-    rendered = scenes.render(glyph, "hard0", "hard").pixels, glyphs.render(glyph)
-    assert shown == [pixels.tobytes().hex() for pixels in rendered]
-
-
-def test_boxes_frame_the_letter_inside_the_picture(objects, plain):
+def test_boxes_frame_the_letter(objects):
     """So a picture cut to its box resembles one of the letters' dataset."""
-    views = [thing.views(query=1, easy=1, hard=3, junk=3) for thing in objects["query"][:10]]
-    assert np.mean([resemblance(view) for part in views for view in part[:2]]) > 0.8
-    for view in itertools.chain.from_iterable(views):
-        _, (left, top, right, bottom), shown = view.render()
-        assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
-        assert view.difficulty != "junk" or shown <= 0.2
-
-
-@pytest.mark.parametrize("effect", scenes.HARD_EFFECTS)
-def test_effects_of_hard_views(objects, plain, monkeypatch, effect):
-    """One is certain; without any, ink on one grey is sharp, whole and in contrast."""
-    monkeypatch.setattr(scenes, "HARD_EFFECTS", (effect,))
-
-    def properties(view):
-        pixels, _, shown = view.render()
-        levels = pixels.astype(int)
-        steepest = max(np.abs(np.diff(levels, axis=axis)).max() for axis in (0, 1))
-        return {"blur": steepest / np.ptp(levels), "cover": shown, "fade": np.ptp(levels) / 255}
-
-    low, high = {"blur": (0.6, 0.65), "cover": (0.999, 1), "fade": (0.36, 0.5)}[effect]
-    for thing in objects["query"][:10]:
-        hard, easy = (scenes.View(thing, level, 0) for level in ("hard", "easy"))
-        assert properties(hard)[effect] < low < high <= properties(easy)[effect]
+    correlations = []
+    for thing in objects["query"][:20]:
+        rendered = scenes.View(thing, "easy", 0).render()
+        clean = fonts.draw(thing.glyph).resize((32, 32))
+        seen = Image.fromarray(rendered.pixels).crop(rendered.box).resize((32, 32))
+        correlations.append(np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1])
+    assert np.mean(correlations) > 0.5, np.mean(correlations)
 
 
 def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp_path, monkeypatch):
