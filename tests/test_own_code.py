@@ -19,7 +19,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.weights import TrainedModel
 from hypjax.models import create_embedder
-from hypjax.models.own import ENCODERS
+from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.objectives import OBJECTIVES, Objective, create_objective
 from hypjax.runs import images as run_images
 from hypjax.runs.images import open_splits, register_dataset
@@ -154,8 +154,8 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     spaces = [BALL, Sphere(), *(Fused(((HalfSphere(tilt), 1.0),)) for tilt in (0.5, 0.25))]
     for i, space in enumerate(spaces):
         config = small_runs.load("unused")
-        own.choose_own_objective(config, SpaceLoss(space))
-        with Workdir(tmp_path / str(i), config).claimed({}):
+        custom.choose_custom_objective(config, SpaceLoss(space))
+        with Workdir(tmp_path / str(i), config).locked({}):
             pass
     for forgotten in (False, True):
         if forgotten:  # All are of one name and have equal fields.
@@ -205,11 +205,11 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     pairs = zip(arrays, names, strict=True)
     for form in ((images, names), (arrays, names), [*zip(images, names, strict=True)], pairs):
         with config.ignore_type():
-            config.data.update(give(form))
+            config.data.update(register_dataset(form))
         cats = next(part for part in open_splits(config)[::2] if "cat" in part.class_names)
         full = {"positions": np.arange(8), "sizes": np.zeros((8, 2), np.int32)}
         assert np.array_equal(dataclasses.replace(cats, **full).test_view(0, view), expected)
-    give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
+    register_dataset({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
     splits = open_splits(config)
     assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
 
@@ -218,7 +218,7 @@ def test_what_is_no_dataset_and_no_encoder_is_refused():
     config = small_runs.load("unused", *SHORT)
     for module, keyword in [(nn.Dense(3), "16, 3"), (len, "Flax")]:
         with pytest.raises(UserError, match=keyword):
-            own.choose_encoder(config, module)
+            custom.choose_encoder(config, module)
             create_embedder(config)
     for dataset, keyword in [
         (3, "int"),

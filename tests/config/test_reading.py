@@ -1,6 +1,7 @@
 """Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
 import importlib
+import json
 import re
 
 import pytest
@@ -22,6 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
 from hypjax.objectives.base import Declaration
+from hypjax.runs.workdir import saved_config
 from hypjax.system import machine
 
 

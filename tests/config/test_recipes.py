@@ -10,10 +10,11 @@ import pytest
 
 from hypjax.config import flatten, load_config, validate, variants
 from hypjax.errors import UserError
-from hypjax.models import create_embedder, create_encoder, cut, model_shapes
+from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
-from hypjax.train import train_and_evaluate
+from hypjax.models.split_at_block import highest_frozen
 from hypjax.training.optim import split_frozen
+from hypjax.training.train import train_and_evaluate
 from hypjax.types import View
 
 

@@ -14,6 +14,7 @@ from hypjax.data.plans import Plan
 from hypjax.data.views import Frame, RandomCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
+from hypjax.training import train
 from hypjax.training.setup import build
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of

@@ -11,7 +11,6 @@ from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
-from hypjax.training import train
 from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs

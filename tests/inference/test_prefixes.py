@@ -21,7 +21,7 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     features = np.array(model.apply({"params": params}, pooled[:, 0], method="project").projected)
     spaces = scored_spaces(config, objective, params)
     first, second, both = (
-        place(model, params, spaces, pooled[:, scales]) for scales in ([0], [1], [0, 1])
+        to_points(model, params, spaces, pooled[:, scales]) for scales in ([0], [1], [0, 1])
     )
     found = dict(first)
     ball = PoincareBall(0.1, 2.3)

@@ -12,7 +12,6 @@ from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import resize_images, scaled_side
-from hypjax.models.own import OwnEncoder
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)

@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
-from hypjax.runs.images import give, open_splits
+from hypjax.runs.images import open_splits, register_dataset
 from tests.data.test_photos import open_at
 from tests.helpers import small_runs
 from tests.helpers.fake_hub import serving
@@ -118,7 +118,7 @@ def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
     made = datasets.Dataset.from_dict({"image": pictures, **columns})
     config = small_runs.load("unused", "data.validation_classes=0")
     with config.ignore_type():
-        config.data.update(give(made.cast_column("image", datasets.Image())))
+        config.data.update(register_dataset(made.cast_column("image", datasets.Image())))
     splits = open_splits(config)
     assert splits.train.class_names.tolist() == list("aabb")
     assert splits.test.class_names.tolist() == list("ccdd")

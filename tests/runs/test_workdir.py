@@ -12,7 +12,7 @@ from tests.helpers import small_runs
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
+    with Workdir(tmp_path, small_runs.load("photos")).locked({}):
         with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
             with Workdir(tmp_path, small_runs.load("photos")).locked({}):
                 pass

@@ -12,11 +12,12 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
-from hypjax.geometry.learned import values
+from hypjax.geometry.learned import scalar_values
 from hypjax.inference.weights import restore_models
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
+from hypjax.training import train
 from tests.helpers import commands, small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
@@ -47,7 +48,7 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
     for state, model in restore_models(run, saved_config(run)).items():
-        assert values(model.params["scalars"])["c"] == results[state]
+        assert scalar_values(model.params["scalars"])["c"] == results[state]
     found = evaluate(saved_config(run), run)["learned"]
     assert found == {state: learned[state] for state in ("final", "best")}
     assert f"learned: c = {results['final']:.4g} final" in capsys.readouterr().out
@@ -92,7 +93,7 @@ def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatc
 def test_further_numbers_are_used_by_whatever_is_made_of_the_run(file, tmp_path):
     fields = ["objective.name=hypmix", "objective.learn=ball_weight,sphere_temperature"]
     params = small_runs.save_untrained(load(file, *fields), tmp_path)["model"]
-    learned = values(params["scalars"])
+    learned = scalar_values(params["scalars"])
     objective = create_objective(saved_config(tmp_path)).with_scalars(learned)
     sphere, ball = objective.score_space.parts
     assert sphere[1] == pytest.approx(1 / (2 * learned["sphere_temperature"]))
