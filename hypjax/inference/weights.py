@@ -110,10 +110,11 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
     if not files.is_published(workdir):
         require_identity(workdir, config, ("data.", "model.", "objective."))
         read = _read_checkpoints
-    model, objective = create_embedder(config, evaluating=True), saved_objective(workdir, config)
+    model = create_embedder(config, evaluating=True)
+    states, objective = read(workdir, config, model), saved_objective(workdir, config)
     return {
         name: TrainedModel(config, model, params, trained_objective(config, objective, params))
-        for name, params in read(workdir, config, model).items()
+        for name, params in states.items()
     }
 
 
