@@ -135,7 +135,7 @@ def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) ->
             f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
     finished = (run / files.RESULTS).exists()
-    finished &= latest.step == saved_fields(run)["train.total_steps"]
+    finished &= latest.step == saved_fields(run).get("train.total_steps")
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return states if best is None else states | {"best": best.trees[0]}
 
