@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config import validate
+from hypjax.config import flatten, validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import initial_scalars, named_scalars, scalar_parameters
 from hypjax.geometry.registry import describe_space, space_of
@@ -25,7 +25,7 @@ from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.images import fit_to_features
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_fields, set_fields
+from hypjax.runs.workdir import require_provenance, saved_config, set_fields
 from hypjax.system import console
 from hypjax.types import Recalls, View
 
@@ -47,7 +47,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     models, folder, saved = {}, None, {}
     if processes.is_first():
         with reading(workdir) as folder:
-            models, saved = restore_models(folder, config), saved_fields(folder)
+            models, saved = restore_models(folder, config), flatten(saved_config(folder))
     # How it was trained: only models of a frozen encoder can share its embeddings.
     saved = processes.from_first(lambda: saved).items()
     asked = ("data.", "model.", "objective.", "eval.", "run.")

@@ -110,9 +110,9 @@ def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Train
     if not files.is_published(workdir):
         require_identity(workdir, config, ("data.", "model.", "objective."))
         read = _read_checkpoints
-    model, objective = create_embedder(config, evaluating=True), saved_objective(workdir, config)
-    models = {}
-    for name, params in read(workdir, config, model).items():
+    model, models = create_embedder(config, evaluating=True), {}
+    states, objective = read(workdir, config, model), saved_objective(workdir, config)
+    for name, params in states.items():
         scalars = learned.learned_scalars(config.objective, params)
         models[name] = TrainedModel(config, model, params, objective.with_scalars(scalars))
     return models
@@ -135,7 +135,7 @@ def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) ->
             f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
     finished = (run / files.RESULTS).exists()
-    finished &= latest.step == saved_fields(run)["train.total_steps"]
+    finished &= latest.step == saved_fields(run).get("train.total_steps")
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return states if best is None else states | {"best": best.trees[0]}
 
