@@ -1,4 +1,4 @@
-"""The Vision Transformer and the head."""
+"""The Vision Transformer, its attention, encoders cut in two, and the head."""
 
 import functools
 import types
@@ -10,10 +10,22 @@ import numpy as np
 import pytest
 
 from hypjax.config import load_config
-from hypjax.models import Embedder, VisionTransformer, create_embedder, layers
+from hypjax.models import (
+    ConvNeXt,
+    EfficientNetLite,
+    Embedder,
+    VisionTransformer,
+    attention,
+    create_embedder,
+    cut,
+    layers,
+)
 
 SMALL = dict(image_size=16, patch_size=8, width=24, depth=2, num_heads=3)
 images = np.random.default_rng(0).normal(size=(3, 16, 24, 3)).astype(np.float32)
+queries, keys, values = np.random.default_rng(0).normal(size=(3, 2, 5, 3, 8))
+VIT = VisionTransformer(image_size=16, patch_size=8, width=8, depth=3, num_heads=2)
+CONVNEXT = ConvNeXt(image_size=16, depths=(1, 2), widths=(4, 6))
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +151,77 @@ def test_products_of_a_float32_encoder_are_true_float32_also_in_the_gradient(par
     lines = jax.jit(jax.grad(total)).lower(params).as_text().splitlines()
     products = [line for line in lines if "dot_general" in line]
     assert len(products) > 20 and all("HIGHEST" in line for line in products)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+def test_attention_equals_its_formula(dtype, error):
+    products = np.einsum("bqhd,bkhd->bhqk", queries, keys) / np.sqrt(8)
+    weights = np.exp(products) / np.sum(np.exp(products), axis=-1, keepdims=True)
+    mixed = attention.attend(*[jnp.asarray(x, dtype) for x in (queries, keys, values)])
+    assert mixed.dtype == dtype
+    expected = np.einsum("bhqk,bkhd->bqhd", weights, values)
+    np.testing.assert_allclose(np.asarray(mixed, float), expected, atol=error)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "kernel"),
+    [
+        ("9.0", "bfloat16", 64, "cudnn"),
+        ("10.0", "float16", 64, "cudnn"),
+        ("7.5", "float16", 64, "xla"),
+        ("9.0", "bfloat16", 20, "xla"),
+    ],
+)
+def test_the_kernel_follows_from_the_card_and_the_shapes(
+    capability, dtype, dim, kernel, monkeypatch
+):
+    card = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda: [card])
+    kernels = {}
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *_, **by: kernels.update(by))
+    attention.attend(*[jnp.zeros((1, 4, 2, dim), dtype)] * 3)
+    assert ("cuda" in kernels) == (kernel == "cudnn")
+
+
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_padding_of_an_odd_number_of_tokens_is_masked(tokens, monkeypatch):
+    """XLA stands in for cuDNN here, and gets the padded tokens."""
+    dot_product_attention = jax.nn.dot_product_attention
+
+    def by_xla(query, *others, implementation, **lengths):
+        assert implementation == "cudnn" and query.shape[1] % 2 == 0
+        return dot_product_attention(query, *others, implementation="xla", **lengths)
+
+    arrays = [jnp.asarray(x[:, :tokens], jnp.float32) for x in (queries, keys, values)]
+    plain = attention.attend(*arrays)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    mixed = attention._by_cudnn(*arrays)
+    np.testing.assert_allclose(mixed, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "block"), [(VIT, "block_1"), (CONVNEXT, "stage_1_block_0")], ids=["vit", "convnext"]
+)
+def test_the_upper_part_embeds_what_the_lower_part_computes(encoder, block):
+    @jax.jit
+    def compute(images):
+        params = encoder.init(jax.random.key(1), images)["params"]
+        kept = cut.lower(encoder, block, params, images)
+        upper = cut.upper(encoder, block, params, kept, jnp.zeros_like(images[:1]))
+        return kept, upper, encoder.apply({"params": params}, images)
+
+    images = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
+    kept, upper, expected = compute(images)
+    np.testing.assert_allclose(upper, expected, rtol=1e-4, atol=1e-5)
+    assert kept.ndim > 2 and kept.dtype == jnp.float32
+
+
+def test_the_highest_frozen_block_has_only_frozen_layers_below():
+    assert cut.highest_frozen(VIT, ["block_2", "norm"]) == "block_1"
+    assert cut.highest_frozen(VIT, ["block_1"]) == "block_0"
+    assert cut.highest_frozen(VIT, ["block_2", "cls_token"]) is None
+    assert cut.highest_frozen(VIT, ["block_0"]) is None
+    assert cut.highest_frozen(CONVNEXT, ["stage_1_block_1"]) == "stage_1_block_0"
+    assert cut.highest_frozen(CONVNEXT, ["stage_1_downsample"]) == "stage_0_block_0"
+    upper = [f"stage_5_block_{i}" for i in range(4)] + ["stage_6_block_0", "head_conv"]
+    assert cut.highest_frozen(EfficientNetLite(image_size=32), upper) == "stage_4_block_2"

@@ -96,6 +96,7 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
     assert space_of(json.loads(json.dumps(describe_space(objective.space)))) == objective.space
     assert objective.with_scalars({"curvatures": (0.3, 0.4)}).space.parts[2][0].c == 0.4
 
+    @jax.jit
     @jax.grad
     def slopes(learned):
         moved = objective.with_scalars(values(learned))

@@ -1,5 +1,6 @@
-"""Pairwise cross-entropy against a transcription of Eq. 5 in NumPy, and as the loss of HypMix."""
+"""Pairwise cross-entropy against a transcription of Eq. 5, HypMix, and weights of negatives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,16 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import (
+    OBJECTIVES,
     PairwiseCrossEntropy,
     create_objective,
     mixed_space,
+    negative_weights,
     pairwise_cross_entropy,
+    softmax_temperature,
 )
 from hypjax.types import Outputs
-from tests.helpers.losses import BALL, SPHERE, configured
+from tests.helpers.losses import BALL, SPHERE, configured, loss_of
 
 compiled_loss = jax.jit(pairwise_cross_entropy, static_argnames=("space", "temperature"))
 
@@ -135,15 +140,6 @@ def test_loss_and_gradient_need_no_array_of_all_pairs_and_dimensions():
     assert compiled.memory_analysis().temp_size_in_bytes < 40e6
 
 
-def test_objective_takes_consecutive_images_as_one_class():
-    objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
-    features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-    loss, _ = jax.jit(objective.loss)(Outputs(None, features))
-    expected = compiled_loss(BALL.embed(features).reshape(4, 3, 5), space=BALL, temperature=0.2)
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    assert objective.score_space == BALL
-
-
 def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
     """Its images are in another order, and labels may be strings or large numbers."""
     grouped = embeddings(BALL, dtype=np.float32)
@@ -210,3 +206,68 @@ def test_configurations_describe_hypmix():
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
         create_objective(config)
+
+
+class Shifted:
+    """A space whose distances of all pairs have an array added."""
+
+    def __init__(self, space, shift):
+        self.space, self.shift = space, shift
+
+    def __getattr__(self, name):
+        return getattr(self.space, name)
+
+    def distance_matrix(self, x, y):
+        return self.space.distance_matrix(x, y) + self.shift
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("pairwise_cross_entropy", "poincare"),
+        ("hypmix", "poincare"),
+        ("supcon", "sphere"),
+        ("scalable_nca", "poincare"),
+    ],
+)
+def test_weights_are_the_gradient_of_the_loss(float64, name, space):
+    """With two samples of each class, an anchor has one denominator, with all its negatives."""
+    features = np.random.default_rng(0).normal(size=(10, 4))
+    config = configured(name, space=space)
+    config.train.samples_per_class = 2
+    objective, temperature = create_objective(config), softmax_temperature(config)
+    labels, base = np.repeat(np.arange(5), 2), objective
+    if name == "hypmix":  # Its space follows from its numbers.
+        base = PairwiseCrossEntropy(objective.space, temperature, 2)
+
+    @jax.jit
+    @jax.grad
+    def by_logit(shift):
+        shifted = dataclasses.replace(base, space=Shifted(objective.space, -temperature * shift))
+        return loss_of(shifted, ({}, {}), features, labels)[0]
+
+    gradient = by_logit(np.zeros((len(features), len(features))))
+    order = np.arange(len(features))
+    if name in ("pairwise_cross_entropy", "hypmix"):  # These compare images in another order.
+        order = order.reshape(5, 2).T.reshape(-1)
+    points = objective.space.embed(features[order])
+    negatives = labels[order][:, None] != labels[order]
+    gradient = np.where(negatives, gradient, 0)
+    assert (gradient[negatives] > 0).all()
+
+    distances = objective.space.distance_matrix(points, points)
+    weights = negative_weights(distances, negatives, temperature=temperature)
+    assert weights.dtype == np.float64
+    np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-14)
+    expected = gradient / np.sum(gradient, axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=0)
+
+
+def test_objectives_without_such_a_softmax_are_refused():
+    refused = []
+    for name in OBJECTIVES:
+        try:
+            assert softmax_temperature(default_config(name)) > 0
+        except UserError:
+            refused.append(name)
+    assert len(refused) == len(OBJECTIVES) - 4
