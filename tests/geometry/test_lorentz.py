@@ -182,19 +182,14 @@ def test_gradients_of_cones_are_finite_differences(float64):
 @pytest.mark.parametrize("c", [0.0, 1e-12, 0.1, 10.0])
 def test_gradients_of_cones_are_finite_everywhere(c):
     rng = np.random.default_rng(6)
-    any_x, any_y = rng.normal(size=(2, 6)).astype(np.float32)
-    origin, tiny = 0 * any_x, 1e-30 * any_x
-    far = 5e4 / max(c, 1e-3) ** 0.5
-    cases = [
-        *((any_x, any_x), (origin, any_y), (any_x, origin), (origin, origin)),
-        *((any_x, 2 * any_x), (any_x, any_x / 2), (any_x, any_x + tiny)),
-        *((tiny, any_y), (tiny, tiny), (far * any_x, -far * any_y)),
-    ]
-    x, y = np.stack(cases, axis=1)
+    v, w = rng.normal(size=(2, 6)).astype(np.float32)
+    far, tiny = 5e4 / max(c, 1e-3) ** 0.5, 1e-30 * v
+    cases = [(v, v), (0 * v, w), (v, 0 * v), (0 * v, 0 * v), (v, 2 * v), (v, v / 2), (v, v + tiny)]
+    x, y = np.stack([*cases, (tiny, w), (tiny, tiny), (far * v, -far * w)], axis=1)
     slopes = jax.jit(jax.grad(lambda *a: jnp.sum(cones.exterior_angle(*a)), (0, 1, 2)))(x, y, c)
-    apertures = jax.jit(jax.grad(lambda *a: jnp.sum(cones.half_aperture(*a)), (0, 1)))
-    edge = 0.2 * unit(any_x) / max(np.sqrt(c), 1e-6)
+    edge = 0.2 * unit(v) / max(np.sqrt(c), 1e-6)
     edges = (edge * np.linspace(1 - 1e-6, 1 + 1e-6, 20)[:, None]).astype(np.float32)
+    apertures = jax.jit(jax.grad(lambda *a: jnp.sum(cones.half_aperture(*a)), (0, 1)))
     for found in (*slopes, *apertures(x, c), *apertures(edges, c)):
         assert np.all(np.isfinite(found))
 

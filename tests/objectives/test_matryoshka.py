@@ -32,21 +32,19 @@ def configured(name, space, **fields):
 
 
 def by_hand(name, x, space, proxies):
-    points = space.embed(x)
-    if name == "pairwise_cross_entropy":
-        return pairwise_cross_entropy(points, space=space, temperature=0.2, labels=LABELS)
-    if name == "supcon":
-        return supcon(points, LABELS, space=space)
-    return proxy_anchor(points, LABELS, space.embed(proxies), space=space)
+    points, others = space.embed(x), space.embed(proxies)
+    return {
+        "pairwise_cross_entropy": lambda: pairwise_cross_entropy(
+            points, space=space, temperature=0.2, labels=LABELS
+        ),
+        "supcon": lambda: supcon(points, LABELS, space=space),
+        "proxy_anchor": lambda: proxy_anchor(points, LABELS, others, space=space),
+    }[name]()
 
 
 @pytest.mark.parametrize(
     ("name", "space"),
-    [
-        ("pairwise_cross_entropy", "poincare"),
-        ("supcon", "sphere"),
-        ("proxy_anchor", "sphere"),
-    ],
+    [("pairwise_cross_entropy", "poincare"), ("supcon", "sphere"), ("proxy_anchor", "sphere")],
 )
 def test_is_the_sum_of_the_losses_of_slices(name, space):
     config = configured(name, space)
