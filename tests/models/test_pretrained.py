@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import re
 from unittest import mock
 
 import jax
@@ -42,7 +41,7 @@ from hypjax.models.pretrained import (
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
-from hypjax.training import train
+from hypjax.training import optim
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
@@ -61,11 +60,6 @@ def weights_of(encoder, seed=0):
     rng = np.random.default_rng(seed)
     shapes = encoder_shapes(encoder)
     return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), shapes)
-
-
-def small_state():
-    """Weights of the small encoder, by their names in timm."""
-    return timm_state_dict(weights_of(SMALL), SMALL)
 
 
 def assert_equal(first, second):
@@ -100,58 +94,37 @@ def test_position_embeddings_are_interpolated_to_other_image_sizes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias: the w"),
+        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias"),
         (lambda s: s.update(extra=np.ones(2)), "unlike the encoder, they contain extra"),
         (lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 1, 8, 8))}), "24×1×8×8"),
         (lambda s: s.update({"norm.bias": np.zeros(24, np.int8)}), "int8"),
-        (lambda s: s.clear(), "they lack blocks.0.attn.proj.bias, .* and 27 more"),
     ],
 )
-def test_error_names_mismatched_tensors(change, message, tmp_path):
-    state = small_state()
-    change(state)
-    path = tmp_path / "w.safetensors"
+def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
+    state = timm_state_dict(weights_of(SMALL), SMALL)
+    path = str(tmp_path / "w.safetensors")
     save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
-    with pytest.raises(UserError, match=message) as error:
-        load_timm(str(path), SMALL)
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("w.safetensors", b"\x10\x00\x00", "is damaged"),
-        ("absent.safetensors", None, "there is no such file"),
-        ("vit_smal_patch16_224.dino", None, "which begins with vit_small_patch16_224, "),
-        ("runs/cub-hyp-dno", None, "no such file or run; .* hf-hub:OWNER/NAME"),
-    ],
-)
-def test_unusable_weights_are_an_error(name, content, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        pathlib.Path(name).write_bytes(content)
+    assert_equal(load_timm(path, SMALL), weights_of(SMALL))
+    change(state)
+    save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
     with pytest.raises(UserError, match=message):
-        load_timm(name, SMALL)
+        load_timm(path, SMALL)
 
 
-def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_download(
-    tmp_path, monkeypatch
-):
-    save_file(small_state(), tmp_path / "w.safetensors")
-    monkeypatch.setattr(hub, "fetch", lambda *_, **__: tmp_path / "w.safetensors")
-    assert_equal(load_timm("vit_tiny_patch16_224.mine", SMALL), weights_of(SMALL))
-    monkeypatch.setattr(hub, "fetch", mock.Mock(side_effect=hub.UnreachableError("no network")))
-    with pytest.raises(UserError, match="download https://.*small_patch16_224.dino.*weights="):
-        load_timm("vit_small_patch16_224.dino", SMALL)
-
-
-def test_unknown_architectures_and_unsupported_options_are_an_error():
-    with pytest.raises(UserError, match="it must be deit_small_patch16_224, .* or "):
-        create_encoder("deit_smal_patch16_224")
+def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("damaged.safetensors").write_bytes(b"\x10\x00\x00")
+    unreachable = mock.Mock(side_effect=hub.UnreachableError("no network"))
+    monkeypatch.setattr(hub, "fetch", unreachable)
+    for name, message in (
+        ("damaged.safetensors", "is damaged"),
+        ("vit_smal_patch16_224.dino", "which begins with vit_small_patch16_224, "),
+        ("vit_small_patch16_224.dino", "download https://.*small_patch16_224.dino.*weights="),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_timm(name, SMALL)
     with pytest.raises(UserError, match="image_size is 250; .* a multiple of 16"):
         create_encoder("vit_small_patch16_224", image_size=250)
-    with pytest.raises(UserError, match="cannot pool by 'cls_dist_mean'; choose among cls, avg"):
-        create_encoder("vit_small_patch16_224", pooling="cls_dist_mean")
 
 
 def test_poolings_equal_values_computed_by_hand():
@@ -180,8 +153,6 @@ def test_regional_maxima_equal_those_of_the_paper():
 
 
 def test_batch_norm_statistics_are_not_trained():
-    from hypjax.training import optim
-
     params = {"model": {"encoder": weights_of(RESNET)}, "objective": {}}
     trained, frozen = optim.split_frozen(params, ())
     paths = flatten_dict(frozen).keys()
@@ -195,8 +166,7 @@ def test_training_starts_from_pretrained_weights(run):
     _, model, params, _ = restore_best(run)
     before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():
-        same = np.array_equal(value, after[path])
-        assert same == (path[0] == "patch_embed"), path
+        assert np.array_equal(value, after[path]) == (path[0] == "patch_embed"), path
         assert np.abs(after[path] - value).max() < 0.3, path
     encoder_alone = evaluate_pretrained(config)
     assert encoder_alone["pretrained"]["encoder"] == results["untrained"]["encoder"]
@@ -222,29 +192,14 @@ def test_the_head_of_another_run_can_be_used_too(run, photos_folder, tmp_path):
     options = (*small_runs.SHARED, f"model.weights={run}", "model.load_head=True")
     other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
     assert other["untrained"] == results["best"] != results["untrained"]
-    for options, message in (
-        ((f"model.weights={run}", "model.head_dim=5"), "head_dim is 5, but in the run"),
-        (("model.weights=a.safetensors",), "is a.safetensors; name the folder or URL of a run"),
-    ):
-        with pytest.raises(UserError, match=message):
-            config = small_runs.load(photos_folder, "model.load_head=True", *options)
-            train.train_and_evaluate(config, tmp_path / "other")
 
 
-def test_hyperbolicity_is_that_of_unnormalised_features(run, photos_folder, capsys):
+def test_hyperbolicity_is_that_of_unnormalised_features_of_one_scale(run):
     config = saved_config(run)
-    points, notes = pretrained_features(config)
-    assert not notes and points.dtype == np.float32 and np.isfinite(points).all()
+    points, _ = pretrained_features(config)
     assert np.linalg.norm(points, axis=1).std() > 0
-    weights = f"model.weights={config.model.weights}"
     config.eval.scales = (1.0, 0.5)
     np.testing.assert_array_equal(pretrained_features(config)[0], points)
-    fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
-    flags = ["--samples=20", "--trials=5", *(f"--config.{field}" for field in fields)]
-    commands.call("hyperbolicity", "--config=folder:hyp-scratch", *flags)
-    shown = capsys.readouterr().out
-    assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", shown)
-    assert "over 5 draws of 20 of 24 points" in shown
 
 
 def test_convert_command_writes_timm_names(run, tmp_path, capsys):
@@ -255,8 +210,6 @@ def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     _, model, params, _ = restore_best(run)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
-    with pytest.raises(UserError, match="already exists"):
-        commands.call("convert", f"--workdir={run}", f"--output={path}")
 
 
 def test_constructor_line_for_timm():
@@ -269,10 +222,6 @@ def test_constructor_line_for_timm():
     assert not pools_as_timm(create_embedder(config).encoder)
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
     assert "in_chans=1" in timm_constructor(grey, model)
-    for name in ("resnet50", "convnext_tiny", "tf_efficientnet_lite0"):
-        encoder = create_encoder(name)
-        params, model = {"encoder": encoder_shapes(encoder)}, Embedder(encoder, 8)
-        assert timm_constructor(params, model) == f'timm.create_model("{name}", num_classes=8)'
 
 
 @pytest.mark.parametrize(("side", "resize"), [(224, 256), (224, 354), (224, 891), (8, 93)])

@@ -71,9 +71,8 @@ def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their
 def test_what_has_no_cones_is_refused():
     with pytest.raises(UserError, match="poincare or lorentz"):
         objective(NAME, space="sphere")
-    for fields in ({"c": 1e-3}, {"clip_radius": 0.2}, {"cone_radius": 3.0}):
-        with pytest.raises(UserError, match="larger c or clip_radius, or a smaller cone_"):
-            objective(NAME, **fields)
+    with pytest.raises(UserError, match="larger c or clip_radius, or a smaller cone_"):
+        objective(NAME, c=1e-3)
     objective(NAME, c=1e-3, clip_radius=None)
     with pytest.raises(UserError, match="data set has none"):
         objective(NAME).init(KEY, SPEC._replace(coarse_classes=()))

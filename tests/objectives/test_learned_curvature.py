@@ -6,19 +6,22 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.config import default_config
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
 from hypjax.geometry.learned import (
-    initial_scalars,
-    learned_scalars,
-    scalar_parameters,
-    scalar_values,
+    bounds,
+    first_parameters,
+    learned_numbers,
+    learned_values,
+    projected,
+    values,
 )
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Objective, Spec, create_objective
+from hypjax.objectives import OBJECTIVES, Spec, create_objective
 from tests.helpers import losses
-from tests.helpers.losses import loss_of
+from tests.helpers.losses import BALL, loss_of
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
 # Of HIER, whose triplets and proxies are chosen by the distances, and of Circle, whose weights are
@@ -80,9 +83,6 @@ def test_the_scale_of_features_is_learned_on_the_hyperboloid():
     learned = {"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)}
     objective = create_objective(config).with_scalars(scalar_values(learned))
     assert objective.space == Lorentz(0.5, 2.3, 2.0)
-    config.objective.space = "poincare"
-    with pytest.raises(UserError, match="must be any of temperature, each once"):
-        validate(config)
 
 
 def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
@@ -96,21 +96,16 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
     assert space_of(json.loads(json.dumps(describe_space(objective.space)))) == objective.space
     assert objective.with_scalars({"curvatures": (0.3, 0.4)}).space.parts[2][0].c == 0.4
 
+    @jax.jit
     @jax.grad
     def slopes(learned):
         moved = objective.with_scalars(scalar_values(learned))
         return loss_of(moved, ({}, {}), features, np.repeat(np.arange(3), 2))[0]
 
-    assert all(slopes(scalar_parameters(initial_scalars(config.objective)))["log_curvatures"] != 0)
-    for field, value, words in (
-        ("objective.parts", ("poincare",), "two or more of poincare, lorentz, sphere"),
-        ("objective.curvatures", (0.2,), "2 numbers, one for each part with a curvature"),
-        ("model.head_dim", 13, "a multiple of 3"),
-    ):
-        wrong = config.copy_and_resolve_references()
-        wrong.update_from_flattened_dict({field: value})
-        with pytest.raises(UserError, match=words):
-            validate(wrong)
+    assert all(slopes(first_parameters(learned_numbers(config.objective)))["log_curvatures"] != 0)
+    config.objective.curvatures = (0.2,)
+    with pytest.raises(UserError, match="2 numbers, one for each part with a curvature"):
+        validate(config)
 
 
 def test_the_space_before_training_is_that_of_the_configuration():
@@ -124,9 +119,21 @@ def test_the_space_before_training_is_that_of_the_configuration():
     assert learned_scalars(config.objective, {}) == {}
 
 
-def test_an_objective_without_fields_learns_nothing():
-    class Plain(Objective):
-        space = Sphere()
+@pytest.mark.parametrize("c", [0.01, 0.1, 1 / 3, 10.0])
+def test_a_space_has_the_curvature_of_its_parameters(c):
+    params = first_parameters({"c": c})
+    assert params == {"log_c": np.log(np.float32(c))} and params["log_c"].dtype == np.float32
+    found = BALL.with_scalars(values(params))
+    # The logarithm of a small number is rounded to float32, too.
+    assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
+    assert type(found.c) is float and np.float32(found.c) == np.float32(values(params)["c"])
+    assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
 
-    objective = Plain()
-    assert objective.with_scalars({"c": 1.0}) is objective
+
+def test_projection_moves_numbers_to_the_nearer_bound():
+    fields = default_config("hypmix").objective
+    fields.learn_c, fields.curvatures, fields.learn = True, (1e-5, 0.1, 99.0), ("ball_weight",)
+    outside = first_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
+    found = values(projected(outside, bounds(fields)))
+    assert found["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
+    assert found["ball_weight"] == pytest.approx(30.0)

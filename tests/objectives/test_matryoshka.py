@@ -32,24 +32,19 @@ def configured(name, space, **fields):
 
 
 def by_hand(name, x, space, proxies):
-    points = space.embed(x)
-    if name == "pairwise_cross_entropy":
-        return pairwise_cross_entropy(points, space=space, temperature=0.2, labels=LABELS)
-    if name == "supcon":
-        return supcon(points, LABELS, space=space)
-    return proxy_anchor(points, LABELS, space.embed(proxies), space=space)
+    points, others = space.embed(x), space.embed(proxies)
+    return {
+        "pairwise_cross_entropy": lambda: pairwise_cross_entropy(
+            points, space=space, temperature=0.2, labels=LABELS
+        ),
+        "supcon": lambda: supcon(points, LABELS, space=space),
+        "proxy_anchor": lambda: proxy_anchor(points, LABELS, others, space=space),
+    }[name]()
 
 
 @pytest.mark.parametrize(
     ("name", "space"),
-    [
-        ("pairwise_cross_entropy", "poincare"),
-        ("supcon", "sphere"),
-        ("proxy_anchor", "sphere"),
-        pytest.param("pairwise_cross_entropy", "sphere", marks=pytest.mark.slow),
-        pytest.param("supcon", "poincare", marks=pytest.mark.slow),
-        pytest.param("proxy_anchor", "poincare", marks=pytest.mark.slow),
-    ],
+    [("pairwise_cross_entropy", "poincare"), ("supcon", "sphere"), ("proxy_anchor", "sphere")],
 )
 def test_is_the_sum_of_the_losses_of_slices(name, space):
     config = configured(name, space)
@@ -79,24 +74,12 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
     np.testing.assert_allclose(metrics["embedding_norm"], norm, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"objective.dims": (5, 3)},
-        {"eval.prefixes": (0, 3)},
-        {"objective.memory": 0.5},
-        {"eval.pca.head": 2},
-    ],
-)
-def test_wrong_fields_are_refused(fields):
-    config = configured("supcon", "sphere")
-    with config.ignore_type():
-        config.update_from_flattened_dict(fields)
-    with pytest.raises(UserError, match=f"config.{next(iter(fields))} is .*; it must be "):
-        validate(config)
-
-
-def test_what_a_configuration_does_not_know_is_refused_before_training():
+def test_wrong_fields_are_refused():
+    for field, value in (("objective.dims", (5, 3)), ("eval.prefixes", (0, 3))):
+        config = configured("supcon", "sphere")
+        config.update_from_flattened_dict({field: value})
+        with pytest.raises(UserError, match=f"config.{field} is .*; it must be "):
+            validate(config)
     base = objectives.PairObjective(SPHERE, supcon, None)
     with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
         Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)

@@ -165,10 +165,9 @@ def test_wrong_settings_are_refused():
         configured(memory=2.5)
     with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):
         create_objective(configured(name="triplet", mining="semihard", memory=1.0))
-    for size, rows in ((0.2, 4), (21.0, 21)):
-        wrong = create_objective(configured(memory=size))
+    for size, rows in ((0.2, 4), (21.0, 21)):  # A batch has 6 images, and the data set 20.
         with pytest.raises(UserError, match=f"is {size:g}, which holds {rows} images; it must "):
-            wrong.init(jax.random.key(0), SPEC)
+            create_objective(configured(memory=size)).init(jax.random.key(0), SPEC)
 
 
 @both_spaces

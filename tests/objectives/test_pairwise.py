@@ -1,5 +1,6 @@
-"""Pairwise cross-entropy against a transcription of Eq. 5 in NumPy, and as the loss of HypMix."""
+"""Pairwise cross-entropy against a transcription of Eq. 5, HypMix, and weights of negatives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,16 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import (
+    OBJECTIVES,
     PairwiseCrossEntropy,
     create_objective,
     mixed_space,
+    negative_weights,
     pairwise_cross_entropy,
+    softmax_temperature,
 )
 from hypjax.types import Outputs
-from tests.helpers.losses import BALL, SPHERE, configured
+from tests.helpers.losses import BALL, SPHERE, configured, loss_of
 
 compiled_loss = jax.jit(pairwise_cross_entropy, static_argnames=("space", "temperature"))
 
@@ -125,25 +130,6 @@ def test_collapsed_embeddings_have_the_loss_of_random_guesses():
     assert np.isfinite(gradient).all()
 
 
-def test_loss_and_gradient_need_no_array_of_all_pairs_and_dimensions():
-
-    def loss(features):
-        return pairwise_cross_entropy(BALL.embed(features), space=BALL, temperature=0.2)
-
-    features = jax.ShapeDtypeStruct((450, 2, 128), jnp.float32)
-    compiled = jax.jit(jax.value_and_grad(loss)).lower(features).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 40e6
-
-
-def test_objective_takes_consecutive_images_as_one_class():
-    objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
-    features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-    loss, _ = jax.jit(objective.loss)(Outputs(None, features))
-    expected = compiled_loss(BALL.embed(features).reshape(4, 3, 5), space=BALL, temperature=0.2)
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    assert objective.score_space == BALL
-
-
 def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
     """Its images are in another order, and labels may be strings or large numbers."""
     grouped = embeddings(BALL, dtype=np.float32)
@@ -165,17 +151,12 @@ def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
         assert np.isnan(traced(flat, unbalanced))
 
 
-@pytest.mark.parametrize(
-    ("shape", "labels", "message"),
-    [
-        ((12, 5), [0] * 4 + [1] * 4 + [2] * 3 + [3], "needs 4 images in each class, got 1 t"),
-        ((12, 5), [0, 0, 1, 1], "needs one label for each image, got .4,. for .12, 5."),
-        ((4, 1, 3), None, "at least 2 classes and 2 samples, got 4 and 1"),
-    ],
-)
-def test_batches_that_are_not_balanced_are_refused(shape, labels, message):
-    with pytest.raises(ValueError, match=message):
-        pairwise_cross_entropy(jnp.ones(shape), space=BALL, temperature=0.2, labels=labels)
+def test_batches_that_are_not_balanced_are_refused():
+    loss = functools.partial(pairwise_cross_entropy, space=BALL, temperature=0.2)
+    with pytest.raises(ValueError, match="needs 4 images in each class, got 1 t"):
+        loss(jnp.ones((12, 5)), labels=[0] * 4 + [1] * 4 + [2] * 3 + [3])
+    with pytest.raises(ValueError, match="at least 2 classes and 2 samples, got 4 and 1"):
+        loss(jnp.ones((4, 1, 3)))
 
 
 MIX = {"sphere_temperature": 0.05, "ball_temperature": 0.2}
@@ -210,3 +191,68 @@ def test_configurations_describe_hypmix():
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
         create_objective(config)
+
+
+class Shifted:
+    """A space whose distances of all pairs have an array added."""
+
+    def __init__(self, space, shift):
+        self.space, self.shift = space, shift
+
+    def __getattr__(self, name):
+        return getattr(self.space, name)
+
+    def distance_matrix(self, x, y):
+        return self.space.distance_matrix(x, y) + self.shift
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("pairwise_cross_entropy", "poincare"),
+        ("hypmix", "poincare"),
+        ("supcon", "sphere"),
+        ("scalable_nca", "poincare"),
+    ],
+)
+def test_weights_are_the_gradient_of_the_loss(float64, name, space):
+    """With two samples of each class, an anchor has one denominator, with all its negatives."""
+    features = np.random.default_rng(0).normal(size=(10, 4))
+    config = configured(name, space=space)
+    config.train.samples_per_class = 2
+    objective, temperature = create_objective(config), softmax_temperature(config)
+    labels, base = np.repeat(np.arange(5), 2), objective
+    if name == "hypmix":  # Its space follows from its numbers.
+        base = PairwiseCrossEntropy(objective.space, temperature, 2)
+
+    @jax.jit
+    @jax.grad
+    def by_logit(shift):
+        shifted = dataclasses.replace(base, space=Shifted(objective.space, -temperature * shift))
+        return loss_of(shifted, ({}, {}), features, labels)[0]
+
+    gradient = by_logit(np.zeros((len(features), len(features))))
+    order = np.arange(len(features))
+    if name in ("pairwise_cross_entropy", "hypmix"):  # These compare images in another order.
+        order = order.reshape(5, 2).T.reshape(-1)
+    points = objective.space.embed(features[order])
+    negatives = labels[order][:, None] != labels[order]
+    gradient = np.where(negatives, gradient, 0)
+    assert (gradient[negatives] > 0).all()
+
+    distances = objective.space.distance_matrix(points, points)
+    weights = negative_weights(distances, negatives, temperature=temperature)
+    assert weights.dtype == np.float64
+    np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-14)
+    expected = gradient / np.sum(gradient, axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=0)
+
+
+def test_objectives_without_such_a_softmax_are_refused():
+    refused = []
+    for name in OBJECTIVES:
+        try:
+            assert softmax_temperature(default_config(name)) > 0
+        except UserError:
+            refused.append(name)
+    assert len(refused) == len(OBJECTIVES) - 4
