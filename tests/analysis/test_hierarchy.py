@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from hypjax.analysis.hierarchy import find_hierarchy
 from hypjax.analysis.run_embeddings import ChosenImages
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
-from hypjax.config import flatten, load_config
+from hypjax.config import load_config
 from hypjax.data.groupings import base_letter, groupings
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.run import Run
@@ -113,44 +112,29 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     assert lengths[:2] == [0, 0] and max(lengths) == 1
 
 
-@pytest.fixture(scope="module")
-def runs(photos_folder, tmp_path_factory):
-    """A run of HIER and one without it, both with random weights: hierarchies need no training."""
-    root = tmp_path_factory.mktemp("hierarchies")
+def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
+    """A run of HIER with random weights: hierarchies need no training."""
     paths = [(str(path), path.parent.name) for path in sorted(photos_folder.glob("*/*.png"))]
     rows = [{"path": p, "label": name, "superlabel": int(name[-1]) % 2} for p, name in paths]
-    write_table(root / "photos.csv", rows)
-    fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
+    table, folder = write_table(tmp_path / "photos.csv", rows), tmp_path / "found"
+    fields = [*small_runs.SMALL, f"data.path={table}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
     fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
-    config = load_config(small_runs.CONFIG, fields)
-    best = small_runs.save_untrained(config, root / "hier")
-    of_hier = [name for name in flatten(config) if "hier_" in name]
-    small_runs.copy_with(root / "hier", root / "plain", {"objective.name": "supcon"}, of_hier)
-    proxies = best["training"]["objective"]["hierarchy"]
-    return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
-
-
-def test_shows_the_hierarchies_of_runs(runs, tmp_path, capsys):
-    workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
-    folder = tmp_path / "found"
-    commands.call("hierarchy", *workdirs, f"--output={folder}", "--images=30")
+    best = small_runs.save_untrained(load_config(small_runs.CONFIG, fields), tmp_path / "hier")
+    where = [f"--workdir={tmp_path / 'hier'}", f"--output={folder}"]
+    commands.call("hierarchy", *where, "--images=30")
     assert capsys.readouterr().out.startswith("trees of 30 of 36 test images, 5 of 6 classes:")
-    files = {"tree.json", "affinity.png", "trees.png"}
-    assert {p.name for p in (folder / "plain").iterdir()} == files
-    assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
-    numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
-    for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
-        nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)
-        parents = np.array([-1 if node["parent"] is None else node["parent"] for node in nodes])
-        labels = np.unique([n["class"] for n in nodes[:30]], return_inverse=True)[1]
-        scores = run["trees"][0]["purity"]["class"]
-        assert purity(Tree(parents, 30), labels) == pytest.approx(scores["purity"])
-        assert set(run["trees"][0]["separation"]) == {"super-class"}
-        assert run["known_hierarchy"]["wrong_first_hits"]["queries"] == 30
-        assert Image.open(folder / name / "trees.png").width > 1500
-    nodes = json.loads((folder / "hier/tree.json").read_text())
-    proxies = np.asarray(jax.jit(BALL.embed)(runs.proxies))
+    files = {"tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png"}
+    assert {path.name for path in folder.rglob("*")} >= files
+    (nodes,) = [json.loads(path.read_text()) for path in folder.rglob("tree.json")]
+    (run,) = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)["runs"]
+    parents = np.array([-1 if node["parent"] is None else node["parent"] for node in nodes])
+    labels = np.unique([n["class"] for n in nodes[:30]], return_inverse=True)[1]
+    scores = run["trees"][0]["purity"]["class"]
+    assert purity(Tree(parents, 30), labels) == pytest.approx(scores["purity"])
+    assert set(run["trees"][0]["separation"]) == {"super-class"}
+    assert run["known_hierarchy"]["wrong_first_hits"]["queries"] == 30
+    proxies = np.asarray(jax.jit(BALL.embed)(best["training"]["objective"]["hierarchy"]))
     radii = distances(proxies, np.zeros((1, 8)))[:, 0]
     for node in nodes[:-1]:
         assert node["radius"] > nodes[node["parent"]]["radius"]

@@ -60,7 +60,6 @@ INVALID = [
     ("train.batch_size=None", "a whole number"),
     ("optim.learning_rate=nan", "a finite number"),
     ("eval.ks=1,x", "a list"),
-    ("optim.groups=('head',-1,None,0)", "factor of the rate"),
     ("seed=4294967296", "between 0 and"),  # JAX's keys drop further bits.
     ("objective.space=hyperbolic", "one of poincare"),
     ("optim.frozen=heed", "names from patch_projection"),
@@ -77,7 +76,6 @@ INVALID = [
     ),
     ("data.name=folder", "a folder, a table"),
     ("data.resize=24", "data.image_size"),
-    (f"{CACHED} run.cache=device", "none or host"),
 ]
 
 

@@ -74,23 +74,18 @@ def test_classes_with_few_images_are_only_trained_on(tmp_path, capsys):
         open_at(several(tmp_path / "small", 9, 2), split="images")
 
 
-@pytest.fixture
-def split_rows(photos_folder):
-    """Rows of a table that splits ten classes with six images each, in two groups."""
-    splits = ["train"] * 24 + ["validation"] * 12 + ["query", "gallery", "gallery"] * 8
-    paths = sorted(photos_folder.rglob("*.png"))
-    return [
-        {"path": str(path), "label": 10 + i // 6, "split": split, "superlabel": f"g{i // 30}"}
-        for i, (path, split) in enumerate(zip(paths, splits, strict=True))
-    ]
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_gives_labels_splits_and_groups(tmp_path, split_rows, suffix):
-    splits = open_at(write_table(tmp_path / f"table{suffix}", split_rows), validation_classes=0)
+def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix):
+    """Of ten classes with six images each, in two groups."""
+    names = ["train"] * 24 + ["validation"] * 12 + ["query", "gallery", "gallery"] * 8
+    rows = [
+        {"path": str(path), "label": 10 + i // 6, "split": names[i], "superlabel": f"g{i // 30}"}
+        for i, path in enumerate(sorted(photos_folder.rglob("*.png")))
+    ]
+    splits = open_at(write_table(tmp_path / f"table{suffix}", rows), validation_classes=0)
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     for name, part in zip(("train", "validation", "query", "gallery"), parts, strict=True):
-        expected = {row["path"] for row in split_rows if row["split"] == name}
+        expected = {row["path"] for row in rows if row["split"] == name}
         assert {part.name(i) for i in range(len(part))} == expected
     assert set(splits.train.labels) == {0, 1, 2, 3}
     assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}

@@ -60,7 +60,7 @@ def test_batches_follow_their_plans():
             np.testing.assert_array_equal(pixels_, crop.resize((16, 16), Image.Resampling.BICUBIC))
 
 
-@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_resumed_run_and_worker_processes_see_the_same_pixels(workers):
     """As in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
     rest = batches(random_dataset(), first=3, workers=workers)

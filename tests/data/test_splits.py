@@ -128,7 +128,6 @@ def test_unusable_copies_are_rejected(tmp_path, repository):
         [
             ("cub", lambda root: disk.write_cub(root, (101, 102)), "no training images"),
             ("cub", lambda root: disk.write_cub(root, (1, 2, 101)), "test part .* has 1 class"),
-            ("inshop", lambda root: disk.write_inshop(root, "gallery"), "no test images"),
         ]
     ):
         prepared(tmp_path / str(i), name, write)

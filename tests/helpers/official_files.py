@@ -5,9 +5,8 @@ content of broken files by image name. It returns the images of each split, in t
 """
 
 import io
+import pathlib
 import shutil
-import tarfile
-import zipfile
 import zlib
 from typing import NamedTuple
 
@@ -118,11 +117,8 @@ def write_sop(root):
     return _write(folder, splits)
 
 
-def write_inshop(root, left_out=None):
-    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery.
-
-    The images of the split that is left out are listed, but not written.
-    """
+def write_inshop(root):
+    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
     for number in range(1, 7):
@@ -134,7 +130,6 @@ def write_inshop(root, left_out=None):
             rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
-    splits.pop(left_out, None)
     return _write(folder, splits, subfolder="Img")
 
 
@@ -162,19 +157,11 @@ def write_omniglot(root, small=False):
 
 
 def pack(folder, archive):
-    """Packs a folder under its own name into a .zip, .tar or .tgz, then removes the folder."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive, "w") as packed:
-            for path in paths:
-                packed.write(path, path.relative_to(folder.parent).as_posix())
-    else:
-        with tarfile.open(archive, "w" if archive.suffix == ".tar" else "w:gz") as packed:
-            for path in paths:
-                packed.add(path, path.relative_to(folder.parent).as_posix())
+    """Packs a folder under its own name into a .zip or .tgz, then removes the folder."""
+    kind = "zip" if archive.suffix == ".zip" else "gztar"
+    packed = shutil.make_archive(archive.with_suffix(""), kind, folder.parent, folder.name)
+    pathlib.Path(packed).rename(archive)
     shutil.rmtree(folder)
-    return archive
 
 
 def picture(name, label):

@@ -4,27 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import inputs, match_ranks, ranks, recall_at_k, tiles
 from tests.helpers.exact_order import FUSED, true_order, true_ranks
 from tests.helpers.galleries import points
-
-
-@given(seed=st.integers(0, 2**32 - 1), dim=st.sampled_from([1, 3]), copies=st.integers(0, 12))
-@settings(max_examples=12, deadline=None)
-def test_small_galleries_with_many_ties(seed, dim, copies):
-    """With coordinates on a coarse grid, many distances are equal in both float64 and float32."""
-    rng = np.random.default_rng(seed)
-    x = rng.integers(-2, 3, size=(40, dim)) / 8
-    x[:copies] = x[0]
-    labels = rng.integers(0, 6, 40)
-    space = PoincareBall(0.0, None)
-    expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
-    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 
 
 def test_ranks_mark_queries_without_a_match():
