@@ -48,7 +48,7 @@ def test_it_is_short_and_its_own_test_passes(module):
     names["test_equals_a_plain_loop"]()
 
 
-@pytest.mark.parametrize("section", ["An analysis", "An encoder of another library"])
+@pytest.mark.parametrize("section", ["An analysis", "An engine", "An encoder of another library"])
 def test_the_code_of_a_section_is_a_module(section, monkeypatch):
     monkeypatch.setitem(sys.modules, "shown", types.ModuleType("shown"))
     module, line = shown(section)

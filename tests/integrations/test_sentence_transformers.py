@@ -121,18 +121,6 @@ def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos
     np.testing.assert_allclose(found["distances"][::3], expected, atol=2e-4)
 
 
-def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters, capsys):
-    run = small_runs.copy_with(runs / "grey", letters / "run", {"objective.c": 0.1})
-    commands.call("convert", f"--workdir={run}", "--output=letters.safetensors")
-    constructor = re.search(r"(?m)^  (model = timm.*)$", capsys.readouterr().out)[1]
-    line = (r"(?ms)^model = timm.*?\)\n", f"{constructor}\n")
-    found, model = shown("PyTorch and timm", 0, line, (r"\(32, 32\)", "(16, 16)")), hypjax.load(run)
-    points = model.embed(photos)
-    np.testing.assert_allclose(found["points"].numpy()[::3], points, atol=2e-5)
-    expected = model.space.distance(points[:, None], points)
-    np.testing.assert_allclose(found["distances"].numpy()[::3, ::3], expected, atol=2e-3)
-
-
 @pytest.mark.parametrize(
     "space",
     [
