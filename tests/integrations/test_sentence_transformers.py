@@ -1,6 +1,5 @@
 """Folders for sentence-transformers give what hypjax computes, and rank as its spaces do."""
 
-import re
 import runpy
 
 import numpy as np
@@ -50,13 +49,10 @@ def letters(photos_folder, tmp_path, monkeypatch):
     return tmp_path
 
 
-def shown(section, number=0, *changes):
-    """Runs a program of the manual with some changes; returns its variables."""
-    code, values = programs("take-it-with-you.md", section)[number], {}
-    for old, new in changes:
-        code, count = re.subn(old, lambda _, new=new: new, code)
-        assert count
-    exec(code, values)
+def shown(number):
+    """Runs a program of the manual; returns its variables."""
+    values = {}
+    exec(programs("take-it-with-you.md", "sentence-transformers")[number], values)
     return values
 
 
@@ -114,7 +110,7 @@ def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos
         convert(runs / "colour", letters / "gem", {"model.eval_pooling": "gem"})
     run, output = convert(runs / "colour", letters, WHOLE, "--features")
     output.rename("letters-features")
-    found, model = shown("sentence-transformers", 1), hypjax.load(run)
+    found, model = shown(1), hypjax.load(run)
     points = model.embed(photos)
     np.testing.assert_allclose(model.space.embed(found["features"][::3]), points, atol=2e-5)
     expected = model.space.distance(points[0], points)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import hypjax
+from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import find_export, open_gallery
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
@@ -145,6 +146,11 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
         assert status == expected and keyword in answer["error"], (path, answer)
     proxied = {"host": "photos.example", "origin": "https://photos.example"}
     assert ask(port, "POST", "/embed", image, **proxied)[0] == 200
+
+
+def test_the_gallery_of_another_run_is_refused(gallery):
+    with pytest.raises(UserError, match="another run"):
+        Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
 
 
 def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, gallery):
