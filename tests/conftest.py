@@ -29,7 +29,6 @@ _OPTIMISED = (
     "integrations/test_engines",
     "integrations/test_euclidean",
     "integrations/test_qdrant",
-    "integrations/test_shown_engine",
     "integrations/test_usearch",
     "geometry/test_layout",
     "retrieval/test_exactness",

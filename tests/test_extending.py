@@ -13,7 +13,6 @@ import pytest
 import hypjax
 from hypjax.config import default_config
 from hypjax.config.rules import validate
-from hypjax.data import views
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Product, Sphere
 from hypjax.geometry.registry import describe_space, space_of
@@ -21,7 +20,6 @@ from hypjax.objectives import Objective, create_objective, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.system import integrations
-from hypjax.types import View
 from tests.helpers import shown_objective
 
 
@@ -48,7 +46,7 @@ def test_it_is_short_and_its_own_test_passes(module):
     names["test_equals_a_plain_loop"]()
 
 
-@pytest.mark.parametrize("section", ["An analysis", "An encoder of another library"])
+@pytest.mark.parametrize("section", ["An analysis", "An engine", "An encoder of another library"])
 def test_the_code_of_a_section_is_a_module(section, monkeypatch):
     monkeypatch.setitem(sys.modules, "shown", types.ModuleType("shown"))
     module, line = shown(section)
@@ -120,11 +118,3 @@ def test_the_metrics_tell_the_first_places(monkeypatch):
     found = query_scores(points, [0, 0, 0, 1, 1, 1], metrics=names, space=Sphere())
     assert found["first_match"].tolist() == [1, 1, 1, 4, 1, 1]
     assert found["both_match"].tolist() == [1, 1, 1, 0, 1, 1]
-
-
-def test_the_view_is_the_middle_of_the_image():
-    (code,) = shown_objective.blocks("A view")
-    names = dict(vars(views))
-    exec(code, names)
-    frame = names["middle"](100, 60, View(32, 32, 3))
-    assert frame == views.Frame((100, 60), (10, 6, 80, 48))

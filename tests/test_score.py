@@ -82,9 +82,6 @@ def test_spaces_queries_and_splits(files, tmp_path, capsys):
     assert {name: scores[name] for name in expected} == {
         name: values.mean() for name, values in expected.items()
     }
-    labels = f"--queries={files}/q.npz", f"--query_labels={files}/q.npy"
-    commands.call("score", f"--embeddings={files}/f.npz", *labels, "--space=euclidean")
-    assert "9 queries of 9 classes among 90, in" in capsys.readouterr().out
 
 
 def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):

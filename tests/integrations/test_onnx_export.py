@@ -161,13 +161,12 @@ def test_each_space_has_its_points_and_projections(space):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-def test_principal_components_follow_the_points(whiten):
+def test_principal_components_follow_the_points():
     encoder = create_encoder("vit_tiny_patch16_224").clone(**SMALL)
     trained = embedder(encoder)
     features = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     points = np.asarray(BALL.embed(features))
-    trained.projection = fit(points, space=BALL, dim=3, whiten=whiten)
+    trained.projection = fit(points, space=BALL, dim=3, whiten=True)
     model = torch_model.TorchModel(trained)
     model.head = None
     with torch.inference_mode():
@@ -224,15 +223,12 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
     np.testing.assert_allclose(np.float64(distances[1:]), expected.distances[:9], atol=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_lower_precision_is_measured_on_test_images(precision, exported, monkeypatch):
+def test_lower_precision_is_measured_on_test_images(exported, monkeypatch):
     monkeypatch.setattr(onnx_file, "_LEAST_AGREEMENT", 0.5)  # The model is not trained.
-    output = exported / f"{precision}.onnx"
-    said = hypjax.load(exported / "run").to_onnx(output, precision)
+    output = exported / "int8.onnx"
+    said = hypjax.load(exported / "run").to_onnx(output, "int8")
     assert "for 256 test images of the run" in said
     assert output.stat().st_size < (exported / "model.onnx").stat().st_size
-    (images,) = onnxruntime.InferenceSession(output).get_inputs()
-    assert images.type == "tensor(uint8)"
 
 
 def test_models_that_disagree_are_not_written(exported, monkeypatch):
@@ -240,9 +236,6 @@ def test_models_that_disagree_are_not_written(exported, monkeypatch):
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given) + np.float32(2e-4))
     with pytest.raises(UserError, match="nothing was written"):
         model.to_onnx(exported / "wrong.onnx")
-    monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given)[::-1])
-    with pytest.raises(UserError, match="in int8"):
-        model.to_onnx(exported / "wrong.onnx", "int8")
     assert not list(exported.glob("*wrong*"))
 
 
@@ -252,8 +245,6 @@ def test_features_of_other_models_are_converted(tmp_path):
     config = load_config(f"{REPOSITORY}/configs/features.py", fields)
     small_runs.save_untrained(config, tmp_path / "run")
     model = hypjax.load(tmp_path / "run")
-    with pytest.raises(UserError, match="int8"):
-        model.to_onnx(tmp_path / "int8.onnx", "int8")
     model.to_onnx(tmp_path / "f.onnx")
     features = np.load(path)["features"]
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")

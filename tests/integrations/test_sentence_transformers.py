@@ -1,6 +1,5 @@
 """Folders for sentence-transformers give what hypjax computes, and rank as its spaces do."""
 
-import re
 import runpy
 
 import numpy as np
@@ -50,13 +49,10 @@ def letters(photos_folder, tmp_path, monkeypatch):
     return tmp_path
 
 
-def shown(section, number=0, *changes):
-    """Runs a program of the manual with some changes; returns its variables."""
-    code, values = programs("take-it-with-you.md", section)[number], {}
-    for old, new in changes:
-        code, count = re.subn(old, lambda _, new=new: new, code)
-        assert count
-    exec(code, values)
+def shown(number):
+    """Runs a program of the manual; returns its variables."""
+    values = {}
+    exec(programs("take-it-with-you.md", "sentence-transformers")[number], values)
     return values
 
 
@@ -114,23 +110,11 @@ def test_lengths_that_matter_are_refused_or_written_with_a_distance(runs, photos
         convert(runs / "colour", letters / "gem", {"model.eval_pooling": "gem"})
     run, output = convert(runs / "colour", letters, WHOLE, "--features")
     output.rename("letters-features")
-    found, model = shown("sentence-transformers", 1), hypjax.load(run)
+    found, model = shown(1), hypjax.load(run)
     points = model.embed(photos)
     np.testing.assert_allclose(model.space.embed(found["features"][::3]), points, atol=2e-5)
     expected = model.space.distance(points[0], points)
     np.testing.assert_allclose(found["distances"][::3], expected, atol=2e-4)
-
-
-def test_features_in_timm_have_the_distances_of_the_space(runs, photos, letters, capsys):
-    run = small_runs.copy_with(runs / "grey", letters / "run", {"objective.c": 0.1})
-    commands.call("convert", f"--workdir={run}", "--output=letters.safetensors")
-    constructor = re.search(r"(?m)^  (model = timm.*)$", capsys.readouterr().out)[1]
-    line = (r"(?ms)^model = timm.*?\)\n", f"{constructor}\n")
-    found, model = shown("PyTorch and timm", 0, line, (r"\(32, 32\)", "(16, 16)")), hypjax.load(run)
-    points = model.embed(photos)
-    np.testing.assert_allclose(found["points"].numpy()[::3], points, atol=2e-5)
-    expected = model.space.distance(points[:, None], points)
-    np.testing.assert_allclose(found["distances"].numpy()[::3, ::3], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from PIL import Image
 import hypjax
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import find_export, open_gallery
-from tests.helpers import commands
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
@@ -149,15 +148,9 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
     assert ask(port, "POST", "/embed", image, **proxied)[0] == 200
 
 
-def test_mistakes_of_the_command_are_one_sentence(untrained, file, model, gallery):
-    with server.listen("127.0.0.1", 0) as listener:
-        port = f"--port={listener.getsockname()[1]}"
-        with pytest.raises(UserError, match="--port"):
-            commands.call("serve", f"--workdir={untrained}", f"--gallery={file}", port)
+def test_the_gallery_of_another_run_is_refused(gallery):
     with pytest.raises(UserError, match="another run"):
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
-    with pytest.raises(UserError, match="no images"):
-        Searcher(model, model.gallery(gallery.ids[59]))
 
 
 def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, gallery):

@@ -17,12 +17,10 @@ from hypjax.training.setup import build
 from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
-stereographic = pytest.importorskip(
-    "geoopt.manifolds.stereographic.math", reason="needs the parity extra: geoopt"
-)
+recipe = pytest.importorskip("tests.parity.test_trajectory", reason="needs the parity extra")
 
 # The recipe, independent of hypjax's defaults, so that these are compared too.
-C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.1
+C, TEMPERATURE = 0.1, 0.1
 C_RATE, C_BOUNDS = 20, (0.05, 0.15)  # Of a curvature that is learned.
 RATE, WEIGHT_DECAY, BETAS, EPSILON, CLIP_NORM = 1e-4, 0.01, (0.9, 0.999), 1e-8, 3.0
 CLASSES, SAMPLES, WARMUP_SHARE = 16, 4, 10  # The first tenth of the steps warms up.
@@ -79,7 +77,8 @@ def trained_by_torch(config, space, rate=RATE, learned=False):
     rows = []
     for step in range(steps):
         c, t = log_c.exp(), log_t.exp()
-        loss = pairwise_loss(head(features[setup.plans(step).ids]), space, c, t)
+        outputs = head(features[setup.plans(step).ids])
+        loss = recipe.recipe_loss(outputs, space, SAMPLES, c, t)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
@@ -89,7 +88,9 @@ def trained_by_torch(config, space, rate=RATE, learned=False):
         rows.append([float(x.detach()) for x in (loss, norm, c, t)])
     with torch.no_grad():
         found = head(torch.tensor(splits.test.vectors))
-        recall = recall_at_1(distances(found, space, log_c.exp()), torch.tensor(splits.test.labels))
+        recall = recall_at_1(
+            recipe.recipe_distances(found, space, log_c.exp()), torch.tensor(splits.test.labels)
+        )
     kernel, bias = head.weight.detach().numpy().T, head.bias.detach().numpy()
     return Head(*np.array(rows).T, kernel, bias, recall)
 
@@ -100,37 +101,6 @@ def rate_factor(step, steps):
     if step < warmup:
         return step / warmup
     return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
-
-
-def distances(features, space, c):
-    """Of all pairs (Ermolov et al., 2022, Eqs. 2 and 4)."""
-    if space == "sphere":
-        points = torch.nn.functional.normalize(features, dim=-1)
-        return 2 - 2 * points @ points.T
-    norms = features.norm(dim=-1, keepdim=True)
-    clipped = features * (RADIUS / norms).clamp(max=1)
-    points = stereographic.expmap0(clipped, k=-c)
-    lengths = points.square().sum(dim=-1)
-    squares = (points[:, None] - points[None]).square().sum(dim=-1)
-    ratio = 2 * c * squares / ((1 - c * lengths[:, None]) * (1 - c * lengths[None]))
-    # arcosh(1 + z), of which the derivative is infinite at z = 0: an image and itself, or its copy.
-    same = squares == 0
-    ratio = ratio.masked_fill(same, 1.0)
-    return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / c**0.5).masked_fill(same, 0.0)
-
-
-def pairwise_loss(features, space, c, temperature):
-    """Eq. 5 for each pair of samples: image i of a batch is sample i mod 4 of class i // 4."""
-    logits = -distances(features, space, c) / temperature
-    logits = logits.reshape(CLASSES, SAMPLES, CLASSES, SAMPLES)
-    itself, positives = torch.eye(CLASSES, dtype=torch.bool), torch.arange(CLASSES)
-    total = 0
-    for i in range(SAMPLES):
-        within = logits[:, i, :, i].masked_fill(itself, -torch.inf)
-        for j in set(range(SAMPLES)) - {i}:
-            candidates = torch.cat([logits[:, i, :, j], within], dim=1)
-            total = total + torch.nn.functional.cross_entropy(candidates, positives)
-    return total
 
 
 def recall_at_1(found, labels):

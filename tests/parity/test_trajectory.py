@@ -19,7 +19,9 @@ from hypjax.types import Batch
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
-geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
+stereographic = pytest.importorskip(
+    "geoopt.manifolds.stereographic.math", reason="needs the parity extra: geoopt"
+)
 
 TINY = {"patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "head_dim": 6}
 SIDE, STEPS = 32, 30
@@ -193,7 +195,7 @@ def transcribed(features, space, samples, labels, memory):
     return recipe_loss(features, space, samples)
 
 
-def recipe_distances(features, space):
+def recipe_distances(features, space, c=C):
     """Distances of all pairs from the head's outputs (Eqs. 2 and 4; HypMix, Eqs. 9 and 10)."""
     if space == "mix":
         features = torch.nn.functional.normalize(features, dim=-1)
@@ -203,16 +205,16 @@ def recipe_distances(features, space):
     if space == "sphere":
         points = torch.nn.functional.normalize(features, dim=-1)
         return 2 - 2 * points @ points.T
-    ball = geoopt.PoincareBall(c=torch.tensor(C, dtype=features.dtype))
+    k = -torch.as_tensor(c, dtype=features.dtype)
     norms = features.norm(dim=-1, keepdim=True)
-    points = ball.expmap0(features * (RADIUS / norms).clamp(max=1), project=False)
-    return ball.dist(points[:, None], points[None])
+    points = stereographic.expmap0(features * (RADIUS / norms).clamp(max=1), k=k)
+    return stereographic.dist(points[:, None], points[None], k=k)
 
 
-def recipe_loss(features, space, samples):
+def recipe_loss(features, space, samples, c=C, temperature=TEMPERATURE):
     """Eq. 5, one pair of subsets at a time; image i is sample i mod d of class i // d."""
     classes = len(features) // samples
-    logits = -recipe_distances(features, space) / TEMPERATURE
+    logits = -recipe_distances(features, space, c) / temperature
     logits = logits.reshape(classes, samples, classes, samples)
     same_image, positives = torch.eye(classes, dtype=torch.bool), torch.arange(classes)
     total = 0
