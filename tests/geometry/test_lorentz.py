@@ -167,3 +167,9 @@ def test_curvature_zero_is_flat():
     s = flat[0] ** 2  # d² = 4q·(1 − c·q/3), q = s/4 − c(‖x‖² − ‖y‖²)²/16, to first order in c.
     expected = -((xx - yy) ** 2) / (8 * flat[0]) - flat[0] * s / 24
     np.testing.assert_allclose(slope, expected, rtol=1e-5)
+
+
+def test_a_matrix_has_a_row_for_each_point_of_the_first_and_a_column_for_the_second(float64):
+    x, y = FEATURES[:5], FEATURES[5:9]
+    expected = programs.dist(x[:, None], y, 0.1)
+    np.testing.assert_allclose(programs.dist_matrix(x, y, 0.1), expected, rtol=1e-8)
