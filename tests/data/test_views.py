@@ -13,7 +13,7 @@ from hypjax.data.dataset import fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
-from hypjax.data.views import ResizeCrop
+from hypjax.data.views import ResizeCrop, centre_crop
 from hypjax.system.array_cache import ArrayCache
 from hypjax.training.setup import build
 from hypjax.types import View
@@ -91,3 +91,9 @@ def test_views_are_built_from_the_configuration(photos_folder):
     assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
     assert View.of(setup.config.data) == View(16, 20, 3, "squash")
+
+
+def test_the_centre_crop_is_the_middle_square_of_the_resized_image():
+    view = View(16, 20, 3, "centre_crop")
+    assert centre_crop(40, 60, view) == ((20, 30), (2, 7, 16, 16))
+    assert centre_crop(50, 30, view) == ((33, 20), (8, 2, 16, 16))

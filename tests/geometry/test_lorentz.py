@@ -128,75 +128,7 @@ def test_curvature_zero_is_flat():
     np.testing.assert_allclose(slope, expected, rtol=1e-5)
 
 
-def exact_angles(x, y, c):
-    """acos((y_t + x_t·c⟨x, y⟩)/(‖x‖·√((c⟨x, y⟩)² − 1)))."""
-    found = []
-    with mpmath.workdps(60):
-        c = mpmath.mpf(float(c))
-        dot = lambda a, b: mpmath.fsum(u * v for u, v in zip(a, b, strict=True))  # noqa: E731
-        for pair in zip(x, y, strict=True):
-            a, b = ([mpmath.mpf(float(v)) for v in vector] for vector in pair)
-            a_time, b_time = (mpmath.sqrt(1 / c + dot(z, z)) for z in (a, b))
-            inner = c * (dot(a, b) - a_time * b_time)
-            cosine = (b_time + a_time * inner) / mpmath.sqrt(dot(a, a) * (inner**2 - 1))
-            found.append(float(mpmath.acos(cosine)))
-    return found
-
-
-@pytest.mark.parametrize("c", [0.01, 1.0])
-def test_angles_equal_the_closed_form(float64, c):
-    """Near the origin and far out, at all angles, for points at any distance and close ones."""
-    for radius in (1e-6, 0.1, 1, 5, 10):
-        x, y = pairs(
-            (radius, radius + 1), c, np.concatenate([np.geomspace(1e-6, 1, 6), [np.pi / 2, 3.1]])
-        )
-        for other in (y, x + 1e-4 * (y - x)):
-            expected = exact_angles(x, other, c)
-            np.testing.assert_allclose(angle(x, other, c), expected, rtol=1e-6, atol=1e-9)
-
-
-def test_half_apertures_equal_the_closed_form_and_in_flat_space_cones_are_half_spaces(float64):
-    radii = np.geomspace(0.2001, 1e5, 9)
-    x = radii[:, None] * unit(np.random.default_rng(2).normal(size=(9, 5)))
-    for c in (0.01, 1.0):
-        np.testing.assert_allclose(aperture(x / np.sqrt(c), c), np.arcsin(0.2 / radii), rtol=1e-10)
-    y = np.random.default_rng(4).normal(size=x.shape)
-    cosine = np.sum(unit(x) * unit(y - x), axis=1)
-    np.testing.assert_allclose(angle(x, y, 0.0), np.arccos(cosine), rtol=1e-10)
-    assert np.all(aperture(x, 0.0) == np.pi / 2)
-
-
-def test_gradients_of_cones_are_finite_differences(float64):
-    x, y, u, v = np.random.default_rng(5).normal(size=(4, 4, 3))
-
-    @jax.jit
-    def total(step, c):
-        at, to, curvature = x + step * u, y + step * v, c * (1 + step)
-        return jnp.sum(cones.exterior_angle(at, to, curvature) + cones.half_aperture(at, curvature))
-
-    for c in (0.3, 5.0):
-        expected = (total(1e-6, c) - total(-1e-6, c)) / 2e-6
-        np.testing.assert_allclose(jax.jit(jax.grad(total))(0.0, c), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("c", [0.0, 1e-12, 0.1, 10.0])
-def test_gradients_of_cones_are_finite_everywhere(c):
-    rng = np.random.default_rng(6)
-    v, w = rng.normal(size=(2, 6)).astype(np.float32)
-    far, tiny = 5e4 / max(c, 1e-3) ** 0.5, 1e-30 * v
-    cases = [(v, v), (0 * v, w), (v, 0 * v), (0 * v, 0 * v), (v, 2 * v), (v, v / 2), (v, v + tiny)]
-    x, y = np.stack([*cases, (tiny, w), (tiny, tiny), (far * v, -far * w)], axis=1)
-    slopes = jax.jit(jax.grad(lambda *a: jnp.sum(cones.exterior_angle(*a)), (0, 1, 2)))(x, y, c)
-    edge = 0.2 * unit(v) / max(np.sqrt(c), 1e-6)
-    edges = (edge * np.linspace(1 - 1e-6, 1 + 1e-6, 20)[:, None]).astype(np.float32)
-    apertures = jax.jit(jax.grad(lambda *a: jnp.sum(cones.half_aperture(*a)), (0, 1)))
-    for found in (*slopes, *apertures(x, c), *apertures(edges, c)):
-        assert np.all(np.isfinite(found))
-
-
-def test_there_is_a_right_angle_where_there_is_none_and_zero_on_the_ray():
-    x = np.array([[1.0, 2], [0, 0], [1, 2], [1, 2], [np.nan, 1]])
-    y = np.array([[1.0, 2], [3, 1], [2, 4], [0.5, 1], [0, 1]])
-    found = np.asarray(angle(x, y, 0.1))
-    np.testing.assert_allclose(found[:4], [np.pi / 2, np.pi / 2, 0, np.pi], atol=1e-6)
-    assert np.isnan(found[4]) and np.isnan(aperture(x, 0.1)[4])
+def test_a_matrix_has_a_row_for_each_point_of_the_first_and_a_column_for_the_second(float64):
+    x, y = FEATURES[:5], FEATURES[5:9]
+    expected = programs.dist(x[:, None], y, 0.1)
+    np.testing.assert_allclose(programs.dist_matrix(x, y, 0.1), expected, rtol=1e-8)
