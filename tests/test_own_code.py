@@ -17,6 +17,7 @@ from hypjax import objectives
 from hypjax.config import custom, validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
+from hypjax.inference.weights import restore_models
 from hypjax.models import create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.objectives import OBJECTIVES, Objective, create_objective
@@ -150,7 +151,7 @@ class SpaceLoss(Objective):
 
 def test_a_folder_without_a_run_of_a_loss_is_named(tmp_path):
     config = small_runs.load("unused")
-    own.choose_own_objective(config, SpaceLoss(BALL))
+    custom.choose_custom_objective(config, SpaceLoss(BALL))
     with pytest.raises(UserError, match="holds no checkpoint"):
         restore_models(tmp_path, config)
 

@@ -1,8 +1,6 @@
 """The hyperboloid against the ball, whose closed forms are tested, and its entailment cones."""
 
 import jax
-import jax.numpy as jnp
-import mpmath
 import numpy as np
 import pytest
 

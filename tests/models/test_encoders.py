@@ -17,9 +17,9 @@ from hypjax.models import (
     VisionTransformer,
     attention,
     create_embedder,
-    cut,
     layers,
 )
+from hypjax.models.split_at_block import highest_frozen, lower_blocks, upper_blocks
 
 SMALL = dict(image_size=16, patch_size=8, width=24, depth=2, num_heads=3)
 images = np.random.default_rng(0).normal(size=(3, 16, 24, 3)).astype(np.float32)
@@ -199,8 +199,8 @@ def test_the_upper_part_embeds_what_the_lower_part_computes(encoder, block):
     @jax.jit
     def compute(images):
         params = encoder.init(jax.random.key(1), images)["params"]
-        kept = cut.lower(encoder, block, params, images)
-        upper = cut.upper(encoder, block, params, kept, jnp.zeros_like(images[:1]))
+        kept = lower_blocks(encoder, block, params, images)
+        upper = upper_blocks(encoder, block, params, kept, jnp.zeros_like(images[:1]))
         return kept, upper, encoder.apply({"params": params}, images)
 
     images = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
@@ -210,11 +210,11 @@ def test_the_upper_part_embeds_what_the_lower_part_computes(encoder, block):
 
 
 def test_the_highest_frozen_block_has_only_frozen_layers_below():
-    assert cut.highest_frozen(VIT, ["block_2", "norm"]) == "block_1"
-    assert cut.highest_frozen(VIT, ["block_1"]) == "block_0"
-    assert cut.highest_frozen(VIT, ["block_2", "cls_token"]) is None
-    assert cut.highest_frozen(VIT, ["block_0"]) is None
-    assert cut.highest_frozen(CONVNEXT, ["stage_1_block_1"]) == "stage_1_block_0"
-    assert cut.highest_frozen(CONVNEXT, ["stage_1_downsample"]) == "stage_0_block_0"
+    assert highest_frozen(VIT, ["block_2", "norm"]) == "block_1"
+    assert highest_frozen(VIT, ["block_1"]) == "block_0"
+    assert highest_frozen(VIT, ["block_2", "cls_token"]) is None
+    assert highest_frozen(VIT, ["block_0"]) is None
+    assert highest_frozen(CONVNEXT, ["stage_1_block_1"]) == "stage_1_block_0"
+    assert highest_frozen(CONVNEXT, ["stage_1_downsample"]) == "stage_0_block_0"
     upper = [f"stage_5_block_{i}" for i in range(4)] + ["stage_6_block_0", "head_conv"]
-    assert cut.highest_frozen(EfficientNetLite(image_size=32), upper) == "stage_4_block_2"
+    assert highest_frozen(EfficientNetLite(image_size=32), upper) == "stage_4_block_2"

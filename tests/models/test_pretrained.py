@@ -41,7 +41,7 @@ from hypjax.models.pretrained import (
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
-from hypjax.training import optim
+from hypjax.training import optim, train
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)

@@ -12,11 +12,11 @@ from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
 from hypjax.geometry.learned import (
     bounds,
-    first_parameters,
-    learned_numbers,
-    learned_values,
-    projected,
-    values,
+    initial_scalars,
+    learned_scalars,
+    scalar_parameters,
+    scalar_values,
+    within_bounds,
 )
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES, Spec, create_objective
@@ -102,7 +102,7 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
         moved = objective.with_scalars(scalar_values(learned))
         return loss_of(moved, ({}, {}), features, np.repeat(np.arange(3), 2))[0]
 
-    assert all(slopes(first_parameters(learned_numbers(config.objective)))["log_curvatures"] != 0)
+    assert all(slopes(scalar_parameters(initial_scalars(config.objective)))["log_curvatures"] != 0)
     config.objective.curvatures = (0.2,)
     with pytest.raises(UserError, match="2 numbers, one for each part with a curvature"):
         validate(config)
@@ -121,19 +121,19 @@ def test_the_space_before_training_is_that_of_the_configuration():
 
 @pytest.mark.parametrize("c", [0.01, 0.1, 1 / 3, 10.0])
 def test_a_space_has_the_curvature_of_its_parameters(c):
-    params = first_parameters({"c": c})
+    params = scalar_parameters({"c": c})
     assert params == {"log_c": np.log(np.float32(c))} and params["log_c"].dtype == np.float32
-    found = BALL.with_scalars(values(params))
+    found = BALL.with_scalars(scalar_values(params))
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
-    assert type(found.c) is float and np.float32(found.c) == np.float32(values(params)["c"])
+    assert type(found.c) is float and np.float32(found.c) == np.float32(scalar_values(params)["c"])
     assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
 
 
 def test_projection_moves_numbers_to_the_nearer_bound():
     fields = default_config("hypmix").objective
     fields.learn_c, fields.curvatures, fields.learn = True, (1e-5, 0.1, 99.0), ("ball_weight",)
-    outside = first_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
-    found = values(projected(outside, bounds(fields)))
+    outside = scalar_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
+    found = scalar_values(within_bounds(outside, bounds(fields)))
     assert found["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
     assert found["ball_weight"] == pytest.approx(30.0)
