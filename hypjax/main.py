@@ -101,7 +101,7 @@ def main(overrides: list[str]) -> None:
         else:
             evaluate(config, workdir)
     else:
-        from hypjax.training.train import train_and_evaluate
+        from hypjax.train import train_and_evaluate
 
         report = _write_report if config.run.report else None
         train_and_evaluate(config, workdir, profile, stopwatch.launch(), report)

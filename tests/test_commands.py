@@ -39,7 +39,7 @@ import hypjax, {", ".join(f"hypjax.{name}" for name in ALL)}
 assert 'workdir' not in flags.FLAGS and {{'load', 'push', 'Model'}} <= set(dir(hypjax))
 assert not {{'jax', 'numpy', 'ml_collections', 'matplotlib'}} & set(sys.modules)
 sys.modules['tensorflow'] = sys.modules['torch'] = None  # Importing them is an error.
-import hypjax.training.train, hypjax.evaluate
+import hypjax.train, hypjax.evaluate
 assert hypjax.load and 'matplotlib' not in sys.modules
 """
     done = python("-c", program)

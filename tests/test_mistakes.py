@@ -5,9 +5,8 @@ import tempfile
 import jax
 import pytest
 
-from hypjax import errors, evaluate
+from hypjax import errors, evaluate, train
 from hypjax.runs.images import open_splits
-from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
+from hypjax import train
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.training import train
 from tests.helpers.small_runs import step_metrics
 from tests.training.test_interruptions import assert_same_run
 

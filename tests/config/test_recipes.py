@@ -13,8 +13,8 @@ from hypjax.errors import UserError
 from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
 from hypjax.models.split_at_block import highest_frozen
+from hypjax.train import train_and_evaluate
 from hypjax.training.optim import split_frozen
-from hypjax.training.train import train_and_evaluate
 from hypjax.types import View
 
 

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import parallel
+from hypjax import parallel, train
 from hypjax.data import device_crops, pixels
 from hypjax.data.device_cache import fill, lay_out
 from hypjax.data.plans import Plan
 from hypjax.data.views import Frame, RandomCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
-from hypjax.training import train
 from hypjax.training.setup import build
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
-from hypjax.training import setup, states, train
+from hypjax.training import setup, states
 from hypjax.training.step import create_state
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

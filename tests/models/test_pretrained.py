@@ -10,6 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
@@ -41,7 +42,7 @@ from hypjax.models.pretrained import (
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
-from hypjax.training import optim, train
+from hypjax.training import optim
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)

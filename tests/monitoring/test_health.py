@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
-from hypjax.training import train
 from hypjax.training.results import print_results
 from tests.helpers import small_runs
 

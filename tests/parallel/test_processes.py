@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
-from hypjax import parallel
+from hypjax import parallel, train
 from hypjax.errors import TryAgainError, UserError
 from hypjax.parallel import processes
-from hypjax.training import train
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair, python
 

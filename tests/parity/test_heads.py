@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.inference.weights import restore_best
-from hypjax.training import train
 from hypjax.training.head_init import pca_head
 from hypjax.training.setup import build
 from tests.helpers import small_runs

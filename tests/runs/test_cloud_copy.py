@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from hypjax import train
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.model import load
@@ -17,7 +18,7 @@ from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.cloud_copy import CloudCopy, reading
-from hypjax.training import loop, train
+from hypjax.training import loop
 from tests.helpers import small_runs
 
 URL = "bucket://runs/a"

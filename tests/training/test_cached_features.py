@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax import train
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
-from hypjax.training import train
 from hypjax.training.input import open_input
 from hypjax.training.setup import build
 from hypjax.training.states import random_state

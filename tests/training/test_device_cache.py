@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hypjax.training import train
+from hypjax import train
 from tests.helpers import small_runs
 
 SMALL = ["run.log_every=1", "eval.every=0"]

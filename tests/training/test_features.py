@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import recall_at_k
-from hypjax.training import train
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state

@@ -8,13 +8,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import hypjax
-from hypjax import evaluate
+from hypjax import evaluate, train
 from hypjax.errors import UserError
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Spec
-from hypjax.training import lora, optim, states, train
+from hypjax.training import lora, optim, states
 from hypjax.training.setup import check_paths
 from hypjax.training.step import make_train_step
 from tests.helpers import commands, small_runs

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from hypjax import train
 from hypjax.config import load_config, validate
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training import setup, train
+from hypjax.training import setup
 from hypjax.training.setup import fit_to_images
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_without_images

@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from hypjax.training import train
+from hypjax import train
 from tests.helpers import small_runs
 
 STEADY = ["train.total_steps=12", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]

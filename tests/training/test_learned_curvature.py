@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hypjax
+from hypjax import train
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.config import load_config
@@ -17,7 +18,6 @@ from hypjax.inference.weights import restore_models
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
-from hypjax.training import train
 from tests.helpers import commands, small_runs
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")

@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.training import setup, states, train
+from hypjax.training import setup, states
 from hypjax.training.input import Input
 from tests.helpers import object_files, small_runs
 
