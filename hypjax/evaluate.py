@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
 from hypjax.errors import redacted
-from hypjax.geometry.learned import initial_scalars, named_scalars, scalar_parameters
+from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.run import Run
@@ -57,7 +57,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     processes.require_same(splits.fingerprints)
     if folder is not None:
         require_provenance(folder, {"images": splits.fingerprint})
-    shapes = model_shapes(run.embedder.model, View.of(config.data))
+    scalars = initial_scalars(config.objective)
+    shapes = model_shapes(run.embedder.model, View.of(config.data), scalars)
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, shapes)
         for name in processes.from_first(lambda: list(models))
@@ -126,7 +127,7 @@ def pretrained_features(
 def _pretrained(run: Run) -> PyTree:
     """Reads the parameters of a pretrained encoder, in all processes."""
     config, model = run.config, run.embedder.model
-    params = {"scalars": scalar_parameters(initial_scalars(config.objective))}
+    params = initial_parameters(initial_scalars(config.objective))
     if model.encoder.takes_pixels:
         shapes = model_shapes(model, View.of(config.data))["encoder"]
         read = functools.partial(pretrained_encoder, config, model.encoder)

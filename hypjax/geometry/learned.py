@@ -48,6 +48,11 @@ def scalar_parameters(scalars: Scalars) -> dict[str, Float[Array, "..."]]:
     return {f"log_{name}": jnp.float32(np.log(start)) for name, start in scalars.items()}
 
 
+def initial_parameters(scalars: Scalars) -> dict[str, ScalarParameters]:
+    """The part "scalars" of a model's parameters before training; empty if none is learned."""
+    return {"scalars": scalar_parameters(scalars)} if scalars else {}
+
+
 def scalar_values(params: ScalarParameters) -> dict[str, Any]:
     """Values of scalars by name: floats, or tuples of floats for vectors.
 

@@ -124,7 +124,8 @@ def restore_best(workdir: pathlib.Path, config: ConfigDict | None = None) -> Tra
 
 
 def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    shapes, latest = model_shapes(model, View.of(config.data)), None
+    scalars, latest = learned.initial_scalars(config.objective), None
+    shapes = model_shapes(model, View.of(config.data), scalars)
     if has_checkpoint(run):
         checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
         with contextlib.closing(checkpoints):
@@ -147,8 +148,7 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
         params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
-        if model.initial_scalars:
-            first = learned.scalar_parameters(dict(model.initial_scalars))
+        if first := learned.scalar_parameters(learned.initial_scalars(config.objective)):
             params["scalars"] = files.published_scalars(folder, first)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error

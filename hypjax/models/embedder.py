@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.geometry import learned
+from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, custom_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
@@ -25,20 +25,14 @@ class Embedder(nn.Module):
     (Hyp-ViT, Section 3.2), perhaps after a LayerNorm without parameters (ε = 1e-5, as in HIER's
     code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
     encoder's dimension. The head's output is not yet mapped into any space.
-
-    `initial_scalars` are the objective's learned scalars before training, by name. Only their
-    parameters live here, see `hypjax.geometry.learned`; no module reads them.
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
-    initial_scalars: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
     def setup(self) -> None:
-        """Declares the head, and the learned scalars if there are any."""
-        if self.initial_scalars:
-            self.param("scalars", lambda key: learned.scalar_parameters(dict(self.initial_scalars)))
+        """Declares the head."""
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":
@@ -79,9 +73,8 @@ def create_embedder(
     To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
-    scalars = tuple(learned.initial_scalars(config.objective).items())
     if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, scalars)
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -100,12 +93,16 @@ def create_embedder(
         kernel = config.run.attention if cores else "xla"
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder, dim, model.head, scalars)
+    return Embedder(encoder, dim, model.head)
 
 
-def model_shapes(model: Embedder, view: View) -> PyTree:
-    """A tree of `jax.ShapeDtypeStruct` of a model's parameters, without computing them."""
-    return jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))["params"]
+def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) -> PyTree:
+    """A tree of `jax.ShapeDtypeStruct` of a model's parameters, without computing them.
+
+    Those of learned scalars are added, see `hypjax.geometry.learned.initial_scalars`.
+    """
+    init = jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))
+    return init["params"] | jax.eval_shape(lambda: initial_parameters(scalars or {}))
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.geometry.learned import CURVATURES, bounds, initial_scalars
+from hypjax.geometry.learned import CURVATURES, Scalars, bounds, initial_scalars
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Group, Objective, create_objective
 from hypjax.training.lora import Lora
@@ -21,7 +21,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective  # With scalars as they are before training.
+    objective: Objective  # Its scalars are those before training.
+    scalars: Scalars  # Those that are learned.
     bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
@@ -48,9 +49,10 @@ def build_learner(
     model = model or create_embedder(config, device=mesh.devices.flat[0])
     train, fields, objective = config.train, config.objective, create_objective(config)
     schedule = learning_rate(config.optim, train.total_steps)
+    scalars = initial_scalars(fields)
     learned = [
         Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in initial_scalars(fields)
+        for name in scalars
     ]
     rates = None
     if (decay := config.optim.layer_decay) != 1:
@@ -60,6 +62,7 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
+        scalars=scalars,
         bounds=bounds(fields),
         optimizer=configured_optimizer(
             config.optim, schedule, objective.groups, learned, **options

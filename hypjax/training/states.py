@@ -93,7 +93,7 @@ def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
     config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
-    shapes = model_shapes(learner.model, learner.view)
+    shapes = model_shapes(learner.model, learner.view, learner.scalars)
     parts = ("encoder", "head", "scalars") if config.model.load_head else ("encoder",)
     loaded = [part for part in parts if part in shapes]
 

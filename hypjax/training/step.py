@@ -13,7 +13,12 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import named_scalars, scalar_values, within_bounds
+from hypjax.geometry.learned import (
+    initial_parameters,
+    named_scalars,
+    scalar_values,
+    within_bounds,
+)
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import drop_path_factors
@@ -52,7 +57,10 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
         if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
-    params = {"model": variables["params"], "objective": objective_params}
+    params = {
+        "model": variables["params"] | initial_parameters(learner.scalars),
+        "objective": objective_params,
+    }
     if learner.lora is not None:
         key = jax.random.fold_in(model_key, 0)
         params = lora.with_adapters(params, learner.lora, learner.frozen, key)
