@@ -80,10 +80,10 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     ids=["muon", "learned_curvature", "cached_features"],
 )
 def test_other_runs_resume_to_the_same_result(photos_folder, tmp_path, fields):
-    fields = [*fields, "train.total_steps=4", "run.checkpoint_every=1"]
+    fields = [*fields, "train.total_steps=6", "run.checkpoint_every=1"]
     config = small_runs.load(photos_folder, *fields)
     train.train_and_evaluate(config, tmp_path / "whole")
-    with small_runs.interrupted_after(2):
+    with small_runs.interrupted_after(4):
         train.train_and_evaluate(config, tmp_path / "resumed")
     train.train_and_evaluate(config, tmp_path / "resumed")
     assert_same_run(tmp_path / "resumed", tmp_path / "whole", least=20)
