@@ -1,15 +1,19 @@
 """The report of runs."""
 
 import re
+import shutil
 
 import pytest
 
+from hypjax import train
+from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
 from hypjax.runs.files import read_results
 from hypjax.runs.images import open_splits
-from hypjax.runs.workdir import saved_config
+from hypjax.runs.workdir import read_warnings, saved_config
+from hypjax.system import console
 from tests.helpers import commands, small_runs
 
 
@@ -46,3 +50,16 @@ def test_searches_and_classes_are_those_of_the_results(run):
         assert search.query not in search.hits
         assert search.right == [test.labels[i] == test.labels[search.query] for i in search.hits]
     assert sum(each.recall * each.queries for each in found.classes) == pytest.approx(18 * recall)
+
+
+@pytest.mark.slow
+def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(run, tmp_path / "written")
+    (copy / "results.json").unlink()
+    told = "hypjax.train.print_results"
+    monkeypatch.setattr(told, lambda *_: console.warn("<few> classes"))
+    train.train_and_evaluate(saved_config(copy), copy, report=write_own_report)
+    assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
+    page = (copy / "report.html").read_text()
+    assert "written" in page and "&lt;few&gt; classes" in page
+    assert "<few> classes" in read_warnings(copy)

@@ -9,6 +9,7 @@ from hypjax import train
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.runs.workdir import Workdir, saved_config
+from tests.helpers import small_runs
 from tests.helpers.small_runs import step_metrics
 from tests.training.test_interruptions import assert_same_run
 
@@ -53,6 +54,17 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path):
     train.train_and_evaluate(saved_config(run), tmp_path)
     assert_same_run(tmp_path, run, least=40)
     assert step_metrics(tmp_path) == step_metrics(run)
+
+
+def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_folder, tmp_path):
+    config = small_runs.load(photos_folder, "train.total_steps=6")
+    small_runs.save_untrained(config, tmp_path)  # Random weights of steps 3, its best, and 6.
+    found = evaluate(config, tmp_path)
+    assert found.keys() == {"step 6", "best"} and found["step 6"] != found["best"]
+    (tmp_path / "results.json").write_text("{}")
+    assert evaluate(config, tmp_path) == {"final": found["step 6"], "best": found["best"]}
+    shutil.rmtree(tmp_path / "checkpoints/6")
+    assert evaluate(config, tmp_path) == {"step 3": found["best"], "best": found["best"]}
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):

@@ -1,5 +1,6 @@
 """Embedding and searching own images."""
 
+import dataclasses
 import itertools
 import pathlib
 import shutil
@@ -72,6 +73,18 @@ def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(
         read.search_vectors()
 
 
+def embed_two_batches(embedder, path, images):
+    batches = embedder.batches
+
+    def interrupted(dataset, few):
+        yield from itertools.islice(batches(dataset, few=few), 2)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(embedder, "batches", interrupted)
+        embedder.embed_to(path, images)
+
+
 def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
     paths = find_images(str(photos_folder)).names.tolist()
     broken = tmp_path / "broken.png"
@@ -79,14 +92,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     found = given_images([*paths[:5], str(broken), *paths[5:]])
     whole = embedder.embed_to(tmp_path / "whole.npz", found)
     batches, seen = embedder.batches, []
-
-    def interrupted(dataset, few):
-        yield from itertools.islice(batches(dataset, few=few), 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(embedder, "batches", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        embedder.embed_to(tmp_path / "g.npz", found)
+    embed_two_batches(embedder, tmp_path / "g.npz", found)
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]
@@ -96,6 +102,30 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
     assert resumed.unreadable == whole.unreadable == {str(broken): "not an image"}
+
+
+def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed(
+    run, embedder, gallery, photos_folder, tmp_path
+):
+    found, path = find_images(str(photos_folder)), tmp_path / "g.npz"
+    renamed = dataclasses.replace(found, class_names=np.array(["x", *found.class_names[1:]]))
+    rolled = found.take(np.roll(np.arange(len(found)), 1))
+    for model, images in ((embedder, renamed), (embedder, rolled), (load(run, "encoder"), found)):
+        gallery.save(path)
+        with pytest.raises(UserError, match="exists already"):
+            model.embed_to(path, images)
+        path.unlink()
+        embed_two_batches(embedder, path, found)
+        expected = model.embed_images(images).vectors
+        np.testing.assert_array_equal(model.embed_to(path, images).vectors, expected)
+
+
+def test_a_projection_of_another_model_is_not_used(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    for path in (tmp_path / "run/projections").iterdir():
+        path.rename(path.with_name(f"encoder-0{path.name[9:]}"))
+    with pytest.raises(UserError, match="holds no projection of its encoder's embeddings"):
+        load(tmp_path / "run", "encoder")
 
 
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):

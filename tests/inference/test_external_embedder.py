@@ -130,12 +130,19 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
         task_of(damaged, judgements=judged)
 
 
-def test_what_is_no_encoder_is_refused(monkeypatch):
+def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
     with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
         open_encoder("vit_small")
-    monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.random.normal(size=(len(x), 3)))
-    with pytest.raises(UserError, match="embeds one image in different ways"):
-        ExternalEmbedder("own:thumbnail", Thumbnails())
+    for features, message in (
+        (lambda self, x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
+        (lambda self, x: np.random.normal(size=(len(x), 3)), "embeds one image in different ways"),
+    ):
+        monkeypatch.setattr(Thumbnails, "features", features)
+        with pytest.raises(UserError, match=message):
+            ExternalEmbedder("own:thumbnail", Thumbnails())
+    monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
+    with pytest.raises(UserError, match="class0/0.png is not finite"):
+        embedder.embed_images(find_images(str(photos_folder)), few=True)
 
 
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):

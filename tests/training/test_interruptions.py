@@ -70,11 +70,23 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
 
 
 @pytest.mark.slow
-def test_a_run_of_another_optimiser_resumes_to_the_same_result(photos_folder, tmp_path):
-    fields = ["optim.name=muon", "train.total_steps=4", "train.probe_steps=1"]
-    config = small_runs.load(photos_folder, *fields, "run.checkpoint_every=1")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["optim.name=muon", "train.probe_steps=1"],
+        ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9"],
+        ["train.cached_features=True", "optim.frozen=encoder"],
+    ],
+    ids=["muon", "learned_curvature", "cached_features"],
+)
+def test_other_runs_resume_to_the_same_result(photos_folder, tmp_path, fields):
+    fields = [*fields, "train.total_steps=6", "run.checkpoint_every=1"]
+    config = small_runs.load(photos_folder, *fields)
     train.train_and_evaluate(config, tmp_path / "whole")
-    with small_runs.interrupted_after(2):
+    with small_runs.interrupted_after(4):
         train.train_and_evaluate(config, tmp_path / "resumed")
     train.train_and_evaluate(config, tmp_path / "resumed")
     assert_same_run(tmp_path / "resumed", tmp_path / "whole", least=20)
+    assert small_runs.step_metrics(tmp_path / "resumed") == small_runs.step_metrics(
+        tmp_path / "whole"
+    )
