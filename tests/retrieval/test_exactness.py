@@ -139,7 +139,15 @@ def test_scores_in_float64_are_rounded_up(values):
     assert (rounded >= np.subtract(values, highest)).all()
 
 
-@pytest.mark.parametrize("c", [1e-20, -1.0, np.nan])
+@pytest.mark.parametrize("space", [PoincareBall, Lorentz])
+def test_the_smallest_curvature_is_searched_as_flat_space_is(space):
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    items = nearest_neighbors(x, x, k=5, space=space(1e-12, None))[1]
+    distances = np.linalg.norm(x[:, None].astype(float) - x, axis=-1)
+    np.testing.assert_array_equal(items, np.argsort(distances, axis=1)[:, :5])
+
+
+@pytest.mark.parametrize("c", [9e-13, 1e-20, -1.0, np.nan])
 def test_curvature_that_cannot_be_searched_is_an_error(c):
     with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):
         space = PoincareBall(jnp.asarray(c))  # A Python number below 0 is refused at once.

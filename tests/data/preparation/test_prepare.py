@@ -1,6 +1,7 @@
 """Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
 import functools
+import io
 
 import fsspec
 import numpy as np
@@ -14,6 +15,7 @@ from hypjax.data.preparation.export import export
 from hypjax.data.preparation.prepare import prepare, prepared_folder
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
+from hypjax.types import View
 from tests.helpers import commands, official_files
 from tests.helpers.pictures import encoded
 
@@ -51,6 +53,40 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path):
     assert (shop.train.source, shop.test.source) == (icons.train.source, icons.test.source)
     assert len({shop.train.source, shop.test.source, icons.gallery.source}) == 3
     assert shop.fingerprint != icons.fingerprint
+
+
+def unusual_images():
+    """Files, and their pixels in RGB."""
+    noise = np.random.default_rng(0).integers(0, 256, (10, 12, 3), np.uint8)
+    picture, deep = Image.fromarray(noise), noise[..., 0] * np.uint16(256) + noise[..., 1]
+    grey, palette = picture.convert("L"), picture.quantize(16)
+    alpha, white = Image.fromarray(noise[..., 2]), Image.new("L", (12, 10), 255)
+    for image in (grey, picture.convert("CMYK")):
+        file = encoded(image, "JPEG")
+        yield file, Image.open(io.BytesIO(file))
+    yield encoded(palette), palette
+    yield encoded(Image.fromarray(deep)), Image.fromarray(noise[..., 0])
+    yield encoded(Image.merge("LA", (grey, alpha))), Image.composite(grey, white, alpha)
+    yield encoded(palette, "GIF", save_all=True, append_images=[grey] * 2), palette
+    yield encoded(picture.crop((0, 0, 1, 1))), picture.crop((0, 0, 1, 1))
+
+
+def test_unusual_images_are_kept_unchanged_and_have_the_pixels_of_pillow(tmp_path, cub):
+    names = [f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(7)]
+    files, expected = zip(*unusual_images(), strict=True)
+    cub(broken=dict(zip(names, files, strict=True)), classes=(1,), images=7)
+    found = records.open_records(prepared(tmp_path), "train")
+    assert found.names.tolist() == names and contents(found) == [*files]
+    for i, image in enumerate(expected):
+        assert tuple(found.sizes[i]) == image.size[::-1]
+        for channels, mode in ((1, "L"), (3, "RGB")):
+            wanted, given = image.convert("RGB").convert(mode), Image.open(io.BytesIO(files[i]))
+            for decoded in (found.image(i, channels), pixels.decode(given, channels)):
+                assert decoded.mode == mode
+                np.testing.assert_allclose(np.int32(decoded), np.int32(wanted), atol=1)
+            view = found.test_view(i, View(16, 16, channels, "squash"))
+            square = wanted.resize((16, 16), Image.Resampling.BICUBIC)
+            np.testing.assert_allclose(view.squeeze().astype(int), np.int32(square), atol=2)
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out_on_request(tmp_path, cub):
