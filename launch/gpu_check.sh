@@ -13,6 +13,12 @@ chosen=$* output=$(realpath -m "${OUTPUT:-gpu_check}") scratch=$(mktemp -d) seco
 trap 'rm -rf "$scratch"' EXIT
 trap 'kill $!; exit 130' INT TERM # timeout passes it on to what it runs.
 cd "$(dirname "$0")/.." || exit
+for name in $chosen; do
+  [[ " parity train resume job retrieval " == *" $name "* ]] || {
+    echo "error: there is no stage $name; choose from parity, train, resume, job and retrieval" >&2
+    exit 2
+  }
+done
 command -v nvidia-smi >/dev/null && [ "${JAX_PLATFORMS:-}" != cpu ] || QUICK=1
 export QUICK=${QUICK:-} scratch PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
