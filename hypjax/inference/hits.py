@@ -156,11 +156,11 @@ def find_hits(
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, paths)
     elif isinstance(gallery, Embeddings):
-        own = gallery.own_rows(paths)
-        own_ids = own if (own >= 0).any() else None
+        query_rows = gallery.own_rows(paths)
+        own_ids = query_rows if (query_rows >= 0).any() else None
         points, items, space = queries.vectors, gallery.vectors, gallery.space
-        found = refinement.search(points, own_ids, items, k=k, space=space)
-        neighbours = gallery.neighbours(*found, own, k)
+        nearest = refinement.search(points, own_ids, items, k=k, space=space)
+        neighbours = gallery.neighbours(*nearest, query_rows, k)
     else:
         raise UserError(
             "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"

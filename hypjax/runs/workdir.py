@@ -55,9 +55,10 @@ def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
     config = default_config(fields["objective.name"])
     default_side = config.data.image_size
     if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
-        own = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("objective.")}
+        prefix = "objective."
+        saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
         with config.ignore_type(), config.unlocked():
-            config.objective.update(own)
+            config.objective.update(saved)
     set_fields(config, fields)
     if published:  # How it is executed is this machine's choice: batches of as many pixels.
         scale = min(1, default_side / config.data.image_size)

@@ -115,7 +115,7 @@ def test_names_and_implementations_match():
 
 
 def test_an_objective_brings_its_own_fields(monkeypatch):
-    """One of which pairwise cross-entropy has, too."""
+    """Its own default counts where another loss has a field of that name."""
     fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
     entry = Declaration(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields)
     monkeypatch.setitem(OBJECTIVES, "toy", entry)
