@@ -197,22 +197,16 @@ def compute(name, space, points, labels, proxies):
 
 
 # One program for all losses, since these tests spend their time on compilation.
-@jax.jit
-def all_slopes(space, features, labels, proxies):
-    """Value and gradients of each loss, before the space embeds its arguments."""
+@functools.partial(jax.jit, static_argnames="gradients")
+def all_losses(space, features, labels, proxies, gradients=True):
+    """Value of each loss, and its gradients before the space embeds its arguments."""
 
     def loss(features, proxies, name):
         return compute(name, space, space.embed(features), labels, space.embed(proxies))
 
     slope = jax.value_and_grad(loss, argnums=(0, 1))
-    return {name: slope(features, proxies, name) for name in of(space)}
-
-
-# In the ball, whose gradients take seconds to compile.
-@jax.jit
-def all_values(space, features, labels, proxies):
-    points, proxies = space.embed(features), space.embed(proxies)
-    return {name: (compute(name, space, points, labels, proxies), ()) for name in of(space)}
+    evaluate = slope if gradients else lambda *args: (loss(*args), ())
+    return {name: evaluate(features, proxies, name) for name in of(space)}
 
 
 @jax.jit
@@ -224,18 +218,15 @@ def distances(space, features, proxies):
     return among, to_proxies, space.separation(proxies[:, :, None], proxies[:, None])
 
 
-@pytest.mark.parametrize(
-    ("space", "evaluate"),
-    [
-        (SPHERE, all_slopes),
-        (BALL, all_values),
-        pytest.param(BALL, all_slopes, marks=pytest.mark.slow),
-    ],
-    ids=["sphere", "poincare", "poincare, gradients"],
-)
+# Gradients in the ball take seconds to compile.
+CASES = [(SPHERE, True), (BALL, False), pytest.param(BALL, True, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("space", "gradients"), CASES, ids=["sphere", "poincare", "gradients"])
 def test_losses_equal_plain_loops_in_any_order_and_gradients_are_differences(
-    float64, space, evaluate
+    float64, space, gradients
 ):
+    evaluate = functools.partial(all_losses, gradients=gradients)
     features, of_proxies = batch()
     among, to_proxies, between = map(np.array, distances(space, features, of_proxies))
     alike = LABELS[:, None] == LABELS
@@ -263,7 +254,7 @@ def test_losses_equal_plain_loops_in_any_order_and_gradients_are_differences(
         np.testing.assert_allclose(value, expected, rtol=1e-10, err_msg=name)
         if name != "tuple_contrastive":
             np.testing.assert_allclose(shuffled[name][0], expected, rtol=1e-10, err_msg=name)
-        if slopes and name != "circle":  # Its weights are constants for the gradient.
+        if gradients and name != "circle":  # Its weights are constants for the gradient.
             slope = sum(np.sum(s * move) for s, move in zip(slopes, moves, strict=True))
             numeric = (above[name][0] - below[name][0]) / 2e-6
             np.testing.assert_allclose(slope, numeric, rtol=1e-6, atol=1e-8, err_msg=name)
@@ -336,10 +327,10 @@ def test_degenerate_batches_have_finite_losses_and_gradients(space):
     for features in (different, alike, 0 * alike):
         for labels in (no_positives, no_negatives, some):
             for shown in (proxies, np.broadcast_to(features[0], proxies.shape)):
-                for name, (value, slopes) in all_slopes(space, features, labels, shown).items():
+                for name, (value, slopes) in all_losses(space, features, labels, shown).items():
                     assert np.isfinite(value) and (value > -1e-5 or name == "koleo"), name
                     assert all(np.isfinite(slope).all() for slope in slopes), name
-    lonely = all_slopes(space, different, no_positives, proxies)
+    lonely = all_losses(space, different, no_positives, proxies)
     for name in PAIRS.keys() - {"contrastive", "multi_similarity, all"}:
         assert lonely[name][0] == 0, name
         assert not np.any(lonely[name][1][0]), name
@@ -372,7 +363,7 @@ def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
     """The step's check of its loss relies on it. One image is alone in its class."""
     assert {*PAIR_LOSSES, *PROXY_LOSSES} <= {*ALL}
     features, proxies = batch()
-    evaluate = all_slopes if space == SPHERE else all_values
+    evaluate = functools.partial(all_losses, gradients=space == SPHERE)
 
     @jax.jit
     def others(spoilt):
