@@ -75,21 +75,15 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     validate(config)
     space = create_objective(config).with_scalars({"c": 0.3}).space
     ball = PoincareBall(0.3, 2.3)
-
-    @jax.jit
-    def points_of(features):
-        x, expected = space.embed(features), ball.embed(features)
-        again = space.from_ball(expected), space.embed(space.features(x))
-        far = space.distance(x[:, None], x), ball.distance_matrix(expected, expected)
-        return x, *again, expected, space.to_ball(x), *far
-
-    found = points_of(np.random.default_rng(0).normal(size=(20, 5)))
-    x, from_ball, embedded, expected, in_ball, distances, far = map(np.asarray, found)
+    features = np.random.default_rng(0).normal(size=(20, 5))
+    x, expected = (np.asarray(jax.jit(each.embed)(features)) for each in (space, ball))
     space.check(x)
-    np.testing.assert_allclose(in_ball, expected, rtol=1e-12)
-    np.testing.assert_allclose(from_ball, x, rtol=1e-12)
-    np.testing.assert_allclose(embedded, x, rtol=1e-12)
-    np.testing.assert_allclose(distances, far, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(jax.jit(space.to_ball)(x), expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(space.from_ball)(expected), x, rtol=1e-12)
+    again = jax.jit(lambda x: space.embed(space.features(x)))(x)
+    np.testing.assert_allclose(again, x, rtol=1e-12)
+    far = np.asarray(jax.jit(ball.distance_matrix)(expected, expected))
+    np.testing.assert_allclose(jax.jit(space.distance)(x[:, None], x), far, rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):
         found = nearest_neighbors(np.float32(x), np.float32(x), k=4, space=space)[1]
     np.testing.assert_array_equal(found, np.argsort(far, axis=1)[:, :4])
@@ -109,14 +103,9 @@ def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     config.objective.space, config.objective.parts = "largest", ("poincare", "sphere")
     validate(config)
     space = create_objective(config).space
-
-    @jax.jit
-    def both(features):
-        x = space.embed(features)
-        (ball, sphere), (a, b) = [part for part, _ in space.parts], space.split(x)
-        return x, jnp.maximum(ball.distance_matrix(a, a), sphere.distance_matrix(b, b))
-
-    x, distances = both(np.random.default_rng(0).normal(size=(20, 6)))
+    x = jax.jit(space.embed)(np.random.default_rng(0).normal(size=(20, 6)))
+    parts = zip((part for part, _ in space.parts), space.split(x), strict=True)
+    distances = np.maximum(*(jax.jit(part.distance_matrix)(y, y) for part, y in parts))
     neighbours = nearest_neighbors(x, x, k=4, space=space)[1]
     np.testing.assert_array_equal(neighbours[:, 1:], np.argsort(distances, axis=1)[:, 1:4])
     assert space_of(describe_space(space)) == space

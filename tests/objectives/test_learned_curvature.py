@@ -42,11 +42,15 @@ def configured(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES],
+    ("name", "space"),
+    [
+        *(pytest.param(x, "poincare", marks=[pytest.mark.slow] * (x not in QUICK)) for x in LOSSES),
+        ("pairwise_cross_entropy", "lorentz"),
+    ],
 )
-def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
+def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, space, float64):
     config, rng = configured(name), np.random.default_rng(1)
+    config.objective.space = space
     fields = OBJECTIVES[name].fields
     config.objective.learn = tuple(each for each, field in fields.items() if field.learnable)
     labels = np.repeat(np.arange(CLASSES), SAMPLES)

@@ -243,12 +243,7 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
     gradient = np.where(negatives, gradient, 0)
     assert (gradient[negatives] > 0).all()
 
-    @jax.jit
-    def distances_of(features):
-        points = objective.space.embed(features)
-        return objective.space.distance_matrix(points, points)
-
-    distances = distances_of(features[order])
+    distances = embedded(objective.space, features[order])[1]
     weights = negative_weights(distances, negatives, temperature=temperature)
     assert weights.dtype == np.float64
     np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-14)

@@ -214,13 +214,10 @@ def test_riemannian_adam_takes_the_steps_of_its_paper(float64):
     found = y = np.asarray(jax.jit(PoincareBall(c, 2.0).embed)(rng.normal(size=(4, 3))))
     mean, square = np.zeros((4, 3)), np.zeros((4, 1))
     optimizer = riemannian_adam(rate, c=c)
-    state, update = optimizer.init(found), jax.jit(optimizer.update)
-
-    @jax.jit
-    def moved_along(y, move, mean):
-        moved = poincare.expmap(y, move, c)
-        return moved, poincare.transport(y, moved, mean, c)
-
+    state = optimizer.init(found)
+    update, expmap, transport = map(
+        jax.jit, (optimizer.update, poincare.expmap, poincare.transport)
+    )
     for step in range(1, 4):
         gradient = rng.normal(size=(4, 3))
         moved, state = update(gradient, state, found)
@@ -231,5 +228,6 @@ def test_riemannian_adam_takes_the_steps_of_its_paper(float64):
         square = 0.999 * square
         square += 0.001 * conformal**2 * np.sum(tangent**2, axis=1, keepdims=True)
         root = np.sqrt(square / (1 - 0.999**step)) + 1e-8
-        y, mean = map(np.asarray, moved_along(y, -rate * mean / (1 - 0.9**step) / root, mean))
+        before, y = y, np.asarray(expmap(y, -rate * mean / (1 - 0.9**step) / root, c))
+        mean = np.asarray(transport(before, y, mean, c))
         np.testing.assert_allclose(found, y, rtol=1e-9)

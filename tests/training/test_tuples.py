@@ -105,10 +105,9 @@ def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path):
     assert {f"roxford5k/{level}/mp@10" for level in ("easy", "medium", "hard")} <= scores.keys()
 
 
-def test_more_negatives_than_other_classes_are_refused(load, tmp_path):
-    fields = ["train.tuples.negatives=4", "train.batch_size=12"]
+def test_more_negatives_than_other_classes_are_refused(load):
     with pytest.raises(UserError, match="other classes to mine"):
-        train.train_and_evaluate(load(*fields), tmp_path / "run")
+        mined(load("train.tuples.negatives=4", "train.batch_size=12"))
 
 
 def test_datasets_without_pairs_are_refused(load_glyphs):
