@@ -16,12 +16,12 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.views import TEST_VIEWS, Frame
+from hypjax.data.views import TEST_VIEWS
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import View
+from hypjax.types import Frame, View
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 

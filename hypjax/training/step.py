@@ -294,4 +294,4 @@ def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
     """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
     images, flips = parallel.shard(mesh, (batch.images, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.replicated(mesh))
-    return Batch(images=images, labels=labels, ids=ids, flips=flips)
+    return Batch(images, labels, ids, flips)
