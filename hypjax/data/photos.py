@@ -98,11 +98,11 @@ def list_images(where: str) -> Dataset:
     path = pathlib.Path(where).expanduser()
     if has_features(path):
         return read_vectors(path)
-    if (stored := find_dataset(where)) is not None:
+    if path.is_dir() and len(images := list_folder(path)):
+        return images
+    if path.suffix.lower() not in IMAGES and (stored := find_dataset(where)) is not None:
         return stored
-    if path.is_dir():
-        images = list_folder(path)
-    elif path.suffix.lower() in TABLES:
+    if path.suffix.lower() in TABLES:
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])

@@ -91,8 +91,7 @@ def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
     if path.is_dir():
         if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
             return functools.partial(_library().load_from_disk, str(path))
-        suffixes = {os.path.splitext(name)[1].lower() for name in files_below(path)}
-        if suffixes & IMAGES or not suffixes & _FORMATS.keys():
+        if not any(pathlib.PurePath(name).suffix.lower() in _FORMATS for name in files_below(path)):
             return None
         return functools.partial(_library().load_dataset, str(path.absolute()), subset)
     if path.suffix not in _FORMATS or (path.suffix == ".parquet" and _is_table(path)):

@@ -14,7 +14,7 @@ searches run in three stages:
 3. **Subtraction** (`subtraction`) orders what is open: candidates, and items beside a positive.
 
 The bounds also certify the answer: the k-th neighbour is surely nearer than any item that is no
-candidate, or both counts agree. `certification.certify` asks the other queries again in float64.
+candidate, or both counts agree. `subtraction.certify` asks the other queries again in float64.
 """
 
 from hypjax.retrieval.metrics import average_precision as average_precision
