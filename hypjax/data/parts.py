@@ -81,9 +81,9 @@ class Splits(NamedTuple):
                 continue
             if self.judgements is not None and part.num_classes == 1:
                 part = dataclasses.replace(part, class_names=np.full(len(part), "", object))
-            facts = [f"{self.fingerprint} {name} {i}" for i in part.positions]
-            facts, names = np.array(facts, object), np.full(len(part), name, object)
-            tables.append(dataclasses.replace(part, facts=facts, splits=names))
+            versions = [f"{self.fingerprint} {name} {i}" for i in part.positions]
+            versions, names = np.array(versions, object), np.full(len(part), name, object)
+            tables.append(dataclasses.replace(part, file_versions=versions, splits=names))
         return stacked(tables)
 
     @property

@@ -33,7 +33,7 @@ MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX = {  # Columns by type.
     "int32": ("label", "height", "width"),
     "uint32": ("checksum",),  # zlib.crc32 of the encoded image.
-    "string": ("name", "class_name", "superlabel"),  # '' if classes have no groups.
+    "string": ("name", "class_name", "superlabel"),  # '' without coarse classes.
     "int64": ("offset", "length"),  # Position of the encoded image in its record, in bytes.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
@@ -199,7 +199,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
     index = _read_table(folder, f"index-{split}")
-    groups = index["superlabel"].to_numpy()
+    coarse_labels = index["superlabel"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
         records=_Images(records, index),
@@ -208,7 +208,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         sizes=sizes,
         names=index["name"].to_numpy(),
         class_names=index["class_name"].to_numpy(),
-        groups=groups if groups.any() else None,
+        coarse_labels=coarse_labels if coarse_labels.any() else None,
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )

@@ -25,7 +25,7 @@ IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".
 _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
 _LABELS = ("label", "labels", "class", "target", "fine_label", "cls", "txt")
-_SUPERLABELS = ("superlabel", "coarse_label")
+_COARSE_LABELS = ("superlabel", "coarse_label")
 _OPTIONS = ("image", "label", "superlabel", "split", "subset")
 
 
@@ -156,7 +156,7 @@ def table_of(
     kinds = others.features
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
-    superlabels = _column(kinds, "superlabel", _SUPERLABELS, options, where)
+    coarse = _column(kinds, "superlabel", _COARSE_LABELS, options, where)
     records = encoded.select_columns([image])[image]  # Read on access.
     stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -167,8 +167,8 @@ def table_of(
         names,
         _values(others, labels, where) if labels else [""] * len(dataset),
         splits=_values(others, "split", where) if "split" in kinds else (),
-        groups=_values(others, superlabels, where) if superlabels else (),
-        facts=[(name, fingerprint) for name in names] if place else None,
+        coarse_labels=_values(others, coarse, where) if coarse else (),
+        file_versions=[(name, fingerprint) for name in names] if place else None,
     )
 
 

@@ -151,7 +151,7 @@ def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
     """Reads listed images, and fills in their sizes and a hash that names files below the root."""
     names = [os.path.relpath(name, root) for name in images.names]
     sizes_and_checksums = _measure(images)
-    columns = (images.class_names, images.splits, images.groups, sizes_and_checksums)
+    columns = (images.class_names, images.splits, images.coarse_labels, sizes_and_checksums)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes = sizes_and_checksums[:, :2].astype(np.int32)
     return dataclasses.replace(images, sizes=sizes, source=hash_facts(facts))
@@ -214,8 +214,8 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
     """Returns height, width and checksum of each image, from the cache if no file has changed."""
-    cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
-    in_memory = not images.facts[0]
+    cached = cache_folder() / "photos" / f"{hash_facts(images.file_versions)}.npy"
+    in_memory = not images.file_versions[0]
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
         return np.load(cached)
     console.say(f"checking {len(images)} images")

@@ -30,8 +30,8 @@ class Spec(NamedTuple):
     batch_size: int
     # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
-    # Group of each class, from 0 without gaps; empty if classes have no groups.
-    coarse_classes: tuple[int, ...] = ()
+    # Of each class, from 0 without gaps; empty if there are none.
+    coarse_labels: tuple[int, ...] = ()
 
 
 class Group(NamedTuple):

@@ -81,7 +81,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Tr
         training_images=len(train),
         batch_size=config.train.batch_size,
         tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
-        coarse_classes=train.coarse_classes(),
+        coarse_labels=train.coarse_labels_of_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))

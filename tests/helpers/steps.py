@@ -25,7 +25,7 @@ def learner_of(config, **changes):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100, 24, coarse_classes=COARSE)
+    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100, 24, coarse_labels=COARSE)
     state = random_state(learner, spec)
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
