@@ -23,7 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import mean_where
 from hypjax.types import Batch, Outputs
 
@@ -120,7 +120,7 @@ class Cones(Extension):
         """The groups of the other loss, and the apexes."""
         return (*super().groups, Group(("apexes",), rate=self.rate))
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns parameters and state of the other loss, with apexes and coarse classes.
 
         Apexes lie in random directions where their cones have a half-aperture of 45 degrees. It is
