@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 
 
-class Judgements(NamedTuple):
+class GroundTruth(NamedTuple):
     """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
 
     Each holds, for each query, the indices of items: those that show it clearly, under difficult

@@ -26,7 +26,7 @@ from jaxtyping import Int, Shaped
 from hypjax.data.dataset import Dataset, hash_facts
 from hypjax.errors import UserError
 from hypjax.system.files import write_json
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 VERSION = "2.0.0"  # Of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
@@ -46,7 +46,7 @@ JUDGEMENTS_SCHEMA = pyarrow.schema(
     {
         "query": pyarrow.string(),
         "box": pyarrow.list_(pyarrow.int32()),  # Left, top, right and bottom, in pixels.
-        **dict.fromkeys(Judgements._fields, pyarrow.list_(pyarrow.string())),
+        **dict.fromkeys(GroundTruth._fields, pyarrow.list_(pyarrow.string())),
     }
 )
 
@@ -247,7 +247,7 @@ def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]
 
 def read_judgements(
     folder: RecordFolder, queries: Names, gallery: Names
-) -> tuple[Int[np.ndarray, "queries 4"], Judgements]:
+) -> tuple[Int[np.ndarray, "queries 4"], GroundTruth]:
     """Reads the box of each named query, in pixels, and positions of judged gallery images."""
     table = _read_table(folder, JUDGEMENTS)
     rows = _positions(queries, table["query"].to_numpy())
@@ -259,7 +259,7 @@ def read_judgements(
         present = ([known[name] for name in listed[row] if name in known] for row in rows)
         return [np.array(positions, np.int64) for positions in present]
 
-    return boxes[rows], Judgements(*map(items, Judgements._fields))
+    return boxes[rows], GroundTruth(*map(items, GroundTruth._fields))
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:

@@ -41,7 +41,7 @@ def open_prepared(
     `data_dir` is the folder or URL of prepared datasets.
     """
     parts, fields = _open(name, data_dir, decoding)
-    if "train" not in parts and fields["judgements"] is None:
+    if "train" not in parts and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
     splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
@@ -68,7 +68,7 @@ def with_benchmarks(
     data_dir: str | None = None,
 ) -> Splits:
     """Adds judged datasets to score, and distractors to all judged galleries."""
-    judged = splits.judgements is not None
+    judged = splits.ground_truth is not None
     if distractors:
         if not names and not judged:
             raise UserError(
@@ -101,21 +101,21 @@ def _open(
 
     folder = prepare.prepared_folder(name, data_dir)
     parts = {split: open_records(folder, split) for split in folder.splits}
-    facts, judgements = [name], None
+    facts, ground_truth = [name], None
     if PAIRS in folder.tables and "train" in parts:
         pairs = read_pairs(folder, parts["train"].names)
         parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
         facts.append(pairs.tobytes())
     if JUDGEMENTS in folder.tables and {"query", "gallery"} <= parts.keys():
         query = parts["query"]
-        boxes, judgements = read_judgements(folder, query.names, parts["gallery"].names)
+        boxes, ground_truth = read_judgements(folder, query.names, parts["gallery"].names)
         source = hash_facts([query.source, boxes.tobytes()])
         parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
-        facts += [items.tolist() for items in itertools.chain(*judgements)]
+        facts += [items.tolist() for items in itertools.chain(*ground_truth)]
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
         parts[split] = decoded_as(part, decoding)
-    fields = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
+    fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
     return parts, {"fingerprint": hash_facts(facts), **fields}
 
 
