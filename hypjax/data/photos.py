@@ -22,11 +22,12 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.shards import IMAGES, files_below, find_dataset, table_of
+from hypjax.data.shards import files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
 Pixels = UInt8[np.ndarray, "height width *channels"]
