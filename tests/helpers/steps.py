@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hypjax import parallel
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
 from hypjax.training.step import create_state, jit_train_step, make_train_step
@@ -22,21 +22,22 @@ def learner_of(config, **changes):
     return dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), **changes)
 
 
-def spec_of(config):
-    return Spec(12, 2, config.model.width, config.model.head_dim, 100, 24, coarse_classes=COARSE)
+def sizes_of(config):
+    dims = config.model.width, config.model.head_dim
+    return ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=COARSE)
 
 
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    state = random_state(learner, spec_of(config))
+    state = random_state(learner, sizes_of(config))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
 
 def first_shapes(config):
     """A learner, and the shapes of its first state."""
     learner = learner_of(config)
-    return learner, jax.eval_shape(lambda: create_state(learner, spec_of(config)))
+    return learner, jax.eval_shape(lambda: create_state(learner, sizes_of(config)))
 
 
 def copied(state):
