@@ -20,8 +20,8 @@ from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits, read_matches
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
+from hypjax.inference.run import Run
 from hypjax.inference.save import describe
-from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
@@ -45,6 +45,7 @@ class Model(ImageEmbedder):
         source: Where it was loaded from.
         part: Which embedding is computed: "head", "encoder", or another name of `scored_spaces`,
             such as "head@16".
+        run: Its run, whose images are opened on first use.
         config: The configuration of its run.
         model: The encoder and the head, with the parameters `params`.
         projection: What follows them, if `eval.pca` is set.
@@ -64,7 +65,8 @@ class Model(ImageEmbedder):
         with reading(source) as folder:
             if encoder is not None:
                 _register(folder, encoder)
-            trained = restore_best(folder)
+            self.run = Run.saved(folder)
+            trained = self.run.restore_best(folder)
             if part not in trained.spaces:
                 raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
             self.projection, self.fingerprint = trained.projection(folder, part)

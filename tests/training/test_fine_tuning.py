@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 import hypjax
 from hypjax import evaluate, train
 from hypjax.errors import UserError
-from hypjax.inference.weights import restore_best
+from hypjax.inference.run import Run
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Spec
@@ -132,7 +132,7 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
 
     again = evaluate.evaluate(config, run)
     assert again == {name: results[name] for name in again}
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     converted = tmp_path / "model.safetensors"
     commands.call("convert", f"--workdir={run}", f"--output={converted}")
     state = read_state_dict(str(converted))
