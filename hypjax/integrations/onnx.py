@@ -169,7 +169,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
             f"the model has {size / 1e9:.1f} GB of weights, more than the 2 GB that an ONNX file "
             "can hold; use a smaller encoder"
         )
-    shape, dtype, name = (embedder.model.encoder.dim,), torch.float32, "features"
+    shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It tells what it does not optimise.
@@ -232,7 +232,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
                 return f"{len(images)} test images of the run", images
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
-        shape = (_PATTERNS, embedder.model.encoder.dim)
+        shape = (_PATTERNS, embedder.module.encoder.dim)
         return f"{_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth pictures: pixels that are independent would all look alike to a model.
     coarse = rng.integers(0, 256, (_PATTERNS, 4, 4, view.channels), np.uint8)

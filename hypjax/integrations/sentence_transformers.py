@@ -128,7 +128,7 @@ def write_folder(
     a `UserError` if sentence-transformers has no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
-    config, model, space = embedder.config, embedder.model, embedder.space
+    config, model, space = embedder.config, embedder.module, embedder.space
     _require_counterpart(config, model, space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
     compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
