@@ -17,15 +17,10 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
-from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
+from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
-from hypjax.inference.weights import (
-    Projections,
-    TrainedModel,
-    read_checkpoints,
-    read_published,
-)
+from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
 from hypjax.objectives import Objective, SavedObjective, create_objective
@@ -36,7 +31,6 @@ from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
-from hypjax.runs import files
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder
@@ -134,11 +128,8 @@ class Run:
 
     def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
         """Restores the last model in a folder and the best one, if any, named as by `evaluate`."""
-        if files.is_published(folder):
-            states = read_published(folder, self.config, self.model)
-        else:
-            states = read_checkpoints(folder, self.shapes)
-        return {name: self.trained(params) for name, params in states.items()}
+        models = read_models(folder, self.config, self.model)
+        return {name: self.trained(params) for name, params in models.items()}
 
     def restore_best(self, folder: pathlib.Path) -> TrainedModel:
         """Restores the best model in a folder, or else the last."""
@@ -154,8 +145,8 @@ class Run:
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        spaces = scored_spaces(self.config, self.trained_objective(params), params)
-        return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
+        spaces = self.trained(params).spaces.items()
+        return {name: space for name, space in spaces if part_of(name) in self.parts}
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""

@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space, learned
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
-from hypjax.models import Embedder, pretrained
+from hypjax.models import Embedder, model_shapes, pretrained
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Objective
@@ -88,9 +88,15 @@ class TrainedModel(NamedTuple):
         return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
 
 
-def read_checkpoints(run: pathlib.Path, shapes: PyTree) -> dict[str, PyTree]:
+def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the parameters of a run's last model and of its best one, named as by `evaluate`."""
-    latest = None
+    read = _read_published if files.is_published(folder) else _read_checkpoints
+    return read(folder, config, model)
+
+
+def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    scalars, latest = learned.initial_scalars(config.objective), None
+    shapes = model_shapes(model, View.of(config.data), scalars)
     if has_checkpoint(run):
         checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
         with contextlib.closing(checkpoints):
@@ -106,8 +112,7 @@ def read_checkpoints(run: pathlib.Path, shapes: PyTree) -> dict[str, PyTree]:
     return states if best is None else states | {"best": best.trees[0]}
 
 
-def read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the parameters of a published model, its "final" one."""
+def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     files.require_published(folder)
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))

@@ -244,11 +244,13 @@ class Workdir:
         `filled` is the configuration with the fields that were chosen to fit the images; `space` is
         the objective's `score_space`, in which models of a custom loss are compared without it.
         """
+        fields = {"all": for_files(filled or self._config)}
+        fields[FIRST_SPACE] = space and describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
-                self._begin(provenance, filled or self._config, space)
+                self._begin(provenance, fields)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
@@ -256,21 +258,14 @@ class Workdir:
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
-    def _begin(
-        self, provenance: Mapping[str, str], filled: ConfigDict, space: Space | None
-    ) -> None:
+    def _begin(self, provenance: Mapping[str, str], fields: dict[str, Any]) -> None:
         """Writes config.json, and adds this start to run.json."""
         require_identity(self.path, self._config)  # Another process may have begun meanwhile.
         require_provenance(self.path, provenance)
-        begun = {
-            "identity": identity(self._config),
-            "provenance": dict(provenance),
-            "all": for_files(filled),
-            FIRST_SPACE: space and describe_space(space),
-        }
+        facts = {"identity": identity(self._config), "provenance": dict(provenance)}
         now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
         with writing(self.path):
-            write_json(self.path / files.CONFIG, begun)
+            write_json(self.path / files.CONFIG, facts | fields)
             write_json(self.path / _STARTS, now)
 
     def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
