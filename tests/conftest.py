@@ -30,7 +30,6 @@ _OPTIMISED = (
     "integrations/test_euclidean",
     "integrations/test_qdrant",
     "integrations/test_usearch",
-    "geometry/test_layout",
     "retrieval/test_exactness",
 )
 # They compile in a third less time for narrower vectors, and in one piece instead of many. XLA's
