@@ -1,5 +1,6 @@
 """Weights under timm's names: conversion, files, and errors."""
 
+import functools
 import math
 import pathlib
 from unittest import mock
@@ -57,9 +58,12 @@ ENCODERS = {
 }
 
 
+shapes_of = functools.cache(encoder_shapes)
+
+
 def weights_of(encoder, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = encoder_shapes(encoder)
+    shapes = shapes_of(encoder)
     return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), shapes)
 
 
