@@ -1,6 +1,5 @@
 """The properties of a space on which losses and search rely."""
 
-import dataclasses
 import functools
 
 import jax
@@ -9,35 +8,23 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import (
-    Fused,
-    Lorentz,
-    PoincareBall,
-    Product,
-    Sphere,
-    poincare,
-    spaces,
-)
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Product, Sphere, poincare, spaces
 
+CURVED = [PoincareBall, Lorentz]
 # With one clip radius, a program serves balls of all curvatures.
-RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 2.3), PoincareBall(0.0, None)]
-RANKING += [Lorentz(0.1, 2.3), Lorentz(1.0, 2.3), Lorentz(0.0, None)]
+RANKING = [Sphere(), *(kind(c, 2.3) for kind in CURVED for c in (0.1, 1.0, 0.0))]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 PARTS = ((Sphere(), 2.0), (PoincareBall(0.5, 2.3), 0.5), (Lorentz(1.0, 1.5), 1.0), (Sphere(), 1.0))
 PRODUCTS = [Product(PARTS[:2]), Product(PARTS[:2], summed=True)]
 SPACES = [*RANKING, FUSED, *PRODUCTS]
-CLIPPED = [
-    dataclasses.replace(space, clip_radius=2.3) if hasattr(space, "clip_radius") else space
-    for space in SPACES
-]
-CURVED = [PoincareBall, Lorentz]
-WIDE = PoincareBall(1e-4, None)
+UNCLIPPED = [kind(1e-4, None) for kind in CURVED]
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
 
 
 embed = jax.jit(lambda space, v: space.embed(v))
 clipped = jax.jit(lambda space, v: space.clipped(v))
+distances = jax.jit(lambda space, x: space.distance(x[:, None], x))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -58,7 +45,7 @@ def total_distances(v, w, space):
     return totals, (totals, both)
 
 
-@pytest.mark.parametrize("space", CLIPPED, ids=str)
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space, float64):
     space = jax.tree.map(lambda number: number + 0.02, space)  # Steps must not make c negative.
     v = np.float64(features[:5]) * [[0.2], [0.4], [0.6], [1], [2]]  # Clipped and not.
@@ -89,7 +76,7 @@ def _all_gradients(v, w, space):
     return jax.value_and_grad(total, argnums=(0, 1, 2))(v, w, space)
 
 
-@pytest.mark.parametrize("space", CLIPPED, ids=str)
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_gradients_are_finite_everywhere(space):
     v, w = features[:4], features[4:8]
     clipped = 2.3 * v / np.linalg.norm(v, axis=1, keepdims=True)  # At the clip radius.
@@ -114,7 +101,7 @@ def test_search_vectors_rank_by_distance(space, float64):
         np.testing.assert_array_equal(np.argsort(-product, axis=1), np.argsort(distance, axis=1))
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", [*SPACES, *UNCLIPPED], ids=str)
 def test_radii_and_directions_are_what_embed_and_features_return(space):
     far = np.concatenate([features[:15], 30 * features[15:]])  # Clipped, or as far as points are.
     norms = np.linalg.norm(far, axis=1, keepdims=True)
@@ -144,13 +131,13 @@ def test_a_mean_is_a_point_that_is_near_its_points(space):
     """Of equal points it is that one; it is drawn towards those that weigh more."""
     x = np.asarray(embed(space, features)).reshape(5, 6, -1)
     weights = np.array([[1.0, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 9]])
-    means, distances = map(np.asarray, _means(space, x, weights))
+    means, apart = map(np.asarray, _means(space, x, weights))
     space.check(means[0])
     np.testing.assert_allclose(means[1], x[:, 0], rtol=1e-5, atol=1e-6)
-    assert np.all(distances[3, :, 5] < distances[3, :, 0])
+    assert np.all(apart[3, :, 5] < apart[3, :, 0])
     if space in RANKING:  # The mean has the least sum of squares.
         power = 1 if space == Sphere() else 2  # The distance on the sphere is a square already.
-        sums = np.sum(distances**power, axis=2)
+        sums = np.sum(apart**power, axis=2)
         assert np.all(sums[0] < sums[2])
 
 
@@ -159,17 +146,10 @@ def test_fused_distances_are_weighted_sums_over_one_direction():
     sphere, ball = unit, np.asarray(embed(PoincareBall(0.1, 2.3), unit))
     points = np.asarray(embed(FUSED, features))
     np.testing.assert_allclose(points, np.concatenate([sphere, ball], axis=1), atol=1e-6)
-    apart = jax.jit(lambda space, x: space.distance(x[:, None], x))
-    pairs = 2 * apart(Sphere(), sphere) + 0.5 * apart(PoincareBall(0.1), ball)
-    np.testing.assert_allclose(apart(FUSED, points), pairs, rtol=1e-4, atol=1e-4)
+    pairs = 2 * distances(Sphere(), sphere) + 0.5 * distances(PoincareBall(0.1), ball)
+    np.testing.assert_allclose(distances(FUSED, points), pairs, rtol=1e-4, atol=1e-4)
     longer = embed(Fused(FUSED.parts, normalized=False), features)
     np.testing.assert_allclose(longer[:, 8:], embed(PoincareBall(0.1, 2.3), features), atol=1e-6)
-
-
-@jax.jit
-def _all_distances(space, v):
-    x = space.embed(v)
-    return space.distance(x[:, None], x)
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["root", "sum"])
@@ -178,16 +158,15 @@ def test_a_product_combines_the_distances_of_its_parts(summed, float64):
     v = features.astype(np.float64)
     apart = 0
     for (part, weight), share in zip(PARTS, np.split(v, 4, axis=1), strict=True):
-        between = weight * np.asarray(_all_distances(part, share))
+        between = weight * np.asarray(distances(part, embed(part, share)))
         if not summed:  # Weights are those of lengths.
             between = weight * between if part == Sphere() else between**2
         apart += between
-    found = np.asarray(_all_distances(space, v))
+    found = np.asarray(distances(space, embed(space, v)))
     np.testing.assert_allclose(found, apart if summed else np.sqrt(apart), rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):  # Equal points are at the distance 0, without a gradient.
-        slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(
-            np.asarray(embed(space, features))[[0, 0]]
-        )
+        x = np.asarray(embed(space, features))[[0, 0]]
+        slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(x)
     assert np.isfinite(slope).all() and not np.diagonal(found).any()
     with pytest.raises(ValueError, match="parts"):
         Product(((Sphere(), 1.0), (FUSED, 1.0)))
@@ -264,7 +243,7 @@ def test_a_curved_space_that_does_not_exist_is_refused(space):
             space(**fields)
 
 
-@pytest.mark.parametrize("space", [Sphere(), WIDE, Lorentz(1e-4, None)], ids=str)
+@pytest.mark.parametrize("space", [Sphere(), *UNCLIPPED], ids=str)
 def test_integers_count_as_floats(space):
     """Differences and squares of bytes would wrap around."""
 
