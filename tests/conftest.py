@@ -27,10 +27,8 @@ _OPTIMISED = (
     "parity/test_timm",
     "data/test_device_cache",
     "integrations/test_engines",
-    "integrations/test_euclidean",
     "integrations/test_qdrant",
     "integrations/test_usearch",
-    "retrieval/test_exactness",
 )
 # They compile in a third less time for narrower vectors, and in one piece instead of many. XLA's
 # older emitters of fused operations, which JAX 0.11 lacks, halve it.
@@ -100,7 +98,8 @@ def compilation(request):
     if _memory() > _MOST_IN_MEMORY:
         jax.clear_caches()
     module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
-    if not module.startswith(_OPTIMISED):
+    rare = () if "not slow" in request.config.option.markexpr else ("retrieval/test_exactness",)
+    if not module.startswith(_OPTIMISED + rare):
         yield
         return
     jax.clear_caches()

@@ -15,11 +15,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
-from hypjax.inference.weights import (
-    pretrained_encoder,
-    restore_best,
-    warn_of_known_classes,
-)
+from hypjax.inference.weights import pretrained_encoder, restore_best, warn_of_known_classes
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,

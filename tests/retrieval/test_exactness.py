@@ -113,17 +113,11 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
 
 _separations = jax.jit(lambda space, x: space.separation(x[:, None], x))
 OFTEN = [*SPACES[:3], PRODUCTS[0]]
+RARE = [pytest.param(x, marks=pytest.mark.slow) for x in (*SPACES[3:], FUSED, PRODUCTS[1])]
 
 
-@pytest.mark.parametrize(
-    ("space", "dtype"),
-    [
-        pytest.param(space, dtype, marks=[] if space in OFTEN[:cases] else pytest.mark.slow)
-        for dtype, cases in ((SINGLE, 4), (DOUBLE, 3))
-        for space in [*SPACES, FUSED, *PRODUCTS]
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("space", [*OFTEN, *RARE], ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
 @settings(max_examples=8, deadline=None)
 def test_scores_bound_separations(space, dtype, seed, scale):

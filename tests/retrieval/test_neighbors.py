@@ -26,15 +26,15 @@ CASES = {
     "one item": lambda x: (x[:3], x[-1:], 1),
 }
 
-QUICK = [("copies", SPACES[3])]
-
 
 @pytest.mark.parametrize(
     ("case", "space"),
     [
         pytest.param(
             *(case, space),
-            marks=[] if space is SPACES[1] or (case, space) in QUICK else pytest.mark.slow,
+            marks=[]
+            if space is SPACES[1] or (case, space) == ("copies", SPACES[3])
+            else pytest.mark.slow,
             id=f"{case}-{space}",
         )
         for case, space in itertools.product(CASES, SPACES)
