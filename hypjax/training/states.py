@@ -9,10 +9,9 @@ from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
-from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
-from hypjax.models import model_shapes
+from hypjax.inference.pretrained import pretrained_parameters, warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
@@ -80,7 +79,7 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 
-def random_state(learner: Learner, spec: Spec) -> TrainState:
+def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     """The first state, with random parameters, on the learner's devices."""
     # One program: compiling one for each operation would take longer.
     state = jax.jit(lambda: create_state(learner, spec))()
@@ -93,7 +92,7 @@ def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
     config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
-    shapes = model_shapes(learner.model, learner.view, learner.scalars)
+    shapes = run.shapes
     parts = ("encoder", "head", "scalars") if config.model.load_head else ("encoder",)
     loaded = [part for part in parts if part in shapes]
 
