@@ -12,7 +12,6 @@ programs = compiled(lorentz)
 embed = jax.jit(lambda space, v: space.embed(v))
 search_terms = jax.jit(lambda space, x, centre: space.search_terms(x, centre))
 angle = jax.jit(cones.exterior_angle)
-aperture = jax.jit(cones.half_aperture)
 CURVATURES = [0.01, 0.1, 1.0, 10.0]
 FEATURES = np.random.default_rng(0).normal(size=(40, 6))
 
