@@ -29,11 +29,8 @@ _OPTIMISED = (
     "parity/test_timm",
     "data/test_device_cache",
     "integrations/test_engines",
-    "integrations/test_euclidean",
     "integrations/test_qdrant",
     "integrations/test_usearch",
-    "geometry/test_layout",
-    "retrieval/test_exactness",
 )
 # They compile in a third less time for narrower vectors, and in one piece instead of many. XLA's
 # older emitters of fused operations, which JAX 0.11 lacks, halve it.
@@ -112,7 +109,8 @@ def memory():
 def compilation(request):
     """Compiles the programs of some modules as users do."""
     module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
-    if not module.startswith(_OPTIMISED):
+    rare = () if "not slow" in request.config.option.markexpr else ("retrieval/test_exactness",)
+    if not module.startswith(_OPTIMISED + rare):
         yield
         return
     jax.clear_caches()

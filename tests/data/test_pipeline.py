@@ -125,8 +125,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             views = {"crop": (BOX, 32, channels), "test_view": (View(32, 40, channels),)}
             for view, arguments in views.items():
                 np.testing.assert_array_equal(
-                    getattr(cached, view)(i, *arguments),
-                    getattr(exact, view)(j, *arguments),
+                    getattr(cached, view)(i, *arguments), getattr(exact, view)(j, *arguments)
                 )
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 

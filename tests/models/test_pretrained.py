@@ -1,5 +1,6 @@
 """Weights under timm's names: conversion, files, and errors."""
 
+import functools
 import math
 import pathlib
 from unittest import mock
@@ -10,7 +11,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
@@ -54,9 +54,12 @@ ENCODERS = {
 }
 
 
+shapes_of = functools.cache(encoder_shapes)
+
+
 def weights_of(encoder, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = encoder_shapes(encoder)
+    shapes = shapes_of(encoder)
     return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), shapes)
 
 
@@ -182,14 +185,6 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)
-
-
-@pytest.mark.slow
-def test_the_head_of_another_run_can_be_used_too(run, photos_folder, tmp_path):
-    results = read_results(run / "results.json")
-    options = (*small_runs.SHARED, f"model.weights={run}", "model.load_head=True")
-    other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
-    assert other["untrained"] == results["best"] != results["untrained"]
 
 
 def test_hyperbolicity_is_that_of_unnormalised_features_of_one_scale(run):

@@ -54,7 +54,9 @@ def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     short = [prefix_points(x, 4, space=space) for x in (queries, gallery)]
     listed = true_order(space, *short)[:, :20]
     with jax.enable_x64(True):
-        every = np.asarray(space.distance(np.float64(queries)[:, None], np.float64(gallery)))
+        every = np.asarray(
+            jax.jit(space.distance)(np.float64(queries)[:, None], np.float64(gallery))
+        )
     own = np.take_along_axis(every, listed, axis=1)
     order = np.argsort(own, axis=1)[:, :3]
     np.testing.assert_array_equal(ids, np.take_along_axis(listed, order, axis=1))

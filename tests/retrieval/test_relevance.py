@@ -42,9 +42,12 @@ def by_protocol(ranking, positives, ignored):
     return [area, *(sum(place <= n for place in places) / n for n in listed)]
 
 
+_separation = jax.jit(lambda space, x, y: space.separation(x, y))
+
+
 def ranking_of(space, query, gallery):
     with jax.enable_x64(True):
-        separations = space.separation(query.astype(np.float64), gallery.astype(np.float64))
+        separations = _separation(space, query.astype(np.float64), gallery.astype(np.float64))
     return np.argsort(np.asarray(separations), kind="stable").tolist()
 
 
