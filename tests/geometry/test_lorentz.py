@@ -93,6 +93,20 @@ def test_search_terms_are_those_of_the_ball(float64, c):
 
 
 @pytest.mark.parametrize("c", CURVATURES)
+def test_cones_equal_their_closed_forms(float64, c):
+    """Exterior angles are those of the hyperbolic law of cosines, in triangles with the origin."""
+    near, far = 1.2, 2.0
+    x, y = pairs((near, far), c, np.linspace(0.1, 3, 30))
+    apart = np.sqrt(c) * programs.dist(x, y, c)
+    cosines = (np.cosh(near) * np.cosh(apart) - np.cosh(far)) / (np.sinh(near) * np.sinh(apart))
+    np.testing.assert_allclose(angle(x, y, c), np.pi - np.arccos(cosines), rtol=1e-9)
+    np.testing.assert_allclose(aperture(x, c, 0.3), np.arcsin(0.6 / np.sinh(near)), rtol=1e-12)
+    # Close to the origin a cone is a half-space, and at it or at y itself there is no angle.
+    for right in (aperture(x / 9, c, 0.3), angle(0 * x, y, c), angle(x, x, c)):
+        np.testing.assert_array_equal(right, np.pi / 2)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
 def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
     v = FEATURES / np.sqrt(c)
     x, origin = programs.expmap0(v, c), np.zeros_like(v)

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import (
-    Fused,
-    Lorentz,
-    PoincareBall,
-    Product,
-    Sphere,
-    poincare,
-)
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Product, Sphere, poincare
 
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
 RANKING += [Lorentz(0.1, 2.3), Lorentz(1.0, 1.5), Lorentz(0.0, None)]
@@ -192,6 +185,7 @@ def test_check_rejects_points_outside_the_space():
         Lorentz(1.0).check(np.array([[9e5, 0], [2e6, 0]]))
     with pytest.raises(UserError, match="embedding 0 is not of length 1"):
         Sphere().check(np.array([[0.5, 0.5], [0.6, 0.8]]))
+    PoincareBall(1e-12).check(np.zeros((1, 2)))  # The smallest c that can be searched.
 
 
 def test_embedding_does_not_depend_on_overflow():

@@ -42,8 +42,7 @@ def configured(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES],
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES]
 )
 def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     config, rng = configured(name), np.random.default_rng(1)

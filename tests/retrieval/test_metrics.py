@@ -48,10 +48,7 @@ def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
         for name in NAMES:
             expected = by_definition(name, hits, hits.sum())
             assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
-    means = {
-        "map@r": retrieval.mean_average_precision_at_r,
-        "r_precision": retrieval.r_precision,
-    }
+    means = {"map@r": retrieval.mean_average_precision_at_r, "r_precision": retrieval.r_precision}
     for name, mean in means.items():
         assert mean(x, labels, *gallery, space=BALL) == pytest.approx(scores[name].mean())
 
