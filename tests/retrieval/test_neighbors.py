@@ -183,8 +183,10 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
         assert row.tolist() == by_ranking(space, anchor, label, pool, labels, count)
 
 
-def test_too_few_classes_are_refused():
+def test_negatives_of_all_other_classes_are_listed_and_of_more_refused():
     points, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 2])
+    found = hardest_negatives(points, labels, points, labels, count=2, space=Sphere())
+    assert found.tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]  # Of equally near ones, the first.
     with pytest.raises(UserError, match="3 negatives of other classes .* has images of 2"):
         hardest_negatives(points, labels, points, labels, count=3, space=Sphere())
 
