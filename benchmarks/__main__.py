@@ -12,54 +12,76 @@ python -m benchmarks job: where the time of a whole run goes, from launch to res
 
 import importlib
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
 _MODULES = {"memory": "programs"}  # Of suites that have no module of their own name.
-CHOICES = (*_TIMED, "all", "memory", "parity", "programs", "growth", "job", "exactness", "ann")
-
-EXAMPLE = "python -m benchmarks loss --quick"
-FLAGS = command.Flags(
-    overrides=True,
-    quick=command.boolean("Run once at a tenth of the size, to check that everything works."),
-    repeats=command.positive("Number of timed repeats.", 3),
-    images=command.string("input: folder of photos. Default: synthetic ones."),
-    target=command.string(
-        "memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires libtpu), or "
-        "t4, v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this machine."
-    ),
-    devices=command.natural("memory, programs: number of devices; 0 for all.", 0),
-    hlo=command.string("programs: folder in which to keep the texts of the programs."),
-    cache=command.enum(
-        "job: value of config.run.cache.", "host", enum_values=["none", "host", "device"]
-    ),
-    output=command.string("File for the measurements.", "benchmark.json"),
-)
+_OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann")
 
 
-def main(overrides: list[str], suite: str | None) -> None:
-    """Runs one suite, or the four timed ones, and prints the tables."""
+def main(
+    suite: Literal[*_TIMED, "all", *_OTHERS] = "all",
+    /,
+    *,
+    overrides: Sequence[str] = (),
+    quick: bool = False,
+    repeats: command.Positive = 3,
+    images: str | None = None,
+    target: str | None = None,
+    devices: command.Natural = 0,
+    hlo: str | None = None,
+    cache: Literal["none", "host", "device"] = "host",
+    output: str = "benchmark.json",
+) -> None:
+    """Runs one suite, or the four timed ones, and prints the tables.
+
+    Args:
+        suite: What is measured.
+        overrides: job: fields of the configuration that are set.
+        quick: Run once at a tenth of the size, to check that everything works.
+        repeats: Number of timed repeats.
+        images: input: folder of photos. Default: synthetic ones.
+        target: memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires
+            libtpu), or t4, v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this
+            machine.
+        devices: memory, programs: number of devices; 0 for all.
+        hlo: programs: folder in which to keep the texts of the programs.
+        cache: job: value of config.run.cache.
+        output: File for the measurements.
+
+    Example:
+        python -m benchmarks loss --quick
+    """
     if suite != "job":
         command.refuse_overrides(overrides)
+    file = pathlib.Path(output).expanduser()
+    if not file.parent.is_dir():
+        raise UserError(f"--output is {file}, but the folder {file.parent} does not exist")
+    options = {"quick": quick, "repeats": repeats, "images": images, "target": target}
+    options |= {"devices": devices, "hlo": hlo, "cache": cache}
+    _measure(_TIMED if suite == "all" else (suite,), options, overrides, file)
+
+
+def _measure(
+    suites: Sequence[str], options: dict[str, Any], overrides: Sequence[str], output: pathlib.Path
+) -> None:
+    """Runs suites, prints their tables, and writes the measurements."""
     from benchmarks import measure
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
-    output = pathlib.Path(FLAGS.output).expanduser()
-    if not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
-    given = {name: FLAGS[name].value for name in measure.Options._fields if name in FLAGS}
     results: dict[str, Any] = {}
     try:
-        for name in _TIMED if suite in (None, "all") else (suite,):
+        for name in suites:
             module = importlib.import_module(f"benchmarks.{_MODULES.get(name, name)}")
-            options = measure.Options(name, **given, overrides=overrides)
+            measured = measure.Options(name, **options, overrides=overrides)
             rows = results[name] = []
             try:
-                rows.extend(module.rows(options))
+                rows.extend(module.rows(measured))
             finally:  # An interrupt or an error keeps the rows before it.
                 if rows:
                     print(measure.table(module.COLUMNS, rows))
@@ -68,10 +90,10 @@ def main(overrides: list[str], suite: str | None) -> None:
     finally:
         if any(results.values()):
             with console.tolerating(str(output)):
-                described = {"machine": machine.describe(seed=0), **given, "overrides": overrides}
+                described = {"machine": machine.describe(seed=0), **options, "overrides": overrides}
                 write_json(output, described | results)
                 print(f"wrote measurements and versions to {output}")
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, CHOICES)
+    command.run(main)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hypjax.integrations.hub import push as push
     from hypjax.models import register_encoder as register_encoder
     from hypjax.objectives import register_objective as register_objective
-    from hypjax.train import train as train
+    from hypjax.train import train_and_evaluate as train_and_evaluate
 
     __version__: str
 
@@ -22,8 +22,9 @@ _MODULES = {
     "register_objective": "objectives",
     "register_space": "geometry",
     "save": "inference.save",
+    "train_and_evaluate": "train",
 }
-__all__ = ["__version__", "train", *_MODULES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -42,8 +43,6 @@ def __getattr__(name: str) -> Any:
             return metadata.version("hypjax")  # Which its tag gave the installed package.
         except metadata.PackageNotFoundError:  # The folder is on the path, but not installed.
             return "0+unknown"
-    if name == "train":  # A module that can be called.
-        return importlib.import_module("hypjax.train")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"hypjax.{_MODULES[name]}"), name)

@@ -1,17 +1,26 @@
-"""The frame of all commands: parses flags, calls one function, reports errors in one sentence.
+"""The frame of all commands: a command is a function, and its parameters are the flags.
 
-A command module defines its flags in its own `FLAGS = Flags(...)`, so that one process can import
-several commands. They join absl's global flags only when the module runs as a command.
+The annotation of a parameter tells how its flag is parsed, its default is the flag's, and its entry
+under Args in the docstring is the help. A parameter without a default must be set on the command
+line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'; and those before a slash or
+after a star are written without a name. --help ends with the docstring's Example, which works
+after the commands of the README.
 """
 
+import builtins
+import dataclasses
 import functools
+import inspect
 import os
 import pathlib
+import re
 import signal
 import sys
+import types
+import typing
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 from absl import app, flags, logging
 
@@ -19,156 +28,98 @@ from hypjax import errors
 from hypjax.system import console, exits, machine
 
 _OVERRIDE = "--config."
-FIGURES = (".png", ".pdf", ".svg", ".jpg")
 
 
-flags.disclaim_key_flags()  # A flag belongs to the module that creates its `Flags`.
+class OutputFile(flags.ArgumentParser):
+    """Parses a file to write, whose name ends in one of the suffixes."""
 
-# Defines a flag, whose name is the second argument.
-_Definition = Callable[["Flags", str], object]
+    def __init__(self, *suffixes: str) -> None:
+        self.suffixes = suffixes
+
+    def parse(self, argument: str) -> pathlib.Path:
+        """Returns the path; whether it can be written is checked when all flags are parsed."""
+        return pathlib.Path(argument).expanduser()
 
 
-class _Numbers(flags.ListParser):
-    def __init__(self, kind: type) -> None:
+class _Words(flags.ListParser):
+    """Parses values that are separated by commas."""
+
+    def __init__(self, word: flags.ArgumentParser) -> None:
         super().__init__()
-        self._kind = kind
+        self._word = word
 
-    def parse(self, argument: str | list[Any]) -> list[Any]:
-        return list(map(self._kind, super().parse(argument)))
-
-
-def _kind(define: Callable[..., Any], default: Any = None, **bounds: Any) -> Callable[..., Any]:
-    """Makes a kind of flag, a function of help and default, from absl's `define`."""
-
-    def flag(description: str, default: Any = default, **options: Any) -> _Definition:
-        options |= bounds
-        return lambda flag_values, name: define(
-            name=name, default=default, help=description, flag_values=flag_values, **options
-        )
-
-    return flag
+    def parse(self, argument: str | Sequence[Any]) -> list[Any]:
+        """Returns the values; those of a default are parsed already."""
+        words = super().parse(argument) if isinstance(argument, str) else argument
+        return [self._word.parse(word) for word in words]
 
 
-string = _kind(flags.DEFINE_string)
-strings = _kind(flags.DEFINE_multi_string, [])  # A flag that may be repeated.
-words = _kind(flags.DEFINE_list, [])  # Separated by commas.
-integer = _kind(flags.DEFINE_integer)
-positive = _kind(flags.DEFINE_integer, lower_bound=1)
-natural = _kind(flags.DEFINE_integer, lower_bound=0)
-integers = _kind(flags.DEFINE_multi_integer, [])
-number = _kind(flags.DEFINE_float)
-boolean = _kind(flags.DEFINE_boolean, False)
-enum = _kind(flags.DEFINE_enum)  # One of its `enum_values`.
-numbers = _kind(functools.partial(flags.DEFINE, _Numbers(float)))  # Separated by commas.
-integer_list = _kind(functools.partial(flags.DEFINE, _Numbers(int)))
-
-# Flags that several commands have.
-RUN = string("Folder of a trained run, or its URL.")
-RUNS = strings(
-    "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
-)
-DATA_DIR = string("Folder of prepared datasets. Default: ~/tensorflow_datasets.")
-CHOSEN = {
-    "images": integer(
-        "Largest number of test images; of more, random classes are chosen. Memory and time grow "
-        "with its square.",
-        5000,
-        lower_bound=3,
-    ),
-    "seed": natural("Seed of the choice of images.", 0),
-}
-# --encoder, and how pixels reach one in an ONNX file; see `Flags.open_embedder`.
-ENCODER = {
-    "encoder": string(
-        "Encoder of another library: timm:NAME, with the weights of a file as timm:NAME@FILE; "
-        "hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE."
-    ),
-    "mean": numbers("onnx: mean of each channel, of pixels scaled to [0, 1]."),
-    "std": numbers("onnx: standard deviation of each channel."),
-    "resize": positive(
-        "onnx: shorter side before the centre is cropped. Default: the side of the crop."
-    ),
-}
+Positive = Annotated[int, flags.IntegerParser(1)]
+Natural = Annotated[int, flags.IntegerParser(0)]
+NonNegative = Annotated[float, flags.FloatParser(0)]
+FIGURES = (".png", ".pdf", ".svg", ".jpg")
+Figure = Annotated[pathlib.Path, OutputFile(*FIGURES)]
+# Parameters before a slash or after a star are no flags.
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}
 
 
-class Flags(flags.FlagValues):
-    """The flags of one command; once they are parsed, attributes are their values.
+@dataclasses.dataclass(frozen=True)
+class ExternalEncoder:
+    """The flags of an encoder of another library, and of how pixels reach one in an ONNX file.
 
-    With `overrides`, the command takes --config.FIELD=VALUE.
+    Args:
+        encoder: Encoder of another library: timm:NAME, with the weights of a file as
+            timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.
+        mean: onnx: mean of each channel, of pixels scaled to [0, 1].
+        std: onnx: standard deviation of each channel.
+        resize: onnx: shorter side before the centre is cropped. Default: the side of the crop.
     """
 
-    def __init__(self, *, overrides: bool = False, **definitions: _Definition) -> None:
-        super().__init__()
-        self.__dict__["overrides"] = overrides  # As an attribute it would be a flag.
-        for name, define in definitions.items():
-            define(self, name)
+    encoder: str | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: Positive | None = None
 
-    def require(self, *names: str) -> None:
-        """Raises an error if a required flag is missing."""
-        for name in names:
-            if not self[name].value:
-                raise errors.UserError(f"--{name} is missing (--help describes it)")
-
-    def require_one(self, *names: str) -> None:
-        """Raises an error unless exactly one of some flags is set."""
-        count, dashed = sum(bool(self[name].value) for name in names), [f"--{x}" for x in names]
-        if not count:
-            raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
-        if count > 1:
-            raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
-
-    def output_file(self, name: str, *suffixes: str) -> pathlib.Path | None:
-        """Returns the file that a flag names, if any; raises an error if it cannot be written."""
-        if not self[name].value:
-            return None
-        path = pathlib.Path(self[name].value).expanduser()
-        if path.suffix not in suffixes or path.is_dir():
-            raise errors.UserError(
-                f"--{name} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
-            )
-        require_writable(path.parent)
-        return path
-
-    def open_embedder(self, space: Any = None, batch_size: int | None = None) -> Any:
-        """Opens the run of --workdir, or the encoder of `ENCODER`, as an `ImageEmbedder`."""
-        if "workdir" in self and self.workdir:
+    def open(
+        self,
+        run: str | None = None,
+        embedding: str = "head",
+        batch_size: int | None = None,
+        space: Any = None,
+    ) -> Any:
+        """Opens a run, or else the encoder with its space, as an `ImageEmbedder`."""
+        require_one(workdir=run, encoder=self.encoder)
+        if run:
             from hypjax.inference.model import Model
 
-            return Model(self.workdir, self.embedding, batch_size)
+            return Model(run, embedding, batch_size)
         from hypjax.inference.external_embedder import open_encoder
 
-        pixels = {name: self[name].value for name in ("mean", "std", "resize")}
+        pixels = {"mean": self.mean, "std": self.std, "resize": self.resize}
         return open_encoder(self.encoder, space, batch_size, **pixels)
 
 
-def run(
-    main: Callable[..., None],
-    flag_values: Flags,
-    example: str,
-    choices: Sequence[str] | None = (),
-    *,
-    resumes: bool = False,
-) -> None:
-    """Parses the command line, calls `main` with the result of `parse`, and ends the process.
+def run(main: Callable[..., None], *, resumes: bool = False) -> None:
+    """Parses the command line, calls `main` with its values, and ends the process.
 
-    --help ends with the example, a command line that works after those of the README. With
-    `resumes`, the command saves its progress, and continues there when it is run again.
+    With `resumes`, the command saves its progress, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
     for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
+    flag_values = flags_of(main)
     # From absl's global flags, --help and --helpfull are printed.
     flags.FLAGS.append_flag_values(flag_values)
-    for module, defined in flag_values.flags_by_module_dict().items():
-        for flag in defined:
-            flags.FLAGS.register_flag_by_module(module, flag)
+    for name in flag_values:
+        flags.FLAGS.register_flag_by_module(sys.argv[0], flag_values[name])
 
-    def parsed(argv: Sequence[str]) -> list[Any]:
+    def parsed(argv: Sequence[str]) -> inspect.BoundArguments:
         try:
-            arguments = parse(argv, flag_values, choices)
+            arguments = parse(main, argv, flag_values)
         except SystemExit:  # After printing help, which absl counts as a failure.
-            print(f"\nexample:\n  {example}")
+            print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
             sys.exit(0)
         flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
         if not flags.FLAGS["verbosity"].present:
@@ -176,38 +127,83 @@ def run(
         return arguments
 
     with exits.failing_at_once(), errors.reported():
-        app.run(lambda arguments: main(*arguments), flags_parser=parsed)
+        app.run(lambda bound: main(*bound.args, **bound.kwargs), flags_parser=parsed)
 
 
-def parse(argv: Sequence[str], flag_values: Flags, choices: Sequence[str] | None = ()) -> list[Any]:
-    """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
+def flags_of(main: Callable[..., None]) -> flags.FlagValues:
+    """Defines the flags of a command."""
+    flag_values = flags.FlagValues()
+    for parameter, description in _flag_parameters(main):
+        kind, default = _kind(parameter), parameter.default
+        default = None if default is parameter.empty else default
+        options = dict(name=_flag(parameter), default=default, help=description)
+        if kind is bool:
+            flags.DEFINE_boolean(flag_values=flag_values, **options)
+        elif typing.get_origin(kind) is list:  # A flag that may be repeated.
+            (word,) = typing.get_args(kind)
+            serializer = flags.ArgumentSerializer()
+            flags.DEFINE_multi(_parser(word), serializer, flag_values=flag_values, **options)
+        else:
+            flags.DEFINE(_parser(kind), flag_values=flag_values, **options)
+    return flag_values
 
-    These are its overrides, if it takes any, with `--config.FIELD=VALUE` as 'FIELD=VALUE'; and its
-    positional argument, one of the `choices`, or None. If `choices` is None, any number of
-    positional arguments is allowed.
-    """
+
+def parse(
+    main: Callable[..., None], argv: Sequence[str], flag_values: flags.FlagValues | None = None
+) -> inspect.BoundArguments:
+    """Parses a command line, whose first word is the program, into the arguments of `main`."""
+    flag_values = flag_values or flags_of(main)
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
             flag_values[flag.name] = flag
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
-        rest = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])
+        words = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
     except flags.Error as error:
         field = "." in getattr(error, "flagname", "")
         hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
-    if not flag_values.overrides:
+    signature = inspect.signature(main, eval_str=True)
+    if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    arguments, positional = [overrides] * flag_values.overrides, rest[1:]
-    if choices is None:
-        return [*arguments, positional]
-    if len(positional) > bool(choices):
+    _check_words(signature, words)
+    values = {name: flag_values[name].value for name in flag_values}
+    for parameter, _ in _flag_parameters(main):
+        _check(parameter, values[_flag(parameter)])
+    arguments = {}
+    for name, parameter in signature.parameters.items():
+        if name == "overrides":
+            arguments[name] = overrides
+        elif dataclasses.is_dataclass(group := parameter.annotation):
+            arguments[name] = group(**{x.name: values[x.name] for x in dataclasses.fields(group)})
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            arguments[name] = values[_flag(parameter)]
+    return signature.bind(*words, **arguments)
+
+
+def require(**values: Any) -> None:
+    """Raises an error if a flag is missing."""
+    for name, value in values.items():
+        if not value:
+            raise errors.UserError(f"--{name} is missing (--help describes it)")
+
+
+def require_one(**values: Any) -> None:
+    """Raises an error unless exactly one of some flags is set."""
+    count, dashed = sum(map(bool, values.values())), [f"--{name}" for name in values]
+    if not count:
+        raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
+    if count > 1:
+        raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
+
+
+def require_output_file(flag: str, path: pathlib.Path, *suffixes: str) -> None:
+    """Raises an error if the file that a flag names cannot be written."""
+    if path.suffix not in suffixes or path.is_dir():
         raise errors.UserError(
-            f"unexpected argument {positional[-1]!r}; flags are written --NAME=VALUE"
+            f"--{flag} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
         )
-    if positional and positional[0] not in choices:
-        raise errors.UserError(f"{positional[0]!r} is not one of {', '.join(choices)}")
-    return [*arguments, *(positional or [None])] if choices else arguments
+    require_writable(path.parent)
 
 
 def require_writable(folder: pathlib.Path) -> None:
@@ -216,6 +212,14 @@ def require_writable(folder: pathlib.Path) -> None:
         raise errors.UserError(f"there is no folder {folder}; create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise errors.UserError(f"files in {folder} cannot be written; choose another folder")
+
+
+def refuse_overrides(overrides: Sequence[str]) -> None:
+    """Raises an error if fields of a configuration are set for a command without one."""
+    if overrides:
+        raise errors.UserError(
+            f"this command takes no configuration, but got --config.{overrides[0]}"
+        )
 
 
 def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> None:
@@ -227,12 +231,68 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
     console.say(f"wrote {', '.join(map(str, [*figures, path]))}")
 
 
-def refuse_overrides(overrides: Sequence[str]) -> None:
-    """Raises an error if fields of a configuration are set for a command without one."""
-    if overrides:
-        raise errors.UserError(
-            f"this command takes no configuration, but got --config.{overrides[0]}"
-        )
+def _flag_parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
+    """Yields the parameters of a command that are flags, and their descriptions."""
+    entries = re.findall(
+        r"^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"], re.MULTILINE
+    )
+    descriptions = {name: " ".join(text.split()) for name, text in entries}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if dataclasses.is_dataclass(parameter.annotation):
+            yield from _flag_parameters(parameter.annotation)
+        elif parameter.kind in _NAMED and parameter.name != "overrides":
+            yield parameter, descriptions[parameter.name]
+
+
+def _sections(function: Callable[..., Any]) -> dict[str, str]:
+    """The sections of a docstring, such as Args, by their titles."""
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(function), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _flag(parameter: inspect.Parameter) -> str:
+    """The name of a parameter's flag; `print_` is --print."""
+    return parameter.name.rstrip("_")
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    """The type of a parameter, without None."""
+    kind = parameter.annotation
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind)[0] if optional else kind
+
+
+def _parser(kind: Any) -> flags.ArgumentParser:
+    """The parser of a flag's value, by the type of its parameter."""
+    match typing.get_origin(kind):
+        case typing.Annotated:
+            return kind.__metadata__[0]
+        case typing.Literal:
+            return flags.EnumParser(typing.get_args(kind))
+        case builtins.tuple:
+            return _Words(_parser(typing.get_args(kind)[0]))
+    return _PARSERS[kind]()
+
+
+def _check(parameter: inspect.Parameter, value: Any) -> None:
+    """Raises an error if a required flag is missing, or a file cannot be written."""
+    if parameter.default is parameter.empty:
+        require(**{_flag(parameter): value})
+    (parser,) = getattr(_kind(parameter), "__metadata__", [None])
+    if isinstance(parser, OutputFile) and value:
+        require_output_file(_flag(parameter), value, *parser.suffixes)
+
+
+def _check_words(signature: inspect.Signature, words: Sequence[str]) -> None:
+    """Raises an error unless a command takes these words, which are no flags."""
+    kinds = {parameter.kind: parameter for parameter in signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    choice = kinds.get(inspect.Parameter.POSITIONAL_ONLY)
+    if len(words) > (choice is not None):
+        raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
+    if words and words[0] not in (choices := typing.get_args(choice.annotation)):
+        raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:

@@ -13,35 +13,40 @@ from collections.abc import Sequence
 from hypjax import command
 from hypjax.errors import UserError
 
-CHOICES = None  # Any folders.
 
-EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
-FLAGS = command.Flags(
-    overrides=True,
-    config=command.string(
-        "Configuration file of the runs, optionally with a variant after a colon. "
-        "--config.FIELD=VALUE sets one of its fields in all of them."
-    ),
-    field=command.string("Field in which the runs differ, such as objective.c."),
-    value=command.strings("Value of the field in one run; repeat the flag."),
-    output=command.string(
-        "Figure to draw, such as sweep.png: the recall against the field, one line for each "
-        "combination of other fields in which the runs differ."
-    ),
-    check=command.boolean("Only check --config, --field, --value and --output."),
-    x=command.string("Field on the horizontal axis of the figure. Default: --field."),
-)
+def main(
+    *names: str,
+    overrides: Sequence[str] = (),
+    config: str | None = None,
+    field: str | None = None,
+    value: list[str] | None = None,
+    output: command.Figure | None = None,
+    check: bool = False,
+    x: str | None = None,
+) -> None:
+    """Prints the tables of the named runs, or of those with different values of a field.
 
+    Args:
+        *names: Folders of runs.
+        overrides: Fields that are set in all runs.
+        config: Configuration file of the runs, optionally with a variant after a colon.
+            --config.FIELD=VALUE sets one of its fields in all of them.
+        field: Field in which the runs differ, such as objective.c.
+        value: Value of the field in one run; repeat the flag.
+        output: Figure to draw, such as sweep.png: the recall against the field, one line for each
+            combination of other fields in which the runs differ.
+        check: Only check --config, --field, --value and --output.
+        x: Field on the horizontal axis of the figure. Default: --field.
 
-def main(overrides: list[str], names: Sequence[str]) -> None:
-    """Prints the tables of the named runs, or of those with different values of a field."""
-    output, field = FLAGS.output_file("output", *command.FIGURES), FLAGS.field
-    if names and (FLAGS.config or overrides):
+    Example:
+        python -m hypjax.compare runs/glyphs-hyp
+    """
+    if names and (config or overrides):
         raise UserError("name either the folders of runs or --config, not both")
     if not names:
-        FLAGS.require("config", "field", "value")
-    elif FLAGS.x or output:
-        FLAGS.require("x", "output")
+        command.require(config=config, field=field, value=value)
+    elif x or output:
+        command.require(x=x, output=output)
     from hypjax.analysis import sweep
     from hypjax.system import console
 
@@ -49,16 +54,16 @@ def main(overrides: list[str], names: Sequence[str]) -> None:
         folders, field = {name: pathlib.Path(name).expanduser() for name in names}, None
         sweep.require_finished(folders)
     else:
-        folders = sweep.default_folders(FLAGS.config, overrides, field, FLAGS.value)
-    if FLAGS.check:
+        folders = sweep.default_folders(config, overrides, field, value)
+    if check:
         return
     runs = sweep.read_runs(folders)
     if output:
-        sweep.draw(runs, FLAGS.x or field, output)
+        sweep.draw(runs, x or field, output)
         console.say(f"wrote {output}")
     if runs:
         sweep.print_tables(runs, field)
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, CHOICES)
+    command.run(main)

@@ -1,72 +1,73 @@
 """Converts a trained model for use in other programs."""
 
 import pathlib
+from typing import Literal
 
 from hypjax import command
 from hypjax.errors import UserError
 from hypjax.system import integrations
 
-EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
-FLAGS = command.Flags(
-    workdir=command.RUN,
-    output=command.string("File or folder to write, such as model.safetensors."),
-    format=command.enum(
-        "What to write: weights under timm's names; an ONNX model, from pixels to points; or a "
-        "folder for sentence-transformers.",
-        "timm",
-        enum_values=["timm", "onnx", "sentence-transformers"],
-    ),
-    embedding=command.string(
-        "onnx: output of the trained head, of the encoder, or of a prefix.", "head"
-    ),
-    precision=command.enum(
-        "onnx: dtype of the encoder's weights and products.",
-        "float32",
-        enum_values=["float32", "float16", "int8"],
-    ),
-    images=command.string(
-        "sentence-transformers: images that show whether cosine ranks as the run's distance does; "
-        "by default the run's test images."
-    ),
-    features=command.boolean(
-        "sentence-transformers: write features as they are, and their distance as a function."
-    ),
-)
 # Flags of one format.
 _ONLY = {"onnx": ("embedding", "precision"), "sentence-transformers": ("images", "features")}
 
 
-def main() -> None:
-    """Converts the run's best checkpoint or, without validation, its last."""
-    FLAGS.require("workdir", "output")
-    output = pathlib.Path(FLAGS.output).expanduser()
-    if output.exists():
-        raise UserError(f"{output} already exists; name another file or remove it")
-    for name, flags in _ONLY.items():
-        for flag in flags:
-            if name != FLAGS.format and FLAGS[flag].present:
+def main(
+    *,
+    workdir: str,
+    output: str,
+    format: Literal["timm", "onnx", "sentence-transformers"] = "timm",
+    embedding: str | None = None,
+    precision: Literal["float32", "float16", "int8"] | None = None,
+    images: str | None = None,
+    features: bool = False,
+) -> None:
+    """Converts the run's best checkpoint or, without validation, its last.
+
+    Args:
+        workdir: Folder of a trained run, or its URL.
+        output: File or folder to write, such as model.safetensors.
+        format: What to write: weights under timm's names; an ONNX model, from pixels to points; or
+            a folder for sentence-transformers.
+        embedding: onnx: output of the trained head, of the encoder, or of a prefix. Default: head.
+        precision: onnx: dtype of the encoder's weights and products. Default: float32.
+        images: sentence-transformers: images that show whether cosine ranks as the run's distance
+            does; by default the run's test images.
+        features: sentence-transformers: write features as they are, and their distance as a
+            function.
+
+    Example:
+        python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
+    """
+    path = pathlib.Path(output).expanduser()
+    if path.exists():
+        raise UserError(f"{path} already exists; name another file or remove it")
+    only = {"onnx": {"embedding": embedding, "precision": precision}}
+    only["sentence-transformers"] = {"images": images, "features": features}
+    for name, options in only.items():
+        for flag, value in options.items():
+            if name != format and value:
                 raise UserError(f"--{flag} is for --format={name} alone; leave it out")
-    if FLAGS.format == "timm":
-        _write_timm(output)
-    elif FLAGS.format == "onnx":
-        FLAGS.output_file("output", ".onnx")
+    if format == "timm":
+        _write_timm(workdir, path)
+    elif format == "onnx":
+        command.require_output_file("output", path, ".onnx")
         from hypjax.inference.model import load
 
-        agreement = load(FLAGS.workdir, FLAGS.embedding).to_onnx(output, FLAGS.precision)
-        print(f"wrote the model, {output.stat().st_size / 1e6:.1f} MB, to {output}\n{agreement}")
+        agreement = load(workdir, embedding or "head").to_onnx(path, precision or "float32")
+        print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
-        write = integrations.find("convert", FLAGS.format)
-        print(write(FLAGS.workdir, output, images=FLAGS.images, features=FLAGS.features))
+        write = integrations.find("convert", format)
+        print(write(workdir, path, images=images, features=features))
 
 
-def _write_timm(output: pathlib.Path) -> None:
+def _write_timm(workdir: str, output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
-    FLAGS.output_file("output", ".safetensors")
+    command.require_output_file("output", output, ".safetensors")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 
-    with reading(FLAGS.workdir) as folder:
+    with reading(workdir) as folder:
         _, model, params, _ = restore_best(folder)
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
@@ -79,4 +80,4 @@ def _write_timm(output: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

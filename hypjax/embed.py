@@ -1,59 +1,89 @@
 """Embeds images with a trained run, or with an encoder of another library."""
 
 import pathlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
-EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
-FLAGS = command.Flags(
-    workdir=command.RUN,
-    **command.ENCODER,
-    images=command.string(
-        "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file "
-        "with one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or tar "
-        "files, or hf://OWNER/NAME."
-    ),
-    dataset=command.string("A prepared dataset, such as cub200 or glyphs, instead of --images."),
-    data_dir=command.DATA_DIR,
-    output=command.string("File to write, such as gallery.npz."),
-    embedding=command.string(
-        "Output of the run's trained head, of its encoder, or of a prefix that it scores "
-        "(head@16).",
-        "head",
-    ),
-    batch_size=command.positive("Number of images at once. Default: the run's, or 64."),
-    export=command.strings(
-        "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an "
-        "approximate search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a "
-        "dataset of the Hugging Face hub, or hyperview, a viewer."
-    ),
-    shard=command.string(
-        "Part of the images to embed, such as 3/16, into a file of its own; then --merge."
-    ),
-    merge=command.boolean("Join the parts of --shard, which needs no model."),
-)
 
+def main(
+    *,
+    workdir: str | None = None,
+    external: command.ExternalEncoder,
+    images: str | None = None,
+    dataset: str | None = None,
+    data_dir: str | None = None,
+    output: Annotated[pathlib.Path, command.OutputFile(".npz")],
+    embedding: str = "head",
+    batch_size: command.Positive | None = None,
+    export: list[str] | None = None,
+    shard: str | None = None,
+    merge: bool = False,
+) -> None:
+    """Embeds the images and writes the embeddings.
 
-def main() -> None:
-    """Embeds the images and writes the embeddings."""
-    FLAGS.require("output")
-    FLAGS.require_one("images", "dataset")
-    if not FLAGS.merge:
-        FLAGS.require_one("workdir", "encoder")
-    elif FLAGS.shard:
+    Args:
+        workdir: Folder of a trained run, or its URL.
+        external: An encoder instead of a run.
+        images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
+            file with one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or
+            tar files, or hf://OWNER/NAME.
+        dataset: A prepared dataset, such as cub200 or glyphs, instead of --images.
+        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
+        output: File to write, such as gallery.npz.
+        embedding: Output of the run's trained head, of its encoder, or of a prefix that it scores
+            (head@16).
+        batch_size: Number of images at once. Default: the run's, or 64.
+        export: Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an
+            approximate search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a
+            dataset of the Hugging Face hub, or hyperview, a viewer.
+        shard: Part of the images to embed, such as 3/16, into a file of its own; then --merge.
+        merge: Join the parts of --shard, which needs no model.
+
+    Example:
+        python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz
+    """
+    command.require_one(images=images, dataset=dataset)
+    if merge and shard:
         raise UserError("--merge joins all parts; leave out --shard")
-    output = FLAGS.output_file("output", ".npz")
-    from hypjax.monitoring.health import warn_if_collapsed
+    from hypjax.data.photos import find_images
+    from hypjax.data.splits import open_prepared
+    from hypjax.inference.image_embedder import Shard
+    from hypjax.inference.image_embedder import merge as join_shards
+    from hypjax.system.caches import keep_compiled_programs
+
+    exports = _exports([name for value in export or () for name in value.split(",")])
+    splits = dataset and open_prepared(dataset, data_dir)
+    listed = splits.images() if splits else find_images(images)
+    if merge:
+        embeddings = join_shards(output, listed)
+    else:
+        keep_compiled_programs()
+        model = external.open(workdir, embedding, batch_size)
+        if shard:
+            part = Shard.parse(shard)
+            listed, output = part.of(listed, model.batch_size), part.path(output)
+        embeddings = model.embed_to(output, listed)
+    _report(output, embeddings, exports)
+
+
+def _exports(names: Sequence[str]) -> dict[str, Callable[[Any, pathlib.Path], object]]:
+    """The functions that write embeddings in other formats, by the names of these."""
     from hypjax.retrieval.embeddings import find_export
 
-    names = [name for value in FLAGS.export for name in value.split(",")]
     exports = {name: find_export(name) for name in names}
     programs = [name.partition(":")[0] for name in names if "://" not in name]
     if len(programs) > len(set(programs)):
         raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
-    output, embeddings = _embed(output)
+    return exports
+
+
+def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any]) -> None:
+    """Writes embeddings in other formats, and prints what was written and what is left out."""
+    from hypjax.monitoring.health import warn_if_collapsed
+
     warn_if_collapsed(
         embeddings.vectors,
         "a search among them finds little but rounding; train again with a lower "
@@ -71,24 +101,5 @@ def main() -> None:
             print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 
 
-def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Any]:
-    """Embeds the images, or a part of them, or joins parts; returns the file and `Embeddings`."""
-    from hypjax.data.photos import find_images
-    from hypjax.data.splits import open_prepared
-    from hypjax.inference.image_embedder import Shard, merge
-    from hypjax.system.caches import keep_compiled_programs
-
-    shard = Shard.parse(FLAGS.shard) if FLAGS.shard else None
-    dataset = FLAGS.dataset and open_prepared(FLAGS.dataset, FLAGS.data_dir)
-    images = dataset.images() if dataset else find_images(FLAGS.images)
-    if FLAGS.merge:
-        return output, merge(output, images)
-    keep_compiled_programs()
-    embedder = FLAGS.open_embedder(batch_size=FLAGS.batch_size)
-    if shard:
-        images, output = shard.of(images, embedder.batch_size), shard.path(output)
-    return output, embedder.embed_to(output, images)
-
-
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, resumes=True)
+    command.run(main, resumes=True)

@@ -4,22 +4,23 @@ import pathlib
 
 from hypjax import command
 
-EXAMPLE = "python -m hypjax.export --output=letters"
-FLAGS = command.Flags(
-    dataset=command.string("Name of the dataset.", "glyphs"),
-    output=command.string("Folder to write, with one sub-folder per split."),
-    data_dir=command.DATA_DIR,
-)
 
+def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -> None:
+    """Writes the images.
 
-def main() -> None:
-    """Writes the images."""
-    FLAGS.require("output")
+    Args:
+        dataset: Name of the dataset.
+        output: Folder to write, with one sub-folder per split.
+        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
+
+    Example:
+        python -m hypjax.export --output=letters
+    """
     from hypjax.data.preparation.export import export
 
-    count = export(FLAGS.dataset, pathlib.Path(FLAGS.output).expanduser(), FLAGS.data_dir)
-    print(f"wrote {count} images to {FLAGS.output}")
+    count = export(dataset, pathlib.Path(output).expanduser(), data_dir)
+    print(f"wrote {count} images to {output}")
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

@@ -1,55 +1,51 @@
 """Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1)."""
 
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from absl import flags
+
 from hypjax import command
 
-EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
-FLAGS = command.Flags(
-    overrides=True,
-    config=command.string(
-        "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE "
-        "sets one of its fields."
-    ),
-    embeddings=command.string("File written by python -m hypjax.embed, instead of --config."),
-    samples=command.integer("Number of points in each random draw.", 2000, lower_bound=4),
-    trials=command.positive("Number of random draws.", 100),
-    seed=command.natural("Seed of the draws.", 0, upper_bound=2**32 - 1),
-)
 
+def main(
+    *,
+    overrides: Sequence[str] = (),
+    config: str | None = None,
+    embeddings: str | None = None,
+    samples: Annotated[int, flags.IntegerParser(4)] = 2000,
+    trials: command.Positive = 100,
+    seed: Annotated[int, flags.IntegerParser(0, 2**32 - 1)] = 0,
+) -> None:
+    """Prints the relative δ over random draws, and the curvature that it suggests.
 
-def main(overrides: list[str]) -> None:
-    """Prints the relative δ over random draws, and the curvature that it suggests."""
-    FLAGS.require_one("config", "embeddings")
+    Args:
+        overrides: Fields of the configuration that are set.
+        config: Configuration whose pretrained encoder embeds its training images.
+            --config.FIELD=VALUE sets one of its fields.
+        embeddings: File written by python -m hypjax.embed, instead of --config.
+        samples: Number of points in each random draw.
+        trials: Number of random draws.
+        seed: Seed of the draws.
+
+    Example:
+        python -m hypjax.hyperbolicity --embeddings=gallery.npz
+    """
+    command.require_one(config=config, embeddings=embeddings)
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import caches, console
+    from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    if FLAGS.embeddings:
-        command.refuse_overrides(overrides)
-        embeddings = Embeddings.load(FLAGS.embeddings)
-        points, notes, published = embeddings.features(), (), None
-        if embeddings.space.normalized:
-            console.warn(
-                "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's "
-                "output before normalisation, as --config does"
-            )
-    else:
-        from hypjax.config import load_config
-        from hypjax.evaluate import pretrained_features
-        from hypjax.runs.published import published_delta
-
-        config = load_config(FLAGS.config, overrides)
-        points, notes = pretrained_features(config)
-        published = None if notes else published_delta(config)
+    points, notes, published = _features(config, overrides, embeddings)
     warn_if_collapsed(points, "delta says nothing of the images")
-    key = jax.random.key(FLAGS.seed)
-    deltas = relative_delta(points, num_samples=FLAGS.samples, num_trials=FLAGS.trials, key=key)
+    key = jax.random.key(seed)
+    deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
     print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-    drawn = min(FLAGS.samples, len(points))
+    drawn = min(samples, len(points))
     print(f"  over {len(deltas)} draws of {drawn} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))
@@ -58,5 +54,29 @@ def main(overrides: list[str]) -> None:
         print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference:+.3f})")
 
 
+def _features(
+    config: str | None, overrides: Sequence[str], embeddings: str | None
+) -> tuple[Any, Sequence[str], float | None]:
+    """Returns features [images, dim], notes on the images, and the δ that was published."""
+    from hypjax.config import load_config
+    from hypjax.evaluate import pretrained_features
+    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.runs.published import published_delta
+    from hypjax.system import console
+
+    if config:
+        loaded = load_config(config, overrides)
+        points, notes = pretrained_features(loaded)
+        return points, notes, None if notes else published_delta(loaded)
+    command.refuse_overrides(overrides)
+    saved = Embeddings.load(embeddings)
+    if saved.space.normalized:
+        console.warn(
+            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's output "
+            "before normalisation, as --config does"
+        )
+    return saved.features(), (), None
+
+
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

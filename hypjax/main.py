@@ -1,110 +1,136 @@
 """Trains and evaluates."""
 
+import dataclasses
+import os
 import pathlib
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
-EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
-FLAGS = command.Flags(
-    overrides=True,
-    config=command.string(
-        "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
-        "--config.FIELD=VALUE sets one of its fields."
-    ),
-    workdir=command.string(
-        "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, "
-        "followed by the fields that were set, or a hash of them if they are long."
-    ),
-    name=command.string(
-        "Name of the default folder: --name=birds is short for --workdir=runs/birds."
-    ),
-    mode=command.enum(
-        "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is "
-        "the run in the default folder or, if model.weights is set, the pretrained encoder.",
-        "train",
-        enum_values=["train", "evaluate"],
-    ),
-    print=command.boolean(
-        "Print all fields of the configuration, their values and where these come from; then stop."
-    ),
-    dry_run=command.boolean(
-        "Open the images and weights, compile the training step, run a few steps, print memory and "
-        "expected time; then stop. Nothing is saved."
-    ),
-    coordinator=command.string(
-        "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, "
-        "TPU)."
-    ),
-    num_processes=command.positive("Number of processes, unless --coordinator=auto."),
-    process_id=command.natural("Index of this process, from 0."),
-    profile=command.string("Range of steps to trace for TensorBoard or Perfetto, such as 10:15."),
-)
 
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The flags of a run in several processes.
 
-def main(overrides: list[str]) -> None:
-    """Trains or evaluates, as the flags say."""
-    from hypjax.config import default_workdir, override, read_config, show_origins, validate
-    from hypjax.runs.cloud_copy import reading
-    from hypjax.runs.workdir import read_saved_config
-    from hypjax.system import caches, console
-    from hypjax.system.cloud import is_url
+    Args:
+        coordinator: For runs with several processes: HOST:PORT of the first one, or auto (Slurm,
+            Open MPI, TPU).
+        num_processes: Number of processes, unless --coordinator=auto.
+        process_id: Index of this process, from 0.
+    """
 
-    for flag in ("workdir", "name"):
-        if FLAGS[flag].value == "":
-            raise UserError(f"--{flag} is empty; name a folder, or omit the flag")
-    if FLAGS.workdir and FLAGS.name:
-        raise UserError("give either --workdir or --name")
-    evaluates = FLAGS.mode == "evaluate"
-    if evaluates and FLAGS.profile:
-        raise UserError("--profile is for training; omit it with --mode=evaluate")
-    named = FLAGS.workdir or (FLAGS.name and f"runs/{FLAGS.name}")
-    source = FLAGS.config or (named if evaluates else None)
-    if not source:
-        raise UserError("--config is missing; try --config=configs/glyphs.py")
-    if FLAGS.config:
-        unchanged = read_config(source)
-    else:
-        with reading(source) as folder:
-            unchanged = read_saved_config(folder)
-    config = override(unchanged.copy_and_resolve_references(), overrides)
-    if FLAGS.print:
-        validate(config)
-        print(show_origins(config, source, unchanged, overrides))
-        return
-    workdir = named or default_workdir(config, unchanged)
-    if not is_url(workdir):
-        workdir = pathlib.Path(workdir).expanduser()
-    profile = _parse_steps(FLAGS.profile)
-    known = (FLAGS.num_processes, FLAGS.process_id)
-    if FLAGS.coordinator is not None:
+    coordinator: str | None = None
+    num_processes: command.Positive | None = None
+    process_id: command.Natural | None = None
+
+    def join(self) -> None:
+        """Waits for the other processes, if there are any."""
         from hypjax.parallel import processes
 
-        processes.join(FLAGS.coordinator, *known)
-    elif known != (None, None):
-        raise UserError("--coordinator is missing: HOST:PORT of the first process")
+        numbers = (self.num_processes, self.process_id)
+        if self.coordinator is not None:
+            processes.join(self.coordinator, *numbers)
+        elif numbers != (None, None):
+            raise UserError("--coordinator is missing: HOST:PORT of the first process")
+
+
+def main(
+    *,
+    overrides: Sequence[str] = (),
+    config: str | None = None,
+    workdir: str | None = None,
+    name: str | None = None,
+    mode: Literal["train", "evaluate"] = "train",
+    print_: bool = False,
+    dry_run: bool = False,
+    processes: Processes,
+    profile: str | None = None,
+) -> None:
+    """Trains or evaluates, as the flags say.
+
+    Args:
+        overrides: Fields of the configuration that are set.
+        config: Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph.
+            --config.FIELD=VALUE sets one of its fields.
+        workdir: Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>,
+            followed by the fields that were set, or a hash of them if they are long.
+        name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
+        mode: Train and then evaluate, or only evaluate the run in --workdir. Without that flag it
+            is the run in the default folder or, if model.weights is set, the pretrained encoder.
+        print_: Print all fields of the configuration, their values and where these come from; then
+            stop.
+        dry_run: Open the images and weights, compile the training step, run a few steps, print
+            memory and expected time; then stop. Nothing is saved.
+        processes: The processes of the run.
+        profile: Range of steps to trace for TensorBoard or Perfetto, such as 10:15.
+
+    Example:
+        python -m hypjax.main --config=configs/glyphs.py:sph
+    """
+    if "" in (workdir, name) or (workdir and name):
+        raise UserError("give either --workdir or --name, and not empty; or omit both")
+    named = workdir or (name and f"runs/{name}")
+    source = config or (named if mode == "evaluate" else None)
+    if not source:
+        raise UserError("--config is missing; try --config=configs/glyphs.py")
+    steps = _parse_steps(profile, mode)
+    from hypjax.config import default_workdir, override, show_origins, validate
+    from hypjax.system import caches
+
+    unchanged = _read(source, is_run=not config)
+    fields = override(unchanged.copy_and_resolve_references(), overrides)
+    if print_:
+        validate(fields)
+        print(show_origins(fields, source, unchanged, overrides))
+        return
+    folder = os.path.expanduser(named or default_workdir(fields, unchanged))  # Or a URL.
+    processes.join()
     caches.keep_compiled_programs()
-    if FLAGS.dry_run:
-        from hypjax.training.dry_run import dry_run
+    if dry_run:
+        from hypjax.training import dry_run as rehearsal
 
-        dry_run(config)
-    elif evaluates:
-        from hypjax.evaluate import evaluate, evaluate_pretrained
-
-        if config.model.weights and not named:
-            if pathlib.Path(workdir).exists():
-                console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
-            evaluate_pretrained(config)
-        else:
-            evaluate(config, workdir)
+        rehearsal.dry_run(fields)
+    elif mode == "evaluate":
+        _evaluate(fields, folder, is_default=not named)
     else:
-        from hypjax.train import train_and_evaluate
+        _train(fields, folder, steps)
 
-        report = _write_report if config.run.report else None
-        train_and_evaluate(config, workdir, profile, stopwatch.launch(), report)
+
+def _read(source: str, is_run: bool) -> Any:
+    """Reads a configuration, by its name or of a run."""
+    from hypjax.config import read_config
+    from hypjax.runs.cloud_copy import reading
+    from hypjax.runs.workdir import read_saved_config
+
+    if not is_run:
+        return read_config(source)
+    with reading(source) as folder:
+        return read_saved_config(folder)
+
+
+def _train(config: Any, workdir: str, steps: tuple[int, int] | None) -> None:
+    """Trains, and traces some of the steps."""
+    from hypjax.train import train_and_evaluate
+
+    launched, report = stopwatch.launch(), _write_report if config.run.report else None
+    train_and_evaluate(config, workdir, profile=steps, launched=launched, report=report)
+
+
+def _evaluate(config: Any, workdir: str, is_default: bool) -> None:
+    """Evaluates a run or, without a named folder, the pretrained encoder of a configuration."""
+    from hypjax.evaluate import evaluate, evaluate_pretrained
+    from hypjax.system import console
+
+    if not (config.model.weights and is_default):
+        evaluate(config, workdir)
+        return
+    if pathlib.Path(workdir).exists():
+        console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
+    evaluate_pretrained(config)
 
 
 def _write_report(run: Any) -> bool:
@@ -113,14 +139,16 @@ def _write_report(run: Any) -> bool:
     return write_own_report(run)
 
 
-def _parse_steps(text: str | None) -> tuple[int, int] | None:
-    """Parses the first and last step of '10:15'."""
+def _parse_steps(text: str | None, mode: str) -> tuple[int, int] | None:
+    """Parses the first and last step of '10:15', which are traced in training."""
     if text is None:
         return None
+    if mode == "evaluate":
+        raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not re.fullmatch("[0-9]+:[0-9]+", text):
         raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
     return tuple(map(int, text.split(":")))
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, resumes=True)
+    command.run(main, resumes=True)

@@ -1,94 +1,111 @@
 """Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
 
-EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
-FLAGS = command.Flags(
-    workdir=command.RUN,
-    embeddings=command.string("Instead of --workdir: file written by python -m hypjax.embed."),
-    output=command.string(
-        "Figure to write, such as disk.png, disk.svg or disk.pdf, or an interactive page, "
-        "disk.html."
-    ),
-    parts=command.words(
-        "With --workdir: the images to draw, train, test, or both beside each other: train,test.",
-        ["test"],
-    ),
-    layout=command.enum(
-        "How points are placed: mds preserves distances, umap neighbours (extra viz).",
-        "mds",
-        enum_values=["mds", "umap"],
-    ),
-    colour=command.string(
-        "What colours stand for: class, or what classes are grouped by. Default: the groups, if "
-        "any."
-    ),
-    thumbnails=command.boolean("disk: draw images, as many as do not overlap."),
-    images=command.positive(
-        "Largest number of images of each part; of more, random ones are drawn. Default: 5000 in a "
-        "disk, 2000 on a page, 400 on a grid."
-    ),
-    queries=command.positive(
-        "hits: number of queries; half find a wrong image first, if so many do.", 8
-    ),
-    k=command.positive("hits: number of nearest images of each query.", 8),
-    seed=command.natural("Seed of the choice of images and of the layout.", 0),
-)
 PAGE = ".html"
-CHOICES = ("disk", "grid", "hits")
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
 
 
-def main(kind: str | None) -> None:
-    """Draws the picture and says how faithful its layout is."""
-    kind = kind or "disk"
-    FLAGS.require("output")
-    output = FLAGS.output_file("output", *command.FIGURES, *[PAGE] * (kind == "disk"))
-    FLAGS.require_one("workdir", "embeddings")
-    if kind == "hits" and FLAGS.embeddings:
-        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
-    if kind == "grid" and len(FLAGS.parts) > 1:
-        raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    for part in set(FLAGS.parts) - {"train", "test"}:
-        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if output.suffix == PAGE:
-        require_package("bokeh", "an interactive page", "hypjax[viz]")
-    if FLAGS.layout == "umap":
-        require_package("umap", "a layout by UMAP", "hypjax[viz]")
+def main(
+    kind: Literal["disk", "grid", "hits"] = "disk",
+    /,
+    *,
+    workdir: str | None = None,
+    embeddings: str | None = None,
+    output: Annotated[pathlib.Path, command.OutputFile(*command.FIGURES, PAGE)],
+    parts: tuple[str, ...] = ("test",),
+    layout: Literal["mds", "umap"] = "mds",
+    colour: str | None = None,
+    thumbnails: bool = False,
+    images: command.Positive | None = None,
+    queries: command.Positive = 8,
+    k: command.Positive = 8,
+    seed: command.Natural = 0,
+) -> None:
+    """Draws the picture and says how faithful its layout is.
+
+    Args:
+        kind: What to draw.
+        workdir: Folder of a trained run, or its URL.
+        embeddings: Instead of --workdir: file written by python -m hypjax.embed.
+        output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
+        parts: With --workdir: the images to draw, train, test, or both, train,test.
+        layout: How points are placed: mds preserves distances, umap neighbours (extra viz).
+        colour: What colours stand for: class, or what classes are grouped by. Default: groups.
+        thumbnails: disk: draw images, as many as do not overlap.
+        images: Largest number of images of each part; of more, random ones are drawn. Default: 5000
+            in a disk, 2000 on a page, 400 on a grid.
+        queries: hits: number of queries; half find a wrong image first, if so many do.
+        k: hits: number of nearest images of each query.
+        seed: Seed of the choice of images and of the layout.
+
+    Example:
+        python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
+    """
+    command.require_one(workdir=workdir, embeddings=embeddings)
+    _check(kind, output, embeddings, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
 
     caches.keep_compiled_programs()
     if kind == "hits":
-        print(draw_hits(FLAGS.workdir, FLAGS.queries, FLAGS.k, FLAGS.seed, output))
+        print(draw_hits(workdir, queries, k, seed, output))
         console.say(f"wrote {output}")
         return
-    most = FLAGS.images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
-    if FLAGS.embeddings:
-        path = pathlib.Path(FLAGS.embeddings).expanduser()
-        shown = disk.drawing_of_gallery(path, most, FLAGS.seed, FLAGS.colour)
+    most = images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
+    if embeddings:
+        path = pathlib.Path(embeddings).expanduser()
+        shown = disk.drawing_of_gallery(path, most, seed, colour)
     else:
-        shown = disk.drawing_of_run(FLAGS.workdir, FLAGS.parts, most, FLAGS.seed, FLAGS.colour)
-    drawing, ranks = disk.place_in_disk(*shown, FLAGS.layout, FLAGS.seed)
+        shown = disk.drawing_of_run(workdir, parts, most, seed, colour)
+    drawing, ranks = disk.place_in_disk(*shown, layout, seed)
     if ranks:
         print(
             f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
-            f"({FLAGS.layout}); of two principal components: {ranks[1]:.3f}"
+            f"({layout}); of two principal components: {ranks[1]:.3f}"
         )
+    _write(drawing, kind, output, thumbnails)
+
+
+def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> None:
+    """Writes a `Drawing` as a figure or a page, and warns of images that could not be read."""
+    from hypjax.analysis import disk
+    from hypjax.system import console
+
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
     elif output.suffix == PAGE:
         disk.write_disk_page(drawing, output)
     else:
-        disk.draw_disks(drawing, output, FLAGS.thumbnails)
+        disk.draw_disks(drawing, output, thumbnails)
     for panel in drawing.panels:
         panel.read.warn()
     console.say(f"wrote {output}")
 
 
+def _check(
+    kind: str, output: pathlib.Path, embeddings: str | None, parts: Sequence[str], layout: str
+) -> None:
+    """Raises an error if flags do not fit each other, or a package is missing."""
+    if kind != "disk" and output.suffix == PAGE:
+        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
+    if kind == "hits" and embeddings:
+        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
+    if kind == "grid" and len(parts) > 1:
+        raise UserError("a grid shows one part; give --parts=train or --parts=test")
+    for part in set(parts) - {"train", "test"}:
+        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
+    if output.suffix == PAGE:
+        require_package("bokeh", "an interactive page", "hypjax[viz]")
+    if layout == "umap":
+        require_package("umap", "a layout by UMAP", "hypjax[viz]")
+
+
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, CHOICES)
+    command.run(main)

@@ -1,28 +1,36 @@
 """Writes a report of trained runs: one HTML page that opens from the disk."""
 
+import pathlib
+from typing import Annotated
+
 from hypjax import command
 
-EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
-FLAGS = command.Flags(
-    workdir=command.RUNS,
-    output=command.string("File to write.", "report.html"),
-    queries=command.natural(
-        "Queries to show with their nearest images in each run; up to half are successes.", 50
-    ),
-    k=command.positive("Nearest images to show of each query.", 6),
-)
 
+def main(
+    *,
+    workdir: list[str],
+    output: Annotated[pathlib.Path, command.OutputFile(".html")] = pathlib.Path("report.html"),
+    queries: command.Natural = 50,
+    k: command.Positive = 6,
+) -> None:
+    """Embeds the test images of each run, and writes the page.
 
-def main() -> None:
-    """Embeds the test images of each run, and writes the page."""
-    FLAGS.require("workdir")
-    output = FLAGS.output_file("output", ".html")
+    Args:
+        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
+            dataset.
+        output: File to write.
+        queries: Queries to show with their nearest images in each run; up to half are successes.
+        k: Nearest images to show of each query.
+
+    Example:
+        python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html
+    """
     from hypjax.analysis.report import write_report
     from hypjax.analysis.run_embeddings import open_runs
 
-    write_report(open_runs(FLAGS.workdir), output, queries=FLAGS.queries, k=FLAGS.k)
+    write_report(open_runs(workdir), output, queries=queries, k=k)
     print(f"wrote {output}")
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

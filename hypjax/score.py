@@ -1,111 +1,171 @@
 """Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
-from typing import Any
+import dataclasses
+import pathlib
+from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
 
-EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
-FLAGS = command.Flags(
-    embeddings=command.string(
-        "File of features or of embeddings: .npz, with the arrays features and labels; .npy, with "
-        "--labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder, the file to "
-        "write, or to resume."
-    ),
-    **command.ENCODER,
-    images=command.string("Images to score --encoder on, as for python -m hypjax.embed."),
-    dataset=command.string(
-        "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the "
-        "images in --embeddings, which is needed if its queries are judged."
-    ),
-    data_dir=command.DATA_DIR,
-    batch_size=command.positive("Number of images that --encoder embeds at once. Default: 64."),
-    labels=command.string("File with their classes: .npy, or .txt with one on each line."),
-    queries=command.string(
-        "File of queries, which search --embeddings. Default: these search each other."
-    ),
-    query_labels=command.string("File with the classes of --queries."),
-    ground_truth=command.string(
-        "What each query should find, instead of its class: a file of Revisited Oxford or Paris, "
-        "such as gnd_roxford5k.pkl."
-    ),
-    space=command.enum(
-        "Space to compare features in: sphere is by cosine. Default: that of the file, or sphere.",
-        enum_values=["sphere", "ball", "euclidean"],
-    ),
-    c=command.number("ball: the curvature is -c.", 0.1, lower_bound=0),
-    clip_radius=command.number(
-        "ball: norm to which features are clipped; 0 for none.", 2.3, lower_bound=0
-    ),
-    prefix=command.positive("Score the first N dimensions of the features alone."),
-    ks=command.integer_list(
-        "The K of Recall@K, below the number of items.", [1, 2, 4, 8, 10, 100, 1000]
-    ),
-    metrics=command.words(
-        "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, "
-        "map@r and r_precision; with a ground truth map."
-    ),
-    output=command.string("File to write the scores to, such as scores.json."),
-)
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The flags of embeddings in files.
+
+    Args:
+        embeddings: File of features or of embeddings: .npz, with the arrays features and labels;
+            .npy, with --labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder,
+            the file to write, or to resume.
+        labels: File with their classes: .npy, or .txt with one on each line.
+        queries: File of queries, which search --embeddings. Default: these search each other.
+        query_labels: File with the classes of --queries.
+        ground_truth: What each query should find, instead of its class: a file of Revisited Oxford
+            or Paris, such as gnd_roxford5k.pkl.
+    """
+
+    embeddings: str | None = None
+    labels: str | None = None
+    queries: str | None = None
+    query_labels: str | None = None
+    ground_truth: str | None = None
 
 
-def main() -> None:
-    """Prints the scores and their intervals, and writes them."""
-    _check_flags()
-    output = FLAGS.output_file("output", ".json")
-    from hypjax.geometry.registry import describe_space
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """The flags of images that an encoder embeds.
+
+    Args:
+        images: Images to score --encoder on, as for python -m hypjax.embed.
+        dataset: Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of
+            the images in --embeddings, which is needed if its queries are judged.
+        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
+        batch_size: Number of images that --encoder embeds at once. Default: 64.
+    """
+
+    images: str | None = None
+    dataset: str | None = None
+    data_dir: str | None = None
+    batch_size: command.Positive | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpace:
+    """The flags of the space in which features are compared.
+
+    Args:
+        space: Space to compare features in: sphere is by cosine. Default: that of the file, or
+            sphere.
+        c: ball: the curvature is -c.
+        clip_radius: ball: norm to which features are clipped; 0 for none.
+    """
+
+    space: Literal["sphere", "ball", "euclidean"] | None = None
+    c: command.NonNegative = 0.1
+    clip_radius: command.NonNegative = 2.3
+
+    def create(self) -> Any:
+        """Creates the `Space`; None for that of a file."""
+        from hypjax.geometry import PoincareBall, Sphere
+
+        spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}
+        # The flat ball: distances are twice the Euclidean ones.
+        return (spaces | {"euclidean": PoincareBall(0.0, None)}).get(self.space)
+
+
+def main(
+    *,
+    files: Files,
+    external: command.ExternalEncoder,
+    images: Images,
+    features: FeatureSpace,
+    prefix: command.Positive | None = None,
+    ks: tuple[int, ...] = (1, 2, 4, 8, 10, 100, 1000),
+    metrics: tuple[str, ...] = (),
+    output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
+) -> None:
+    """Prints the scores and their intervals, and writes them.
+
+    Args:
+        files: What is scored, or written.
+        external: An encoder to score.
+        images: What it embeds.
+        features: The space of features.
+        prefix: Score the first N dimensions of the features alone.
+        ks: The K of Recall@K, below the number of items.
+        metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default:
+            recall, map@r and r_precision; with a ground truth map.
+        output: File to write the scores to, such as scores.json.
+
+    Example:
+        python -m hypjax.score --embeddings=gallery.npz
+    """
+    _check_flags(files, external, images)
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
-    from hypjax.runs.tables import aligned
-    from hypjax.system import caches, console
+    from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    task = _task()
-    if FLAGS.prefix:
-        queries, gallery = (part and part.prefix(FLAGS.prefix) for part in task[:2])
+    task = _task(files, external, images, features)
+    if prefix:
+        queries, gallery = (part and part.prefix(prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
-    ks = [k for k in FLAGS.ks if k < task.num_items] or [1]
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
-    metrics = metric_names(FLAGS.metrics or usual, ks)
-    scores = scoring.score(task, metrics)
+    names = metric_names(metrics or usual, [k for k in ks if k < task.num_items] or [1])
+    scores = scoring.score(task, names)
+    _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
+    if output:
+        _write(scores, task, output)
+
+
+def _print(scores: dict[str, Any], task: Any, space: object) -> None:
+    """Prints a table of the scores."""
+    from hypjax.runs.tables import aligned
+    from hypjax.system import console
+
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
-    space = task.queries.space
     of = "" if task.judgements else f" of {len(set(task.queries.labels.tolist())):,} classes"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
-    where = "Euclidean space" if FLAGS.space == "euclidean" else space
-    print(f"{len(task.queries):,} queries{of} {among}, in {where}:")
+    print(f"{len(task.queries):,} queries{of} {among}, in {space}:")
     rows = [
         (name, "", f"{score['mean']:.4f}", "{:.4f} to {:.4f}".format(*score["interval"]))
         for name, score in scores.items()
     ]
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
-    if output:
-        numbers = {
-            **{name: score["mean"] for name, score in scores.items()},
-            "intervals": {name: score["interval"] for name, score in scores.items()},
-            "queries": len(task.queries),
-            "items": len(task.gallery or task.queries),
-            "space": describe_space(space),
-        }
-        command.write_numbers(output, numbers)
 
 
-def _check_flags() -> None:
-    if not FLAGS.encoder:
-        FLAGS.require("embeddings")
-        if FLAGS.images:
+def _write(scores: dict[str, Any], task: Any, output: pathlib.Path) -> None:
+    """Writes the scores as JSON."""
+    from hypjax.geometry.registry import describe_space
+
+    numbers = {
+        **{name: score["mean"] for name, score in scores.items()},
+        "intervals": {name: score["interval"] for name, score in scores.items()},
+        "queries": len(task.queries),
+        "items": len(task.gallery or task.queries),
+        "space": describe_space(task.queries.space),
+    }
+    command.write_numbers(output, numbers)
+
+
+def _check_flags(files: Files, external: command.ExternalEncoder, images: Images) -> None:
+    """Raises an error if flags do not fit each other."""
+    if not external.encoder:
+        command.require(embeddings=files.embeddings)
+        if images.images:
             raise UserError("--images are embedded by --encoder; give that flag, too")
-        if FLAGS.dataset and FLAGS.queries:
+        if images.dataset and files.queries:
             raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
         return
-    FLAGS.require_one("images", "dataset")
+    command.require_one(images=images.images, dataset=images.dataset)
     for flag in ("labels", "queries", "query_labels", "ground_truth"):
-        if FLAGS[flag].value:
+        if getattr(files, flag):
             raise UserError(f"--{flag} belongs to --embeddings; leave out --encoder")
 
 
-def _task() -> Any:
+def _task(
+    files: Files, external: command.ExternalEncoder, images: Images, features: FeatureSpace
+) -> Any:
     """The `Task` of the flags, with embeddings."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.splits import open_prepared
@@ -113,43 +173,39 @@ def _task() -> Any:
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    truth = FLAGS.ground_truth and read_ground_truth(FLAGS.ground_truth)
-    splits = FLAGS.dataset and open_prepared(FLAGS.dataset, FLAGS.data_dir)
+    truth = files.ground_truth and read_ground_truth(files.ground_truth)
+    splits = images.dataset and open_prepared(images.dataset, images.data_dir)
     for note in splits.notes if splits else ():
         console.say(note)
-    queries, space = None, _space()
-    if FLAGS.encoder:
-        embeddings = _embedded(splits, space)
+    queries, space = None, features.create()
+    if external.encoder:
+        embeddings = _embedded(files.embeddings, external, images, splits, space)
     else:
-        embeddings = Embeddings.load(FLAGS.embeddings, space, labels=FLAGS.labels)
+        embeddings = Embeddings.load(files.embeddings, space, labels=files.labels)
         if splits:
             require_images(embeddings, splits)
-    if FLAGS.queries:
-        queries = Embeddings.load(FLAGS.queries, space, labels=FLAGS.query_labels)
+    if files.queries:
+        queries = Embeddings.load(files.queries, space, labels=files.query_labels)
     return task_of(embeddings, queries, truth, splits.judgements if splits else None)
 
 
-def _embedded(splits: Any, space: Any) -> Any:
+def _embedded(
+    file: str | None, external: command.ExternalEncoder, images: Images, splits: Any, space: Any
+) -> Any:
     """Embeds images with --encoder: all of them into a file, or only those that are scored."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 
-    file = FLAGS.output_file("embeddings", ".npz")
-    images = splits.images(scored=not file) if splits else find_images(FLAGS.images)
-    embedder = FLAGS.open_embedder(None if file else space, FLAGS.batch_size)
-    if not file:
-        return embedder.embed_images(images)
-    embedder.embed_to(file, images)
-    return Embeddings.load(file, space)
-
-
-def _space() -> Any:
-    from hypjax.geometry import PoincareBall, Sphere
-
-    spaces = {"sphere": Sphere(), "ball": PoincareBall(FLAGS.c, FLAGS.clip_radius or None)}
-    # The flat ball: distances are twice the Euclidean ones.
-    return (spaces | {"euclidean": PoincareBall(0.0, None)}).get(FLAGS.space)
+    path = file and pathlib.Path(file).expanduser()
+    if path:
+        command.require_output_file("embeddings", path, ".npz")
+    listed = splits.images(scored=not path) if splits else find_images(images.images)
+    embedder = external.open(space=None if path else space, batch_size=images.batch_size)
+    if not path:
+        return embedder.embed_images(listed)
+    embedder.embed_to(path, listed)
+    return Embeddings.load(path, space)
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

@@ -1,84 +1,98 @@
 """Finds the nearest neighbours of query images."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
 
 from hypjax import command
 from hypjax.errors import UserError
 
-EXAMPLE = (
-    "python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz"
-    " --query='letters/test/D */*.png' --k=5"
-)
-FLAGS = command.Flags(
-    workdir=command.string(
-        "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
-        "features."
-    ),
-    **command.ENCODER,
-    gallery=command.string(
-        "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch "
-        "or .qdrant folder, or qdrant://host:6333/name."
-    ),
-    query=command.string("An image, or several as in --images of python -m hypjax.embed."),
-    k=command.positive("Number of neighbours.", 10),
-    expand=command.natural(
-        "Query expansion: search for the mean of the query and its N nearest images.", 0
-    ),
-    alpha=command.number(
-        "With --expand: exponent of their similarities as weights; 0 weights all alike.",
-        0.0,
-        lower_bound=0,
-    ),
-    rerank=command.boolean(
-        "Re-rank results by their neighbours: the first 100, or k if that is more."
-    ),
-    prefix=command.positive(
-        "Search with the first N dimensions of the embeddings, and rank --candidates by all of "
-        "them."
-    ),
-    candidates=command.positive("With --prefix: number of images that are ranked.", 100),
-    embedding=command.string(
-        "Embedding of the run that the gallery contains: head, encoder, or a scored prefix "
-        "(head@16).",
-        "head",
-    ),
-    output=command.string("Figure of the hits to draw, such as hits.png."),
-)
+if TYPE_CHECKING:  # It imports JAX.
+    from hypjax.retrieval.refinement import Refinement
 
 
-def main() -> None:
-    """Searches the gallery and prints one table per query."""
-    FLAGS.require("gallery", "query")
-    output = FLAGS.output_file("output", *command.FIGURES)
-    if FLAGS.alpha and not FLAGS.expand:
+@dataclasses.dataclass(frozen=True)
+class RefinedSearch:
+    """The flags of a search in steps.
+
+    Args:
+        expand: Query expansion: search for the mean of the query and its N nearest images.
+        alpha: With --expand: exponent of their similarities as weights; 0 weights all alike.
+        rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
+        prefix: Search with the first N dimensions of the embeddings, and rank --candidates by all
+            of them.
+        candidates: With --prefix: number of images that are ranked.
+    """
+
+    expand: command.Natural = 0
+    alpha: command.NonNegative = 0.0
+    rerank: bool = False
+    prefix: command.Positive | None = None
+    candidates: command.Positive = 100
+
+    def refinement(self) -> Refinement:
+        """The steps of the search."""
+        from hypjax.retrieval.refinement import Refinement
+        from hypjax.retrieval.reranking import Reranking
+
+        prefix = (self.prefix, self.candidates) if self.prefix else ()
+        return Refinement(self.expand, self.alpha, Reranking() if self.rerank else None, *prefix)
+
+
+def main(
+    *,
+    workdir: str | None = None,
+    external: command.ExternalEncoder,
+    gallery: str,
+    query: str,
+    k: command.Positive = 10,
+    steps: RefinedSearch,
+    embedding: str = "head",
+    output: command.Figure | None = None,
+) -> None:
+    """Searches the gallery and prints one table per query.
+
+    Args:
+        workdir: Folder or URL of the run that embedded the gallery; not needed if --query is a file
+            of features.
+        external: An encoder instead of a run.
+        gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search a
+            .usearch or .qdrant folder, or qdrant://host:6333/name.
+        query: An image, or several as in --images of python -m hypjax.embed.
+        k: Number of neighbours.
+        steps: What refines the search.
+        embedding: Embedding of the run that the gallery contains: head, encoder, or a scored prefix
+            (head@16).
+        output: Figure of the hits to draw, such as hits.png.
+
+    Example:
+        python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz
+        --query='letters/test/D */*.png' --k=5
+    """
+    if steps.alpha and not steps.expand:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_images
     from hypjax.inference.hits import find_hits
     from hypjax.retrieval.embeddings import Embeddings, open_gallery
-    from hypjax.retrieval.refinement import Refinement
-    from hypjax.retrieval.reranking import Reranking
     from hypjax.system import caches, console
 
-    gallery, images = open_gallery(FLAGS.gallery), find_images(FLAGS.query)
+    items, images = open_gallery(gallery), find_images(query)
     caches.keep_compiled_programs()
     match = None
-    if images.vectors is None or FLAGS.workdir or FLAGS.encoder:
-        FLAGS.require_one("workdir", "encoder")
-        embedder = FLAGS.open_embedder(gallery.space)
+    if images.vectors is None or workdir or external.encoder:
+        embedder = external.open(workdir, embedding, space=items.space)
         queries, match = embedder.embed_images(images, few=True), embedder.match
     else:  # Features: nothing tells which model made them.
-        queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
-        queries = dataclasses.replace(queries, fingerprint=gallery.fingerprint)
+        queries = Embeddings.from_arrays(images.vectors, space=items.space)
+        queries = dataclasses.replace(queries, fingerprint=items.fingerprint)
         dim = queries.vectors.shape[1]
-        if wrong := [len(item.point) for item in gallery.sample(1) if len(item.point) != dim]:
+        if wrong := [len(item.point) for item in items.sample(1) if len(item.point) != dim]:
             raise UserError(
-                f"{FLAGS.query} has {dim} coordinates an image, but {FLAGS.gallery} has {wrong[0]};"
+                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]};"
                 " compute the queries' features with the model of the gallery"
             )
-    reranking = Reranking() if FLAGS.rerank else None
-    prefix = (FLAGS.prefix, FLAGS.candidates) if FLAGS.prefix else ()
-    refinement = Refinement(FLAGS.expand, FLAGS.alpha, reranking, *prefix)
-    results = find_hits(queries, images, gallery, FLAGS.k, refinement, match)
+    results = find_hits(queries, images, items, k, steps.refinement(), match)
     if output:
         from hypjax.analysis.hit_grid import draw
 
@@ -88,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

@@ -13,34 +13,34 @@ if TYPE_CHECKING:  # They import JAX.
     from hypjax.inference.model import Model
     from hypjax.retrieval.galleries import Gallery
 
-EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
-FLAGS = command.Flags(
-    workdir=command.string("Folder or URL of the run that embedded the gallery."),
-    gallery=command.string(
-        "What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search."
-    ),
-    embedding=command.string(
-        "Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).", "head"
-    ),
-    host=command.string(
-        "Address to listen at. By default only this machine reaches it.", "127.0.0.1"
-    ),
-    port=command.natural("Port; 0 for any that is free.", 8000),
-    name=command.strings(
-        "Further name of the server, such as that of a reverse proxy; may be repeated."
-    ),
-)
 
+def main(
+    *,
+    workdir: str,
+    gallery: str,
+    embedding: str = "head",
+    host: str = "127.0.0.1",
+    port: command.Natural = 8000,
+    name: list[str] | None = None,
+) -> None:
+    """Loads the model, opens the gallery, and answers until it is interrupted.
 
-def main() -> None:
-    """Loads the model, opens the gallery, and answers until it is interrupted."""
-    FLAGS.require("workdir", "gallery")
+    Args:
+        workdir: Folder or URL of the run that embedded the gallery.
+        gallery: What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search.
+        embedding: Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).
+        host: Address to listen at. By default only this machine reaches it.
+        port: Port; 0 for any that is free.
+        name: Further name of the server, such as that of a reverse proxy; may be repeated.
+
+    Example:
+        python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz
+    """
     from hypjax.inference.model import load
     from hypjax.retrieval.embeddings import open_gallery
 
-    gallery = open_gallery(FLAGS.gallery)
-    model = load(FLAGS.workdir, FLAGS.embedding)
-    serve(model, gallery, host=FLAGS.host, port=FLAGS.port, names=FLAGS.name)
+    opened = open_gallery(gallery)
+    serve(load(workdir, embedding), opened, host=host, port=port, names=name or ())
 
 
 def serve(
@@ -81,4 +81,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

@@ -1,35 +1,46 @@
 """Shows how the embeddings of trained runs spread, before and after training (IRT, Analysis)."""
 
+from typing import Annotated
+
+from absl import flags
+
 from hypjax import command
 
-EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png"
-FLAGS = command.Flags(
-    workdir=command.RUNS,
-    output=command.string(
-        "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers."
-    ),
-    **command.CHOSEN,
-)
 
+def main(
+    *,
+    workdir: list[str],
+    output: command.Figure | None = None,
+    images: Annotated[int, flags.IntegerParser(3)] = 5000,
+    seed: command.Natural = 0,
+) -> None:
+    """Prints how embeddings spread over principal components, and how similar images are.
 
-def main() -> None:
-    """Prints how embeddings spread over principal components, and how similar images are."""
-    FLAGS.require("workdir")
-    output = FLAGS.output_file("output", *command.FIGURES)
+    Args:
+        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
+            dataset.
+        output: Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.
+        images: Largest number of test images; of more, random classes are chosen. Memory and time
+            grow with its square.
+        seed: Seed of the choice of images.
+
+    Example:
+        python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png
+    """
     from hypjax.analysis import spectrum
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(FLAGS.workdir)
-    images = ChosenImages.of(runs[0], FLAGS.images, FLAGS.seed)
-    found = [spectrum.spectrum_of_run(run, images.dataset) for run in runs]
-    print(f"embeddings of {images.summary}:\n{spectrum.table(found)}")
+    runs = open_runs(workdir)
+    chosen = ChosenImages.of(runs[0], images, seed)
+    spectra = [spectrum.spectrum_of_run(run, chosen.dataset) for run in runs]
+    print(f"embeddings of {chosen.summary}:\n{spectrum.table(spectra)}")
     print_notes(notes := noted(runs[0].splits.notes))
     if output:
-        spectrum.draw(found, output)
-        numbers = {"images": images.indices.tolist(), "runs": found, **notes}
+        spectrum.draw(spectra, output)
+        numbers = {"images": chosen.indices.tolist(), "runs": spectra, **notes}
         command.write_numbers(output.with_suffix(".json"), numbers, output)
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main)

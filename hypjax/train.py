@@ -2,8 +2,6 @@
 
 import contextlib
 import pathlib
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -35,19 +33,22 @@ from hypjax.training.step import TrainState, jit_train_steps
 _NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
 
 
-def train(
+def train_and_evaluate(
     config: ConfigDict | str,
     workdir: str | pathlib.Path,
     *,
     dataset: Any = None,
     encoder: nn.Module | None = None,
     objective: Objective | Callable[..., Any] | None = None,
+    profile: tuple[int, int] | None = None,
+    launched: float | None = None,
+    report: Callable[[Run], bool] | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates as `train_and_evaluate`, with data, an encoder or a loss of one's own.
+    """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    What is given replaces what the configuration names. Called again with the same, it resumes. The
-    folder is a run like any other: its model embeds and searches without the loss and the dataset;
-    for an encoder that is not one of hypjax's see `hypjax.load`.
+    A dataset, an encoder or a loss of one's own replaces what the configuration names. The folder
+    is a run like any other: its model embeds and searches without the loss and the dataset; for an
+    encoder that is not one of hypjax's see `hypjax.load`.
 
     Args:
         config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
@@ -59,33 +60,9 @@ def train(
             channels] to [images, dim]. The head of the configuration follows it.
         objective: An `Objective`, or a function of `embeddings`, `labels` and others by name, see
             `hypjax.register_objective`.
-
-    Raises as `train_and_evaluate`.
-    """
-    config = read_config(config) if isinstance(config, str) else config
-    config = config.copy_and_resolve_references()
-    if dataset is not None:
-        with config.ignore_type():
-            config.data.update(register_dataset(dataset))
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
-    keep_compiled_programs()
-    return train_and_evaluate(config, workdir)
-
-
-def train_and_evaluate(
-    config: ConfigDict,
-    workdir: str | pathlib.Path,
-    profile: tuple[int, int] | None = None,
-    launched: float | None = None,
-    report: Callable[[Run], bool] | None = None,
-) -> dict[str, Any]:
-    """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
-
-    The folder may be a URL. `profile` is the first and the last step to trace; times.json counts
-    from `launched`, by default now. `report` writes a page on the finished run.
+        profile: First and last step to trace.
+        launched: Time from which times.json counts; by default now.
+        report: Writes a page on the finished run, and returns whether it did.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
@@ -97,10 +74,8 @@ def train_and_evaluate(
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
-    config = config.copy_and_resolve_references()
-    validate(config)
-    if config.train.total_steps == 0:
-        refuse("train.total_steps", 0, _NO_STEPS)
+    keep_compiled_programs()
+    config = _configuration(config, dataset, encoder, objective)
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
@@ -109,9 +84,43 @@ def train_and_evaluate(
         print(f"{folder.location} holds this run's results already:")
         print_results(results, config)
         return results
-    require_wandb(config)
     name = pathlib.Path(folder.location).name
     run = build(folder.filled(), name=name, workdir=str(folder.path))
+    return _train(run, folder, profile, report, warnings, stopwatch)
+
+
+def _configuration(
+    config: ConfigDict | str,
+    dataset: Any,
+    encoder: nn.Module | None,
+    objective: Objective | Callable[..., Any] | None,
+) -> ConfigDict:
+    """A copy of a configuration that names the pieces which are passed from Python."""
+    config = read_config(config) if isinstance(config, str) else config
+    config = config.copy_and_resolve_references()
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(register_dataset(dataset))
+    if objective is not None:
+        choose_custom_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
+    validate(config)
+    if config.train.total_steps == 0:
+        refuse("train.total_steps", 0, _NO_STEPS)
+    require_wandb(config)
+    return config
+
+
+def _train(
+    run: TrainingRun,
+    folder: Workdir,
+    profile: tuple[int, int] | None,
+    report: Callable[[Run], bool] | None,
+    warnings: list[str],
+    stopwatch: Stopwatch,
+) -> dict[str, Any]:
+    """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
@@ -170,7 +179,3 @@ def _trained(
             results = collect_results(checkpoints, state, measured, run, folder)
         monitor.write(steps.stop, {"test": results["final"]})
     return results
-
-
-# `hypjax.train` names this module, and is called as its function.
-sys.modules[__name__].__class__ = type("", (types.ModuleType,), {"__call__": staticmethod(train)})

@@ -7,62 +7,61 @@ launch/compare.sh, with the same arguments, trains the runs first.
 """
 
 import itertools
+from collections.abc import Sequence
 
 from hypjax import command
 from hypjax.errors import UserError
 
-EXAMPLE = (
-    "python -m hypjax.tune --config=configs/glyphs.py"
-    ' --variant="hyp train.batch_size=256" --seeds=0'
-)
-FLAGS = command.Flags(
-    overrides=True,
-    config=command.string(
-        "Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of its "
-        "fields in all of them."
-    ),
-    variant=command.strings(
-        "A variant, followed by fields with the values to choose from on the validation classes, "
-        'as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are tried in '
-        "all combinations."
-    ),
-    seeds=command.words(
-        "Seeds of the runs. Settings are chosen with the first; the chosen ones are trained with "
-        "all.",
-        ["0", "1", "2"],
-    ),
-    pending=command.boolean(
-        "Print the arguments of python -m hypjax.main for the runs to train next, one line each, "
-        "instead of the table."
-    ),
-)
 
+def main(
+    *,
+    overrides: Sequence[str] = (),
+    config: str,
+    variant: list[str],
+    seeds: tuple[str, ...] = ("0", "1", "2"),
+    pending: bool = False,
+) -> None:
+    """Prints the table, or what must be trained before.
 
-def main(overrides: list[str]) -> None:
-    """Prints the table, or what must be trained before."""
-    FLAGS.require("config", "variant", "seeds")
-    if ":" in FLAGS.config:
-        raise UserError(f"--config is {FLAGS.config}; name the file, and its variants by --variant")
+    Args:
+        overrides: Fields that are set in all runs.
+        config: Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of
+            its fields in all of them.
+        variant: A variant, followed by fields with the values to choose from on the validation
+            classes, as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are
+            tried in all combinations.
+        seeds: Seeds of the runs. Settings are chosen with the first; the chosen ones are trained
+            with all.
+        pending: Print the arguments of python -m hypjax.main for the runs to train next, one line
+            each, instead of the table.
+
+    Example:
+        python -m hypjax.tune --config=configs/glyphs.py
+        --variant="hyp train.batch_size=256" --seeds=0
+    """
+    command.require(seeds=seeds)
+    if ":" in config:
+        raise UserError(f"--config is {config}; name the file, and its variants by --variant")
     from hypjax.analysis import tuning
 
-    first, seeds = FLAGS.seeds[0], FLAGS.seeds
-    grids = [tuning.candidates(FLAGS.config, overrides, text) for text in FLAGS.variant]
+    first = seeds[0]
+    grids = [tuning.candidates(config, overrides, text) for text in variant]
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
     results = {one: one.run(first).results for one in itertools.chain(*grids)}
-    pending = [one.arguments(first) for one, found in results.items() if found is None]
-    if not pending:
+    untrained = [one.arguments(first) for one, found in results.items() if found is None]
+    if not untrained:
         scores = {one: tuning.validation_score(one, found) for one, found in results.items()}
         chosen = [max(grid, key=lambda one: scores[one][1]) for grid in grids]
         runs = itertools.product(chosen, seeds)
-        pending = [one.arguments(seed) for one, seed in runs if one.run(seed).results is None]
-    if FLAGS.pending:
-        print("\n".join(pending), end="\n" if pending else "")
-    elif pending:
+        untrained = [one.arguments(seed) for one, seed in runs if one.run(seed).results is None]
+    if pending:
+        print("\n".join(untrained), end="\n" if untrained else "")
+    elif untrained:
         raise UserError(
-            f"{len(pending)} runs are not finished, such as: python -m hypjax.main {pending[0]} "
-            "(launch/compare.sh trains them all)"
+            f"{len(untrained)} runs are not finished, such as: python -m hypjax.main "
+            f"{untrained[0]} (launch/compare.sh trains them all)"
         )
     else:
         tuning.print_choice(scores, chosen, first)
@@ -70,4 +69,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, resumes=True)
+    command.run(main, resumes=True)

@@ -15,9 +15,11 @@ import pytest
 from jax._src import compiler
 from PIL import Image
 
+from hypjax.system import machine
+
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _QUICK_PROGRAMS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
-_MOST_ON_DISK, _MOST_IN_MEMORY = 2 * 2**30, 700 * 2**20  # Bytes of programs; of a process.
+_MOST_ON_DISK, _MOST_IN_MEMORY = 2 * 2**30, 800 * 2**20  # Bytes of programs; of a process.
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
@@ -95,11 +97,20 @@ def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation(request):
-    """Drops programs from memory before it fills up, and compiles some modules' as users do."""
+@pytest.fixture(autouse=True)
+def memory():
+    """Returns freed memory to the system, and drops programs, before memory fills up."""
+    if _memory() > _MOST_IN_MEMORY:
+        machine.free_host_memory()
     if _memory() > _MOST_IN_MEMORY:
         jax.clear_caches()
+        gc.collect()
+        machine.free_host_memory()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation(request):
+    """Compiles the programs of some modules as users do."""
     module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
     if not module.startswith(_OPTIMISED):
         yield

@@ -1,7 +1,5 @@
 """Command modules and what they share: each parses its own flags, all in one process."""
 
-import copy
-import importlib
 import shlex
 
 import numpy as np
@@ -78,12 +76,12 @@ def test_queries_of_another_dimension_are_refused(tmp_path, monkeypatch):
 
 
 def test_flags_overrides_and_words_are_separated():
-    module = importlib.import_module("benchmarks.__main__")
-    flag_values = copy.deepcopy(module.FLAGS)
+    main = commands.module("benchmarks").main
     argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5"]
-    assert command.parse(argv, flag_values, module.CHOICES) == [["run.microbatch=5"], "job"]
-    assert flag_values.quick and not module.FLAGS["quick"].present
+    bound = command.parse(main, argv)
+    assert bound.args == ("job",) and bound.kwargs["overrides"] == ["run.microbatch=5"]
+    assert bound.kwargs["quick"] and bound.kwargs["repeats"] == 3
     with pytest.raises(UserError, match="jobs"):
-        command.parse(["benchmarks", "jobs"], flag_values, module.CHOICES)
-    with pytest.raises(UserError, match="job"):
-        command.parse(["benchmarks", "job"], flag_values)
+        command.parse(main, ["benchmarks", "jobs"])
+    with pytest.raises(UserError, match="extra"):
+        command.parse(main, ["benchmarks", "job", "extra"])

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from hypjax import command
 from hypjax.config import default_config, flatten
 from hypjax.objectives import OBJECTIVES
 from tests.helpers import commands
@@ -22,7 +23,11 @@ def test_the_commands_flags_and_fields_of_a_page_exist(page):
         if name != "analysis.spread":  # The example of docs/extending.md.
             assert name in commands.names()
             flags = re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)
-            assert {*flags} <= {*commands.module(name).FLAGS, "help", "helpfull"}, words
+            assert {*flags} <= {
+                *command.flags_of(commands.module(name).main),
+                "help",
+                "helpfull",
+            }, words
     fields = set().union(*(flatten(default_config(name)) for name in OBJECTIVES))
     fields |= flatten(default_config("hier+proxy_anchor")).keys()
     assert {*re.findall(r"--config\.([a-z_]+\.[a-z_.]*[a-z])=", text)} <= fields | MISTYPED

@@ -1,4 +1,4 @@
-"""Datasets, encoders and losses of one's own: `hypjax.train`, `hypjax.save`, and the registries."""
+"""Datasets, encoders and losses of one's own, in Python and by the registries."""
 
 import dataclasses
 import functools
@@ -77,13 +77,14 @@ def pictures(photos_folder):
 
 @pytest.fixture(scope="module")
 def shown():
-    """The names that the code of docs/python.md defines, and what it passes to `hypjax.train`."""
+    """The names that the code of docs/python.md defines, and what it trains with."""
     page = (small_runs.REPOSITORY / "docs/python.md").read_text()
     block = re.search(r"```python\n(import flax.linen.*?)```", page, re.DOTALL)[1]
     names = {"images": "images", "labels": "labels", "__name__": "shown"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(small_runs.REPOSITORY)
-        patch.setattr(hypjax, "train", lambda *given, **options: names.update(passed=options))
+        train = "hypjax.train_and_evaluate"
+        patch.setattr(train, lambda *_, **options: names.update(passed=options))
         exec(block, names)
     return names
 
@@ -96,7 +97,8 @@ def run(shown, pictures, tmp_path_factory):
     assert passed.pop("dataset") == ("images", "labels") and passed["encoder"] == shown["Net"]()
     passed["encoder"] = shown["Net"](16)
     passed["objective"] = functools.partial(passed["objective"], margin=2.0)
-    results = hypjax.train(small_runs.load("unused", *SHORT), workdir, dataset=pictures, **passed)
+    config = small_runs.load("unused", *SHORT)
+    results = hypjax.train_and_evaluate(config, workdir, dataset=pictures, **passed)
     points = hypjax.load(workdir).embed(pictures[0][:5])
     forget()
     return workdir, results, points
@@ -118,7 +120,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     config = saved_config(workdir)
     register_dataset(pictures)
     with pytest.raises(UserError, match="own:attraction is not known"):
-        hypjax.train(config, workdir.parent / "other")
+        hypjax.train_and_evaluate(config, workdir.parent / "other")
 
 
 def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, capsys):
@@ -129,13 +131,13 @@ def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, caps
     given["objective"] = functools.partial(shown["attraction"], margin=2.0)
     mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
     with pytest.raises(UserError, match="images have changed"):
-        hypjax.train(config, workdir, dataset=(mirrored, labels), **given)
+        hypjax.train_and_evaluate(config, workdir, dataset=(mirrored, labels), **given)
 
     def attraction(embeddings, labels, *, space, margin=1.0):
         return jnp.mean(space.distance_matrix(embeddings, embeddings)) - margin
 
     given["objective"] = functools.partial(attraction, margin=2.0)
-    assert hypjax.train(config, workdir, dataset=pictures, **given) == results
+    assert hypjax.train_and_evaluate(config, workdir, dataset=pictures, **given) == results
     assert "the code of the loss has changed" in capsys.readouterr().err
 
 

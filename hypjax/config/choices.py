@@ -11,7 +11,7 @@ from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
-IN_MEMORY = "own"  # Images from Python, see `hypjax.train`.
+IN_MEMORY = "own"  # Images from Python, see `hypjax.train_and_evaluate`.
 # The user's own data: images, features of any model, and images in memory.
 USERS = ("folder", "features", IN_MEMORY)
 DATASETS = (

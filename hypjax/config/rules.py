@@ -152,7 +152,7 @@ def _of_model(config: ConfigDict) -> Relations:
         if model.architecture.startswith(CUSTOM):
             rule = (
                 "known in this process: its code is not hypjax's, so pass the module as encoder= "
-                "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
+                "to hypjax.load or hypjax.train_and_evaluate, or name it by hypjax.register_encoder"
             )
         yield True, field, rule
     sizes = " ".join(f"--config.model.{size}=0" for size in SIZES if model[size])

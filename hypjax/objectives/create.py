@@ -95,8 +95,8 @@ def declaration(name: str | None) -> Declaration:
 def _refuse(config: ConfigDict, space: Space) -> Objective:
     raise UserError(
         f"the objective {config.objective.name} is not known in this process, which can embed and "
-        "search with the model, but not train it; pass it to hypjax.train, or register it by "
-        "hypjax.register_objective"
+        "search with the model, but not train it; pass it to hypjax.train_and_evaluate, or "
+        "register it by hypjax.register_objective"
     )
 
 

@@ -36,7 +36,8 @@ def images_in_memory() -> Dataset:
     if not _in_memory:
         raise UserError(
             "the images of this run were given from Python, and this process does not have them; "
-            "pass them to hypjax.train as dataset=, or search other images with the model"
+            "pass them to hypjax.train_and_evaluate as dataset=, or search other images with the "
+            "model"
         )
     return _in_memory[0]
 

@@ -4,8 +4,6 @@ import importlib
 import pathlib
 from types import ModuleType
 
-from absl.testing import flagsaver
-
 from hypjax import command
 from hypjax.cli import COMMANDS
 
@@ -14,14 +12,9 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 def call(name: str, *arguments: object) -> None:
     """Runs a command in this process, without absl around it, or raises its `UserError`."""
-    command_module = module(name)
-    saved = flagsaver.save_flag_values(command_module.FLAGS)
-    argv = [name, *map(str, arguments)]
-    choices = getattr(command_module, "CHOICES", ())
-    try:
-        command_module.main(*command.parse(argv, command_module.FLAGS, choices))
-    finally:
-        flagsaver.restore_flag_values(saved, command_module.FLAGS)
+    main = module(name).main
+    bound = command.parse(main, [name, *map(str, arguments)])
+    main(*bound.args, **bound.kwargs)
 
 
 def names() -> list[str]:

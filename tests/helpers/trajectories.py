@@ -82,7 +82,7 @@ def synthetic_batch(step, config, rows):
 
 
 def trajectory(config, steps):
-    """Trains as `hypjax.train` does, step by step."""
+    """Trains as `hypjax.train_and_evaluate` does, step by step."""
     learner = build_learner(config)
     taught = learner.objective.teacher_decay is not None
     if taught:
