@@ -8,13 +8,13 @@ import pytest
 from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.objectives import Group, Matryoshka, Spec, create_objective
+from hypjax.objectives import Group, Matryoshka, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, SPHERE
 
 DIM, DIMS, CLASSES = 12, (3, 5), 4
 LABELS = np.repeat(np.arange(CLASSES), 2)
-SPEC = Spec(CLASSES, 2, 7, DIM, 100, len(LABELS))
+SPEC = ProblemSizes(CLASSES, 2, 7, DIM, 100, len(LABELS))
 
 
 def configured(name, space, **fields):
