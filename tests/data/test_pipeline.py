@@ -191,6 +191,11 @@ def test_evaluation_views_come_in_order_with_the_last_batch_padded():
         frame = centre_crop(image.height, image.width, VIEW)
         np.testing.assert_array_equal(view, pixels.show(image, frame, 16))
     assert not views[2][2:].any()
+    dataset.records[1] = b"no image"
+    images, broken = next(readable_batches(dataset, VIEW, 4))
+    assert broken == {"1": "not an image"} and not images[1].any() and images[2].any()
+    with pytest.raises(UserError, match="cannot read record 1"):
+        list(readable_batches(dataset, VIEW, 4, tolerant=False))
 
 
 def test_device_normalises_and_mirrors():

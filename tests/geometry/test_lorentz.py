@@ -11,7 +11,7 @@ from tests.helpers.programs import compiled
 programs = compiled(lorentz)
 embed = jax.jit(lambda space, v: space.embed(v))
 search_terms = jax.jit(lambda space, x, centre: space.search_terms(x, centre))
-angle = jax.jit(cones.exterior_angle)
+angle, aperture = jax.jit(cones.exterior_angle), jax.jit(cones.half_aperture)
 CURVATURES = [0.01, 0.1, 1.0, 10.0]
 FEATURES = np.random.default_rng(0).normal(size=(40, 6))
 
@@ -95,6 +95,20 @@ def test_search_terms_are_those_of_the_ball(float64, c):
     np.testing.assert_allclose(products, -separations, atol=1e-10)
     at_centre = search_terms(space, centre[None], centre)
     assert not np.any(at_centre.query) and not np.any(at_centre.offset)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_cones_equal_their_closed_forms(float64, c):
+    """Exterior angles are those of the hyperbolic law of cosines, in triangles with the origin."""
+    near, far = 1.2, 2.0
+    x, y = pairs((near, far), c, np.linspace(0.1, 3, 30))
+    apart = np.sqrt(c) * programs.dist(x, y, c)
+    cosines = (np.cosh(near) * np.cosh(apart) - np.cosh(far)) / (np.sinh(near) * np.sinh(apart))
+    np.testing.assert_allclose(angle(x, y, c), np.pi - np.arccos(cosines), rtol=1e-9)
+    np.testing.assert_allclose(aperture(x, c, 0.3), np.arcsin(0.6 / np.sinh(near)), rtol=1e-12)
+    # Close to the origin a cone is a half-space, and at it or at y itself there is no angle.
+    for right in (aperture(x / 9, c, 0.3), angle(0 * x, y, c), angle(x, x, c)):
+        np.testing.assert_array_equal(right, np.pi / 2)
 
 
 @pytest.mark.parametrize("c", CURVATURES)

@@ -19,7 +19,7 @@ from hypjax.geometry.learned import (
     within_bounds,
 )
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, ProblemSizes, create_objective
+from hypjax.objectives import OBJECTIVES, Objective, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, loss_of
 
@@ -127,6 +127,8 @@ def test_a_space_has_the_curvature_of_its_parameters(c):
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
     assert type(found.c) is float and np.float32(found.c) == np.float32(scalar_values(params)["c"])
+    plain = type("Plain", (Objective,), {})()  # No dataclass, so it has no scalars.
+    assert plain.with_scalars({"c": c}) is plain
     assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
 
 

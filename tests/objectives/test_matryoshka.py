@@ -8,15 +8,7 @@ import pytest
 from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.objectives import (
-    Group,
-    Matryoshka,
-    ProblemSizes,
-    create_objective,
-    pairwise_cross_entropy,
-    proxy_anchor,
-    supcon,
-)
+from hypjax.objectives import Group, Matryoshka, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, SPHERE
 
@@ -34,11 +26,11 @@ def configured(name, space, **fields):
 def by_hand(name, x, space, proxies):
     points, others = space.embed(x), space.embed(proxies)
     return {
-        "pairwise_cross_entropy": lambda: pairwise_cross_entropy(
+        "pairwise_cross_entropy": lambda: objectives.pairwise_cross_entropy(
             points, space=space, temperature=0.2, labels=LABELS
         ),
-        "supcon": lambda: supcon(points, LABELS, space=space),
-        "proxy_anchor": lambda: proxy_anchor(points, LABELS, others, space=space),
+        "supcon": lambda: objectives.supcon(points, LABELS, space=space),
+        "proxy_anchor": lambda: objectives.proxy_anchor(points, LABELS, others, space=space),
     }[name]()
 
 
@@ -80,6 +72,6 @@ def test_wrong_fields_are_refused():
         config.update_from_flattened_dict({field: value})
         with pytest.raises(UserError, match=f"config.{field} is .*; it must be "):
             validate(config)
-    base = objectives.PairObjective(SPHERE, supcon, None)
+    base = objectives.PairObjective(SPHERE, objectives.supcon, None)
     with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
         Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)

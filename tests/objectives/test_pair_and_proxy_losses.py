@@ -385,6 +385,7 @@ def test_what_does_not_fit_is_an_error():
     eye = np.eye(4)
     for call, message in [
         (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
+        (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
         (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "4 classes, but labels"),
         (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
         (lambda: objectives.tuple_contrastive(eye[:3], size=4), "tuples of 4"),

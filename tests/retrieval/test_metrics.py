@@ -83,6 +83,7 @@ def test_invalid_arguments_are_an_error():
         ((labels,), "recall@0", BALL, "unknown metric"),
         ((labels,), "mrr", "poincare", "must be a space"),
         ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
+        ((labels.astype(object),), "mrr", BALL, "whole numbers or strings"),
         ((labels, *of_other_types), "mrr", BALL, "both be numbers or strings"),
     ):
         with pytest.raises(UserError, match=keyword):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection
+from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection, subtraction
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.retrieval.selection import StreamedGallery
 from tests.helpers.exact_order import true_order
@@ -50,6 +50,12 @@ def test_equals_sorting_by_subtraction(space, case):
     with jax.enable_x64(True):
         expected = jax.jit(space.distance)(np.float64(x)[:, None], np.float64(y)[ids])
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
+
+
+def test_subtraction_lists_any_number_of_neighbours():
+    x = points(SPACES[1], 0, 1000, 3)
+    _, ids = subtraction.nearest_items(SPACES[1], x, x, 300)
+    np.testing.assert_array_equal(ids, true_order(SPACES[1], x, x)[:, :300])
 
 
 def test_a_kept_gallery_is_searched_as_any_other():
@@ -183,8 +189,10 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
         assert row.tolist() == by_ranking(of_anchor, label, labels, count)
 
 
-def test_too_few_classes_are_refused():
+def test_negatives_of_all_other_classes_are_listed_and_of_more_refused():
     points, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 2])
+    found = hardest_negatives(points, labels, points, labels, count=2, space=Sphere())
+    assert found.tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]  # Of equally near ones, the first.
     with pytest.raises(UserError, match="3 negatives of other classes .* has images of 2"):
         hardest_negatives(points, labels, points, labels, count=3, space=Sphere())
 
