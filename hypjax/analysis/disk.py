@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from hypjax.analysis.hit_grid import DPI, File, ImageReader, save, shortened, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
-from hypjax.analysis.trees import Tree, ancestors
+from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, writing
@@ -49,11 +49,6 @@ _HOVER = """
   @caption<br>distance from the origin: @radius{0.00}
 </div>
 """
-# Captions that explain a layout.
-_NOTES = {
-    "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
-    "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
-}
 
 Positions = Complex[np.ndarray, " n"]  # Inside the unit circle.
 Groups = Int[np.ndarray, " n"]  # Number of each point's group.
@@ -93,7 +88,6 @@ class Drawing(NamedTuple):
     names: Sequence[str]  # Of the groups.
     legend: str  # What groups stand for, such as classes.
     proxies: Proxies | None = None  # Drawn in each disk.
-    note: str = ""
 
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
@@ -121,8 +115,6 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         legend = figure.legend(handles, labels, **style)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
-    if drawing.note:
-        figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
 
 
@@ -309,7 +301,7 @@ def place_in_disk(
     *parts, rest = np.split(positions, np.cumsum(list(map(len, points))))
     panels = [p._replace(positions=part) for p, part in zip(drawing.panels, parts, strict=True)]
     proxies = proxies and proxies._replace(positions=rest)
-    return drawing._replace(panels=panels, proxies=proxies, note=_NOTES[layout]), ranks
+    return drawing._replace(panels=panels, proxies=proxies), ranks
 
 
 def read_rgb(images: Dataset, i: int) -> Image.Image:
@@ -349,7 +341,7 @@ def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
     title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
     heading = "<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>"
     beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
-    content = [Div(text=f"{heading}<p>{drawing.note}</p>"), beside]
+    content = [Div(text=heading), beside]
     with writing(output):
         write_text(output, file_html(column(*content, sizing_mode="stretch_both"), INLINE, title))
 
@@ -401,27 +393,6 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     plot.add_layout(plot.legend[0], "below")
     plot.legend.ncols, plot.legend.location = 2, "top_left"
     return plot
-
-
-def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, "nodes 2"]:
-    """First and last angle of each node's subtree, in radians from 0 to 2π.
-
-    Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
-    children whose leaves have similar mean features are neighbours.
-    """
-    from scipy.cluster.hierarchy import leaves_list, linkage
-
-    padded = np.zeros((len(tree.parents), features.shape[1]))
-    padded[: tree.leaves] = features
-    means = tree.sums(padded) / tree.sizes[:, None]
-    ranks = np.zeros(len(means))  # Of nodes among their siblings.
-    for node in range(tree.leaves, len(means)):
-        children = np.flatnonzero(tree.parents == node)
-        if len(children) > 2:
-            order = leaves_list(linkage(means[children], method="average"))
-            ranks[children[order]] = np.arange(len(children))
-    starts = tree.starts(ranks)
-    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
 def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from hypjax.runs.tables import aligned
 
 _ROW = 0.19  # Inches of a leaf.
 _WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known tree.
+_INNER = 0.85  # Share of the width of the run's tree that inner nodes span.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
 _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
@@ -191,37 +192,38 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-class Side(NamedTuple):
-    """One of two trees, as it is drawn."""
-
-    title: str
-    tree: Tree
-    depths: Float[np.ndarray, " nodes"]  # How far right of the root each node is, up to 1.
-    names: Sequence[str]  # Of the nodes except the root; empty for average linkage.
-
-
 def draw_tanglegram(
-    linkage: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
+    tree: Tree,
+    heights: Float[np.ndarray, " nodes"],
+    levels: Mapping[str, Grouping],
+    groups: Groups,
+    output: pathlib.Path,
 ) -> None:
-    """Draws a tanglegram of two trees: the same leaves lie opposite each other where possible."""
-    tree = known_tree([level.labels for level in levels.values()])
+    """Draws a tree of classes and the known one, with the same leaves opposite where possible.
+
+    Groups colour the classes; inner nodes of the tree stand by their heights.
+    """
+    known = known_tree([level.labels for level in levels.values()])
+    known_starts = known.sorted_starts(tree.starts()[: tree.leaves])
+    starts = tree.sorted_starts(known_starts[: tree.leaves])
     names = list(itertools.chain(*(level.names for level in levels.values())))
-    known = Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
-    of_known = _turned(known.tree, linkage.tree.starts())
-    of_linkage = _turned(linkage.tree, of_known)
-    leaves, hues = linkage.tree.leaves, colours(np.bincount(groups)).of
-    figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=DPI, layout="constrained")
+    below_root = heights[-1] - heights[tree.leaves :]
+    depths = np.append(np.ones(tree.leaves), below_root * (_INNER / max(below_root[0], 1e-9)))
+    hues = colours(np.bincount(groups)).of
+    figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
-    _draw_side(left, linkage, of_linkage, groups, hues)
-    _draw_side(right, known, of_known, groups, hues)
+    _draw_tree(left, tree, depths, starts, groups, hues)
+    left.set_title("found: average linkage, by height", fontsize=10)
+    _draw_tree(right, known, known.depths / known.depths.max(), known_starts, groups, hues, names)
+    right.set_title(f"known: {', '.join(levels)}", fontsize=10, parse_math=False)
     right.invert_xaxis()
-    ends = of_linkage[:leaves] + 0.5, of_known[:leaves] + 0.5
-    for x, start, align in zip((0, 1), ends, ("left", "right"), strict=True):
-        for name, y, group in zip(known.names, start, groups, strict=False):
+    ends = starts[: tree.leaves] + 0.5, known_starts[: tree.leaves] + 0.5
+    for x, rows, align in zip((0, 1), ends, ("left", "right"), strict=True):
+        for name, y, group in zip(names, rows, groups, strict=False):
             _write(middle, x, y, name, color=hues[group], ha=align, va="center")
     lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
     draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
-    middle.set(xlim=(0, 1), ylim=(leaves, 0))
+    middle.set(xlim=(0, 1), ylim=(tree.leaves, 0))
     for axes in (left, middle, right):
         axes.axis("off")
     save(figure, output)
@@ -231,29 +233,28 @@ def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
     axes.text(x, y, shortened(name, _NAME), fontsize=_SIZE, parse_math=False, **style)
 
 
-def _turned(tree: Tree, opposite: Int[np.ndarray, " others"]) -> Int[np.ndarray, " nodes"]:
-    """The tree's `starts`, with nodes ordered by the mean positions of the opposite leaves."""
-    positions = np.zeros(len(tree.parents))
-    positions[: tree.leaves] = opposite[: tree.leaves]
-    return tree.starts(tree.sums(positions) / tree.sizes)
-
-
-def _draw_side(
-    axes: Axes, side: Side, starts: np.ndarray, groups: np.ndarray, hues: Sequence[str]
+def _draw_tree(
+    axes: Axes,
+    tree: Tree,
+    x: np.ndarray,
+    starts: np.ndarray,
+    groups: Groups,
+    hues: np.ndarray,
+    names: Sequence[str] = (),
 ) -> None:
-    tree, x, y = side.tree, side.depths, starts + side.tree.sizes / 2
+    """Draws a tree from its root at x = 0, and any names of its inner nodes but the root."""
+    y = starts + tree.sizes / 2
     of_group = np.zeros((len(tree.parents), len(hues)))
     of_group[np.arange(tree.leaves), groups] = 1
     counts = tree.sums(of_group)
     pure = counts.max(axis=1) == tree.sizes
-    hue = np.where(pure, np.asarray(hues)[counts.argmax(axis=1)], OTHER)
+    hue = np.where(pure, hues[counts.argmax(axis=1)], OTHER)
     child = np.flatnonzero(tree.parents >= 0)
     above = tree.parents[child]
     corners = np.stack([x[above] + 1j * y[above], x[above] + 1j * y[child]], axis=1)
     edges = np.concatenate([corners, (x[child] + 1j * y[child])[:, None]], axis=1)
     draw_lines(axes, edges, colors=hue[child], linewidths=1)
-    for node in range(tree.leaves, len(side.names)):
+    for node in range(tree.leaves, len(names)):
         middle = (x[node] + x[tree.parents[node]]) / 2
-        _write(axes, middle, y[node], side.names[node], color=hue[node], ha="center", va="bottom")
+        _write(axes, middle, y[node], names[node], color=hue[node], ha="center", va="bottom")
     axes.set(xlim=(-0.01, 1.01))
-    axes.set_title(side.title, fontsize=10, parse_math=False)
