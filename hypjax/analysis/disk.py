@@ -3,7 +3,7 @@
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -17,7 +17,7 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
-from hypjax.analysis.hit_grid import DPI, File, ImageReader, save, shortened, thumbnail_url
+from hypjax.analysis.hit_grid import DPI, File, save, shortened, thumbnail_url, tolerant
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
@@ -30,11 +30,10 @@ from hypjax.system.files import write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
 _INCHES = 5.0  # Side of one disk.
 _NAME = 30  # Characters of a group's name.
-_SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
@@ -61,7 +60,7 @@ class Panel(NamedTuple):
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Groups
     captions: Sequence[str]  # Of the images.
-    read: ImageReader | None  # Reads an image by its index.
+    read: Callable[[int], Image.Image] | None  # Reads an image by its index.
 
 
 class Colours(NamedTuple):
@@ -108,9 +107,8 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
             _draw_thumbnails(axes, panel, chosen)
     handles, labels = row[0].get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
-    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
     style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
-    style |= {"loc": "outside lower center", "ncols": ncols, "title": drawing.legend}
+    style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend}
     with matplotlib.rc_context({"text.parse_math": False}):
         legend = figure.legend(handles, labels, **style)
     for handle in legend.legend_handles:
@@ -155,7 +153,7 @@ def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[s
     style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
         of_group, colour = positions[labels == group], chosen.of[group]
-        kind = {"label": names[group], "marker": _MARKERS[marker], "zorder": 2}
+        kind = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
         axes.scatter(of_group.real, of_group.imag, color=colour, **kind, **style)
     if len(names) > len(chosen.shown):
         rest = ~np.isin(labels, chosen.shown)
@@ -179,13 +177,10 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
     """Draws framed images, in random order, unless they overlap earlier ones."""
     width = 2 / _THUMBNAILS
     pixels = round(_INCHES * 0.8 * DPI * width / 2)
-    # At the border they are moved inside.
-    centres = panel.positions * np.minimum(
-        1, (1 - width / 2) / np.maximum(np.abs(panel.positions), 0.5)
-    )
     taken = np.zeros(0, complex)
-    for index in np.random.default_rng(0).permutation(len(centres)).tolist():
-        centre, apart = centres[index], taken - centres[index]
+    for index in np.random.default_rng(0).permutation(len(panel.positions)).tolist():
+        centre = panel.positions[index]
+        apart = taken - centre
         if np.any((np.abs(apart.real) < width) & (np.abs(apart.imag) < width)):
             continue
         taken = np.append(taken, centre)
@@ -279,7 +274,7 @@ def drawing_of_images(
         groups, names = of_panel[legend]
         labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
-        read = ImageReader(functools.partial(read_rgb, images))
+        read = tolerant(functools.partial(read_rgb, images))
         panels.append(Panel(title, points, labels, captions, read))
     return Drawing(panels, list(numbers), legend)
 

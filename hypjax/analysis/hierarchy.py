@@ -205,8 +205,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         texts += [
             f"first hits, and distances in the known hierarchy of {levels}:\n"
             + known_hierarchy.agreement_table(runs),
-            "median distance from the origin (share of nodes nearer than their children):\n"
-            + known_hierarchy.radii_table(runs),
+            "median distance from the origin:\n" + known_hierarchy.radii_table(runs),
         ]
     return "\n\n".join(texts)
 

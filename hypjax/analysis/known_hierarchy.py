@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import OTHER, colours, draw_lines
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
-from hypjax.analysis.trees import Tree, farther_in
+from hypjax.analysis.trees import Tree
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
@@ -99,20 +99,18 @@ def rank_correlations(
 
 def radii(
     points: Points, space: Space, levels: Mapping[str, Groups]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Distances from the origin of images, of the centres of their groups, and of that of all.
+) -> dict[str, dict[str, float]]:
+    """Median distances from the origin of images, of their groups' centres, and of that of all.
 
     In the ball, the centre of images is their centroid on the hyperboloid, which is Einstein's
     midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In flat space it is the mean
     of their features, at the distance 2‖x‖, the limit of the ball's for c → 0.
 
     Returns:
-        For "ball", if the space is one or has one, and for "flat": the median radius of each level,
-        and, of its nodes with several children, the share nearer to the origin than the median of
-        these; NaN without any.
+        For "ball", if the space is one or has one, and for "flat": the median of each level.
     """
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
-    found, (lifted, c) = {}, _on_hyperboloid(space, points)
+    medians, (lifted, c) = {}, _on_hyperboloid(space, points)
 
     def in_ball(groups: Groups) -> Radii:
         sums = _sums(lifted, groups)
@@ -120,14 +118,14 @@ def radii(
         return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
 
     if c:
-        found["ball"] = _of_levels(nodes, in_ball)
+        medians["ball"] = {level: float(np.median(in_ball(x))) for level, x in nodes.items()}
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
 
     def flat(groups: Groups) -> Radii:
         return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
 
-    return {**found, "flat": _of_levels(nodes, flat)}
+    return {**medians, "flat": {level: float(np.median(flat(x))) for level, x in nodes.items()}}
 
 
 def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
@@ -148,23 +146,6 @@ def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
     return sums
 
 
-def _of_levels(
-    nodes: Mapping[str, Groups], radii_of: Callable[[Groups], Radii]
-) -> dict[str, dict[str, float]]:
-    of_nodes = {name: radii_of(groups) for name, groups in nodes.items()}
-    summary = {"image": {"median": float(np.median(of_nodes["image"]))}}
-    for child, parent in itertools.pairwise(nodes):
-        above = np.empty(len(of_nodes[child]), int)
-        above[nodes[child]] = nodes[parent]
-        families = np.flatnonzero(np.bincount(above) > 1)
-        medians = [np.median(of_nodes[child][above == family]) for family in families]
-        inside = farther_in(of_nodes[parent][families], medians)
-        share = float(np.mean(inside)) if len(inside) else np.nan
-        median = float(np.median(of_nodes[parent]))
-        summary[parent] = {"median": median, "share_nearer_than_its_children": share}
-    return summary
-
-
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns a line per run: its wrong first hits, and rank correlations; of `scores`."""
     names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
@@ -180,15 +161,12 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line per run and space: median radii, and shares nearer than their children."""
+    """Returns a line per run and space: the median radii."""
     names = [*runs[0]["known_hierarchy"]["radii"]["flat"]]
     rows = [["run", "space", *names]]
     for run in runs:
         for space, of_levels in run["known_hierarchy"]["radii"].items():
-            images, *others = of_levels.values()
-            row = [run["run"], space, f"{images['median']:.3f}"]
-            row += ["{:.3f} ({:.0%})".format(*level.values()) for level in others]
-            rows.append(row)
+            rows.append([run["run"], space, *(f"{median:.3f}" for median in of_levels.values())])
     return aligned(rows)
 
 
