@@ -41,8 +41,8 @@ def main(
     of_onnx = {"embedding": embedding, "precision": precision}
     of_folder = {"images": images, "features": features}
     for name, options in (("onnx", of_onnx), ("sentence-transformers", of_folder)):
-        if name != format and (given := [flag for flag, value in options.items() if value]):
-            raise UserError(f"--{given[0]} is only for --format={name}; leave it out")
+        if name != format and (wrong := [flag for flag, value in options.items() if value]):
+            raise UserError(f"--{wrong[0]} is only for --format={name}; leave it out")
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":
