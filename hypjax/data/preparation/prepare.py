@@ -17,10 +17,10 @@ from hypjax.data.records import (
     open_folder,
     write_records,
 )
-from hypjax.errors import UserError, nearest, writing
+from hypjax.errors import UserError, explained, nearest, writing
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
+from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.files import remove, replacing
 from hypjax.system.locks import locked
 
