@@ -7,9 +7,6 @@ from hypjax import command
 from hypjax.errors import UserError
 from hypjax.system import integrations
 
-# Flags of one format.
-_ONLY = {"onnx": ("embedding", "precision"), "sentence-transformers": ("images", "features")}
-
 
 def main(
     *,
@@ -41,12 +38,11 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    only = {"onnx": {"embedding": embedding, "precision": precision}}
-    only["sentence-transformers"] = {"images": images, "features": features}
-    for name, options in only.items():
-        for flag, value in options.items():
-            if name != format and value:
-                raise UserError(f"--{flag} is for --format={name} alone; leave it out")
+    of_onnx = {"embedding": embedding, "precision": precision}
+    of_folder = {"images": images, "features": features}
+    for name, options in (("onnx", of_onnx), ("sentence-transformers", of_folder)):
+        if name != format and (wrong := [flag for flag, value in options.items() if value]):
+            raise UserError(f"--{wrong[0]} is only for --format={name}; leave it out")
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":

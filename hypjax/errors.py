@@ -82,6 +82,20 @@ def writing(path: object) -> Iterator[None]:
         raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
 
 
+@contextlib.contextmanager
+def explained(problem: str, advice: str = "") -> Iterator[None]:
+    """Turns any failure of a library into a `UserError`: the problem, its reason, and advice.
+
+    Many libraries raise almost anything on damaged files, and on answers of other machines.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{problem} ({reason(error)}){advice}") from error
+
+
 def reason(error: Exception) -> str:
     """Returns a short description of an error of another library."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
