@@ -237,8 +237,8 @@ FAMILIES = (
         {"image_size": 224},
         "avg",
         {
-            "resnet50": {"stage_sizes": (3, 4, 6, 3)},
-            "resnet101": {"stage_sizes": (3, 4, 23, 3)},
+            "resnet50": {"depths": (3, 4, 6, 3)},
+            "resnet101": {"depths": (3, 4, 23, 3)},
         },
         (
             Weights("*.tv*", *_IMAGENET, _BSD),
@@ -342,10 +342,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(
-            f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}, as "
-            "model.pooling and model.eval_pooling"
-        )
+        raise UserError(f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}")
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)

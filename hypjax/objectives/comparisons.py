@@ -110,10 +110,7 @@ def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], I
     """Checks that a batch has one label for each image, and converts both to arrays."""
     points, labels = jnp.asarray(points), jnp.asarray(labels)
     if points.ndim != 2 or labels.shape != points.shape[:1]:
-        raise ValueError(
-            "needs embeddings [images, dim] and one label for each image, got "
-            f"{points.shape} and {labels.shape}"
-        )
+        raise ValueError(f"{labels.shape} is not one label for each image of {points.shape}")
     return points, labels
 
 
