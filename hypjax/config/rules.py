@@ -150,10 +150,7 @@ def _of_model(config: ConfigDict) -> Relations:
     if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(CUSTOM):
-            rule = (
-                "known in this process: its code is not hypjax's, so pass the module as encoder= "
-                "to hypjax.load or hypjax.train_and_evaluate, or name it by hypjax.register_encoder"
-            )
+            rule = "known in this process: pass encoder=, or call hypjax.register_encoder first"
         yield True, field, rule
     for name in SIZES:
         if model.architecture == "vit":

@@ -342,7 +342,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}")
+        raise UserError(f"model.pooling is {encoder.pooling!r}; this encoder can pool by {names}")
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)

@@ -80,10 +80,7 @@ def create_objective(config: ConfigDict) -> Objective:
     fields = config.objective
     loss = declaration(fields.name)
     if loss.spaces and fields.space not in loss.spaces:
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be {' or '.join(loss.spaces)} for "
-            f"{fields.name}"
-        )
+        raise UserError(f"objective.space must be {' or '.join(loss.spaces)} for {fields.name}")
     return loss.create(config, create_space(fields))
 
 
