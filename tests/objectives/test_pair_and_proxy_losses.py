@@ -528,5 +528,5 @@ def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
     for fields in ({"space": "lorentz"}, {"learn_c": True}):
-        with pytest.raises(UserError, match="proxy_optimizer is riemannian"):
+        with pytest.raises(UserError, match="proxy_optimizer must be adam"):
             create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))

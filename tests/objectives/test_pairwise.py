@@ -189,7 +189,7 @@ def test_configurations_describe_hypmix():
     expected = PairwiseCrossEntropy(objective.space, 1.0, samples).loss(outputs)
     assert jax.tree.map(float, objective.loss(outputs)) == jax.tree.map(float, expected)
     config.objective.space = "sphere"
-    with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
+    with pytest.raises(UserError, match="objective.space must be poincare"):
         create_objective(config)
 
 
