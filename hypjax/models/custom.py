@@ -67,9 +67,8 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     try:
         found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     except Exception as error:  # Of the user's code.
-        reason = " ".join(str(error).split())[:500]
         raise UserError(
-            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {reason})"
+            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {error})"
         ) from error
     if set(variables) - {"params"} or getattr(found, "ndim", 0) != 2 or len(found) != 2:
         raise UserError(
