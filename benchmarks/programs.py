@@ -27,7 +27,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import create_embedder
 from hypjax.models.embedder import model_shapes
-from hypjax.objectives import Spec, create_objective
+from hypjax.objectives import ProblemSizes, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
@@ -161,13 +161,13 @@ def config_of(*fields: str) -> ConfigDict:
     return load_config("sop.py:hyp-vit", ["model.weights=None", *fields])
 
 
-def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:
+def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSizes]:
     """What a run of this configuration trains, with the sizes of its training split if known."""
     learner, size = build_learner(config, mesh), config.train.batch_size
     samples = config.train.samples_per_class
     images, classes = _SOP if config.data.name == "sop" else (size, size // samples)
     dims = learner.model.encoder.dim, learner.model.head_dim
-    return learner, Spec(classes, samples, *dims, images, size)
+    return learner, ProblemSizes(classes, samples, *dims, images, size)
 
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:

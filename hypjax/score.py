@@ -109,7 +109,7 @@ def main(
     if prefix:
         queries, gallery = (part and part.prefix(prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
-    usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
+    usual = ["recall", "map@r", "r_precision"] if task.ground_truth is None else ["map"]
     names = metric_names(metrics or usual, [k for k in ks if k < task.num_items] or [1])
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
@@ -124,7 +124,7 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
 
     if missing := max(len(part.unreadable) for part in task[:2] if part):
         console.say(f"{missing} of the images could not be read, and are left out")
-    of = "" if task.judgements else f" of {len(set(task.queries.labels.tolist())):,} classes"
+    of = "" if task.ground_truth else f" of {len(set(task.queries.labels.tolist())):,} classes"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
     print(f"{len(task.queries):,} queries{of} {among}, in {space}:")
     rows = [
@@ -186,7 +186,7 @@ def _task(
             require_images(embeddings, splits)
     if files.queries:
         queries = Embeddings.load(files.queries, space, labels=files.query_labels)
-    return task_of(embeddings, queries, truth, splits.judgements if splits else None)
+    return task_of(embeddings, queries, truth, splits.ground_truth if splits else None)
 
 
 def _embedded(

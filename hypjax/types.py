@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 
 
-class Judgements(NamedTuple):
+class GroundTruth(NamedTuple):
     """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
 
     Each holds, for each query, the indices of items: those that show it clearly, under difficult
@@ -35,6 +35,20 @@ class View(NamedTuple):
         return cls(data.image_size, data.resize, data.channels, data.test_view)
 
 
+class Frame(NamedTuple):
+    """The part of an image, or of each image of a batch, that a view shows."""
+
+    size: tuple[int, int] | Int[np.ndarray, "batch 2"]  # Height and width to resize to first.
+    # Top, left, height and width, in pixels of that size.
+    box: tuple[int, int, int, int] | Int[np.ndarray, "batch 4"]
+
+    def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Returns the box in pixels of the image before it is resized, of this height and width."""
+        top, left, height, width = self.box
+        down, across = size[0] / self.size[0], size[1] / self.size[1]
+        return top * down, left * across, height * down, width * across
+
+
 class Crops(NamedTuple):
     """Crop boxes for images in device memory, which the devices crop themselves."""
 
@@ -44,16 +58,21 @@ class Crops(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Training images, as the input pipeline delivers them.
+    """Training images: as a plan chooses them, then as the input pipeline delivers them.
 
     Where batches are drawn by class, images of one class are adjacent: with d of each class, image
     i is sample i mod d of class i // d of the batch.
     With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # Cropped and resized pixels, or the crops for the device to make, or cached embeddings of the
-    # encoder. Pixels are normalised and flipped on the device.
-    images: UInt8[Array, "rows height width channels"] | Crops | Float[Array, "rows encoder_dim"]
+    # In a plan, the frames to crop. Then cropped and resized pixels, or the crops for the device to
+    # make, or cached embeddings of the encoder. Pixels are normalised and flipped on the device.
+    images: (
+        Frame
+        | UInt8[Array, "rows height width channels"]
+        | Crops
+        | Float[Array, "rows encoder_dim"]
+    )
     labels: Int[Array, " batch"]  # Training classes.
     ids: Int[Array, " batch"]  # Indices in the training set.
     flips: Bool[Array, " rows"]  # Whether to mirror each image left to right.

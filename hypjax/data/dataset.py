@@ -16,12 +16,12 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.views import TEST_VIEWS, Frame
+from hypjax.data.views import TEST_VIEWS
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import View
+from hypjax.types import Frame, View
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
@@ -37,8 +37,8 @@ class Decoding:
 
 # Columns of a `Dataset`.
 _COLUMNS = (
-    *("positions", "labels", "sizes", "names", "class_names", "groups", "splits", "facts"),
-    *("boxes", "vectors"),
+    *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
+    *("file_versions", "boxes", "vectors"),
 )
 
 
@@ -53,10 +53,10 @@ class Dataset:
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
     names: Shaped[np.ndarray, " images"]  # Strings: paths, or names for messages.
     class_names: Shaped[np.ndarray, " images"]  # Strings; '' if unknown.
-    groups: Shaped[np.ndarray, " images"] | None = None  # Names of coarse classes, if any.
+    coarse_labels: Shaped[np.ndarray, " images"] | None = None  # Names of coarser classes, if any.
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
-    facts: Shaped[np.ndarray, " images"] | None = None
+    file_versions: Shaped[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     # Host cache, if used: pixels of all records, whole and exact, in a memory-mapped file.
@@ -79,26 +79,26 @@ class Dataset:
         """Number of distinct labels."""
         return len(np.unique(self.labels))
 
-    def coarse_classes(self) -> tuple[int, ...]:
-        """Returns the group of each class, from 0 without gaps; empty if there are no groups."""
-        if self.groups is None:
+    def coarse_labels_of_classes(self) -> tuple[int, ...]:
+        """Returns the coarse label of each class, from 0 without gaps; empty if there are none."""
+        if self.coarse_labels is None:
             return ()
         _, first = np.unique(self.labels, return_index=True)
-        return tuple(np.unique(self.groups[first], return_inverse=True)[1].tolist())
+        return tuple(np.unique(self.coarse_labels[first], return_inverse=True)[1].tolist())
 
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
         if self.num_classes == 1:
             return f"{len(self)} images"
         text = f"{self.num_classes} classes"
-        if self.groups is not None:
-            text += f" in {len(np.unique(self.groups))} groups"
+        if self.coarse_labels is not None:
+            text += f" in {len(np.unique(self.coarse_labels))} coarse classes"
         return f"{text}, {len(self)} images"
 
     @property
     def fingerprint(self) -> str:
         """Hash of the images' files, classes, splits and order."""
-        columns = (self.facts, self.class_names, self.splits, self.groups)
+        columns = (self.file_versions, self.class_names, self.splits, self.coarse_labels)
         return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
 
     def name(self, i: int) -> str:
@@ -107,7 +107,7 @@ class Dataset:
 
     def path(self, i: int) -> str:
         """Returns what names the i-th image for good; '' if it is in memory, or features."""
-        named = self.vectors is None and self.facts is not None and self.facts[i]
+        named = self.vectors is None and self.file_versions is not None and self.file_versions[i]
         return self.name(i) if named else ""
 
     def class_name(self, i: int) -> str:
@@ -248,15 +248,20 @@ def table_of_names(
     classes: Sequence[str],
     *,
     splits: Sequence[str | None] = (),
-    groups: Sequence[str | None] = (),
-    facts: Iterable[object] | None = None,
+    coarse_labels: Sequence[str | None] = (),
+    file_versions: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Makes a table of images, not yet read, of unknown sizes. Without facts, they are in memory.
+    """Makes a table of images, not yet read, of unknown sizes.
 
-    The table has splits and groups if any image has.
+    Without versions of files, the images are in memory. The table has splits and coarse labels if
+    any image has.
     """
-    facts = [""] * len(names) if facts is None else map(repr, facts)
+    columns = {
+        name: np.array([x or "" for x in column], object) if any(column) else None
+        for name, column in {"splits": splits, "coarse_labels": coarse_labels}.items()
+    }
+    versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,
         positions=np.arange(len(names)),
@@ -264,11 +269,10 @@ def table_of_names(
         sizes=np.zeros((len(names), 2), np.int32),
         names=np.array([str(name) for name in names], object),
         class_names=np.array(classes, object),
-        groups=np.array([x or "" for x in groups], object) if any(groups) else None,
-        splits=np.array([x or "" for x in splits], object) if any(splits) else None,
-        facts=np.array([*facts], object),
+        file_versions=np.array([*versions], object),
         upright=True,
         vectors=vectors,
+        **columns,
     )
 
 
@@ -299,7 +303,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         column("names"),
         [name or "" for name in column("class_names")],
         splits=column("splits"),
-        groups=column("groups"),
+        coarse_labels=column("coarse_labels"),
         vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
     boxed = any(table.boxes is not None for table in tables)
@@ -307,7 +311,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
-        facts=np.array(column("facts"), object),
+        file_versions=np.array(column("file_versions"), object),
         boxes=np.concatenate([_boxes(table) for table in tables]) if boxed else None,
         upright=tables[0].upright,
         fast=tables[0].fast,

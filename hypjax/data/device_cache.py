@@ -20,7 +20,7 @@ from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
-from hypjax.data.plans import Plan, padded_rows
+from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
@@ -102,12 +102,12 @@ class CacheLayout:
         target = part[first : first + rows].reshape(rows, self.channels, -1)
         target[:, :, :columns] = values.swapaxes(1, 2)
 
-    def crops(self, plan: Plan, rows: range) -> Crops:
+    def crops(self, plan: Batch, rows: range) -> Crops:
         """Returns the crops of some rows of a batch, padded beyond its end."""
         return Crops(
             row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
             transposed=padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=padded_rows(plan.boxes, rows, _PADDING_BOX),
+            boxes=padded_rows(plan.images.box, rows, _PADDING_BOX),
         )
 
 
@@ -164,18 +164,13 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
 
 
 def crop_batches(
-    layout: CacheLayout, plan: Callable[[int], Plan], steps: range, rows: range
+    layout: CacheLayout, plans: Callable[[int], Batch], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, to be cropped on the device.
 
     Images and flips are those of the given rows of a batch, padded beyond its end; labels and ids
     are those of the whole batch.
     """
-    for step in steps:
-        planned = plan(step)
-        yield Batch(
-            images=layout.crops(planned, rows),
-            labels=planned.labels,
-            ids=planned.ids,
-            flips=padded_rows(planned.flips, rows, False),
-        )
+    for plan in map(plans, steps):
+        flips = padded_rows(plan.flips, rows, False)
+        yield plan._replace(images=layout.crops(plan, rows), flips=flips)

@@ -9,20 +9,20 @@ from jaxtyping import Float
 from hypjax.data import safe_pickle
 from hypjax.data.pixels import read_bytes
 from hypjax.errors import UserError
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 
-class GroundTruth(NamedTuple):
-    """What each query should find."""
+class Benchmark(NamedTuple):
+    """Queries, the gallery that they search, and what each should find."""
 
     queries: tuple[str, ...]  # Names of images, without a suffix.
     gallery: tuple[str, ...]  # Names of the images to search.
     # Part of each query image that shows the object: left, top, right and bottom, in pixels.
     boxes: Float[np.ndarray, "queries 4"]
-    judgements: Judgements  # Indices into the gallery.
+    ground_truth: GroundTruth  # Indices into the gallery.
 
 
-def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
+def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     """Reads a file such as `gnd_roxford5k.pkl`, without running any code that it may hold.
 
     Raises:
@@ -39,7 +39,7 @@ def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
         boxes = np.array([query["bbx"] for query in judged], np.float64).reshape(len(queries), 4)
         lists = {
             key: [safe_pickle.as_indices(query[key]) for query in judged]
-            for key in Judgements._fields
+            for key in GroundTruth._fields
         }
     except safe_pickle.UNEXPECTED as error:
         raise UserError(
@@ -49,4 +49,4 @@ def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")
-    return GroundTruth(queries, gallery, boxes, Judgements(**lists))
+    return Benchmark(queries, gallery, boxes, GroundTruth(**lists))

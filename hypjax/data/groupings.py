@@ -30,8 +30,8 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     names = images.class_names[first].tolist()
     partitions = {CLASS: Grouping(labels, names)}
-    if images.groups is not None:
-        groups, numbers = np.unique(images.groups, return_inverse=True)
+    if images.coarse_labels is not None:
+        groups, numbers = np.unique(images.coarse_labels, return_inverse=True)
         levels = PREPARED.get(name, _SUPER).levels
         for depth in range(len(levels), 0, -1):
             paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in groups]

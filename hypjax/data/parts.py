@@ -9,7 +9,7 @@ import numpy as np
 from hypjax.data.dataset import Dataset, stacked
 from hypjax.errors import UserError
 from hypjax.system import console
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
@@ -35,7 +35,7 @@ class Task(NamedTuple, Generic[Images]):
 
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
-    judgements: Judgements | None = None  # If None, a query should find the images of its class.
+    ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
 
     @property
     def num_items(self) -> int:
@@ -52,8 +52,8 @@ class Splits(NamedTuple):
     gallery: Dataset | None  # What the test images search, if not each other.
     fingerprint: str  # Hash that differs if any image of the dataset differs.
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
-    judgements: Judgements | None = None  # What each test image should find, if not its class.
-    name: str = ""  # Under which scores by judgements are listed.
+    ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
+    name: str = ""  # Under which scores by ground truth are listed.
     benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
 
     def training_images(self) -> Dataset:
@@ -68,7 +68,7 @@ class Splits(NamedTuple):
     def images(self, *, scored: bool = False) -> Dataset:
         """All images as one table, or only those of the test (`scored`).
 
-        With judgements, images of the test have no class.
+        With ground truth, images of the test have no class.
         """
         parts = {"test": self.test}
         if self.gallery is not None:
@@ -79,17 +79,17 @@ class Splits(NamedTuple):
         for name, part in parts.items():
             if part is None:
                 continue
-            if self.judgements is not None and part.num_classes == 1:
+            if self.ground_truth is not None and part.num_classes == 1:
                 part = dataclasses.replace(part, class_names=np.full(len(part), "", object))
-            facts = [f"{self.fingerprint} {name} {i}" for i in part.positions]
-            facts, names = np.array(facts, object), np.full(len(part), name, object)
-            tables.append(dataclasses.replace(part, facts=facts, splits=names))
+            versions = [f"{self.fingerprint} {name} {i}" for i in part.positions]
+            versions, names = np.array(versions, object), np.full(len(part), name, object)
+            tables.append(dataclasses.replace(part, file_versions=versions, splits=names))
         return stacked(tables)
 
     @property
     def task(self) -> Task:
         """The search of the test images."""
-        return Task(self.test, self.gallery, self.judgements)
+        return Task(self.test, self.gallery, self.ground_truth)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -185,7 +185,7 @@ def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset
 
 def check_classes(name: str, splits: Splits) -> None:
     """Rejects parts that cannot be trained on or searched; warns of classes with one image."""
-    train, judged = splits.train, splits.judgements is not None
+    train, judged = splits.train, splits.ground_truth is not None
     for part, images, gallery in (
         ("train", train, None),
         ("validation", splits.validation, None),
@@ -203,7 +203,7 @@ def check_classes(name: str, splits: Splits) -> None:
             match = np.isin(images.labels, gallery.labels).any()
         if part != "train" and not match:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
-    if judged and not any(map(len, [*splits.judgements.easy, *splits.judgements.hard])):
+    if judged and not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
     single = 0 if train is None else int(np.sum(np.bincount(train.labels) == 1))
     if single:

@@ -22,11 +22,12 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.shards import IMAGES, files_below, find_dataset, table_of
+from hypjax.data.shards import files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
 Pixels = UInt8[np.ndarray, "height width *channels"]
@@ -98,11 +99,11 @@ def list_images(where: str) -> Dataset:
     path = pathlib.Path(where).expanduser()
     if has_features(path):
         return read_vectors(path)
-    if (stored := find_dataset(where)) is not None:
+    if path.is_dir() and len(images := list_folder(path)):
+        return images
+    if path.suffix.lower() not in IMAGES and (stored := find_dataset(where)) is not None:
         return stored
-    if path.is_dir():
-        images = list_folder(path)
-    elif path.suffix.lower() in TABLES:
+    if path.suffix.lower() in TABLES:
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
@@ -119,12 +120,16 @@ def _files(
     paths: Sequence[pathlib.Path],
     classes: Sequence[str] = (),
     splits: Sequence[str | None] = (),
-    groups: Sequence[str | None] = (),
+    coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
     """The table of image files, whose classes are unknown if none are given."""
-    names, facts = [str(path.absolute()) for path in paths], map(_file_version, paths)
-    columns = names, classes or [""] * len(paths)
-    return table_of_names(names, *columns, splits=splits, groups=groups, facts=facts)
+    names = [str(path.absolute()) for path in paths]
+    return table_of_names(
+        *(names, names, classes or [""] * len(paths)),
+        splits=splits,
+        coarse_labels=coarse_labels,
+        file_versions=map(_file_version, paths),
+    )
 
 
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
@@ -148,32 +153,31 @@ def _read_vectors(*files: tuple[str, Any]) -> Dataset:
 
 def _table_of_features(table: Any) -> Dataset:
     """The table of a `FeatureTable`."""
-    facts = [zlib.crc32(np.ascontiguousarray(row)) for row in table.features]
     return table_of_names(
         table.ids,
         table.ids,
         table.labels.tolist(),
         splits=() if table.splits is None else table.splits.tolist(),
-        groups=() if table.superlabels is None else table.superlabels.tolist(),
-        facts=facts,
+        coarse_labels=() if table.superlabels is None else table.superlabels.tolist(),
+        file_versions=[zlib.crc32(np.ascontiguousarray(row)) for row in table.features],
         vectors=np.asarray(table.features, np.float32),
     )
 
 
 def check_columns(where: object, images: Dataset) -> None:
-    """Rejects unknown splits, splits of some images only, and classes in two groups."""
+    """Rejects unknown splits, splits of some images only, and classes with two coarse labels."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
             raise UserError(
                 f"{where}, row {row} has the split '{split}'; either all rows have a split or none "
                 f"has, and splits are named {', '.join(SPLITS)}"
             )
-    group_of: dict[str, str] = {}
-    columns = images.class_names, () if images.groups is None else images.groups
-    for row, (label, group) in enumerate(zip(*columns, strict=False), 1):
-        if (first := group_of.setdefault(label, group)) != group:
+    coarse_of: dict[str, str] = {}
+    columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
+    for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
+        if (first := coarse_of.setdefault(label, coarse)) != coarse:
             raise UserError(
-                f"{where}, row {row}: label {label} has the superlabel {group or None} here, but "
+                f"{where}, row {row}: label {label} has the superlabel {coarse or None} here, but "
                 f"{first or None} before"
             )
 

@@ -7,9 +7,9 @@ little memory is needed for what is prepared ahead. Labels and flips are already
 import contextlib
 import dataclasses
 import functools
+import itertools
 import signal
 from collections.abc import Callable, Generator
-from typing import NamedTuple
 
 import grain
 import numpy as np
@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
-from hypjax.data.plans import Plan, padded_rows
+from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
@@ -29,12 +29,9 @@ _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
 _MAX_BYTES = 2**62
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 
-
-class ReadableBatch(NamedTuple):
-    """Views of images, some of which may be broken, for a batch or a piece of one."""
-
-    images: UInt8[np.ndarray, "batch side side channels"]  # Black for broken images and padding.
-    broken: dict[str, str]  # Reasons by position in the batch.
+Pixels = UInt8[np.ndarray, "side side channels"]
+# Views of the images of a batch, black for broken images and padding, and why some are broken.
+ReadableBatch = tuple[UInt8[np.ndarray, "batch side side channels"], dict[int, str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +39,7 @@ class _Pieces:
     """Pieces of all batches, prepared by number; picklable, for worker processes."""
 
     # Reads the image in a row of a batch; None beyond the batch's end.
-    read: Callable[[int, int], UInt8[np.ndarray, "side side channels"] | None]
+    read: Callable[[int, int], Pixels | None]
     batches: range
     rows: range  # Rows of each batch that are delivered.
     view: View
@@ -52,30 +49,34 @@ class _Pieces:
     def per_batch(self) -> int:
         return -(-len(self.rows) // _PIECE)
 
-    def __call__(self, number: int) -> ReadableBatch:
+    def __call__(self, number: int) -> list[Pixels | str | None]:
+        """Reads the images of a piece: their pixels, or why they are broken."""
         batch, piece = divmod(int(number), self.per_batch)
-        positions = range(len(self.rows))[piece * _PIECE : (piece + 1) * _PIECE]
-        side, channels = self.view.side, self.view.channels
-        images, broken = np.zeros((len(positions), side, side, channels), np.uint8), {}
-        for image, position in zip(images, positions, strict=True):
-            try:
-                shown = self.read(self.batches[batch], self.rows[position])
-            except UserError as error:
-                if not self.tolerant:
-                    raise
-                broken[str(position)] = pixels.reason(error.__cause__ or error)
-            else:
-                image[...] = 0 if shown is None else shown
-        return ReadableBatch(images, broken)
+        rows = self.rows[piece * _PIECE : (piece + 1) * _PIECE]
+        return [self._image(self.batches[batch], row) for row in rows]
+
+    def _image(self, batch: int, row: int) -> Pixels | str | None:
+        try:
+            return self.read(batch, row)
+        except UserError as error:
+            if not self.tolerant:
+                raise
+            return pixels.reason(error.__cause__ or error)
 
     def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:
         """Yields the batches, whose pieces worker processes prepare, or threads if 0."""
         pieces = iter(_prefetched(self, workers))
+        shape = len(self.rows), self.view.side, self.view.side, self.view.channels
         try:
             for _ in self.batches:
-                parts = [next(pieces) for _ in range(self.per_batch)]
-                broken = {position: why for part in parts for position, why in part.broken.items()}
-                yield ReadableBatch(np.concatenate([part.images for part in parts]), broken)
+                images, broken = np.zeros(shape, np.uint8), {}
+                parts = itertools.islice(pieces, self.per_batch)
+                for i, image in enumerate(itertools.chain.from_iterable(parts)):
+                    if isinstance(image, str):
+                        broken[i] = image
+                    elif image is not None:
+                        images[i] = image
+                yield images, broken
         except RuntimeError as error:
             if "exit code" not in str(error):
                 raise
@@ -114,30 +115,30 @@ def _start_worker(index: int, count: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _planned(plan: Callable[[int], Plan], step: int) -> Plan:
-    return plan(step)  # Which serves several pieces of a batch.
+def _planned(plans: Callable[[int], Batch], step: int) -> Batch:
+    return plans(step)  # Which serves several pieces of a batch.
 
 
 def _crop(
-    dataset: Dataset, plan: Callable[[int], Plan], view: View, step: int, row: int
-) -> UInt8[np.ndarray, "side side channels"] | None:
-    planned = _planned(plan, step)
-    if row >= len(planned.ids):
+    dataset: Dataset, plans: Callable[[int], Batch], view: View, step: int, row: int
+) -> Pixels | None:
+    plan = _planned(plans, step)
+    if row >= len(plan.ids):
         return None
-    box, size = planned.boxes[row].tolist(), tuple(planned.sizes[row].tolist())
-    return dataset.crop(int(planned.ids[row]), box, view.side, view.channels, size)
+    size, box = (array[row].tolist() for array in plan.images)
+    return dataset.crop(int(plan.ids[row]), box, view.side, view.channels, tuple(size))
 
 
 def _test_view(
     dataset: Dataset, view: View, batch_size: int, batch: int, row: int
-) -> UInt8[np.ndarray, "side side channels"] | None:
+) -> Pixels | None:
     i = batch * batch_size + row
     return dataset.test_view(i, view) if i < len(dataset) else None
 
 
 def training_batches(
     dataset: Dataset,
-    plan: Callable[[int], Plan],
+    plans: Callable[[int], Batch],
     steps: range,
     view: View,
     workers: int = 0,
@@ -152,14 +153,13 @@ def training_batches(
     # neither on who prepares them nor on where a run was resumed.
     if not steps:
         return
-    rows = range(len(_planned(plan, steps.start).ids)) if rows is None else rows
-    read = functools.partial(_crop, dataset, plan, view)
+    rows = range(len(_planned(plans, steps.start).ids)) if rows is None else rows
+    read = functools.partial(_crop, dataset, plans, view)
     pieces = _Pieces(read, steps, rows, view, tolerant=False)
     with contextlib.closing(pieces.assembled(workers)) as batches:
         for step, (images, _) in zip(steps, batches, strict=True):
-            planned = _planned(plan, step)
-            flips = padded_rows(planned.flips, rows, False)
-            yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
+            plan = _planned(plans, step)
+            yield plan._replace(images=images, flips=padded_rows(plan.flips, rows, False))
 
 
 def readable_batches(
@@ -183,4 +183,4 @@ def readable_batches(
         read = functools.partial(_test_view, dataset, view, batch_size)
         return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
     parts = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
-    return (ReadableBatch(padded_rows(part, rows, 0), {}) for part in parts)
+    return ((padded_rows(part, rows, 0), {}) for part in parts)

@@ -13,8 +13,8 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from hypjax import errors
-from hypjax.data.views import Frame
 from hypjax.errors import UserError
+from hypjax.types import Frame
 
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"

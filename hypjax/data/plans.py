@@ -2,32 +2,22 @@
 
 Tuples also depend on the table of the step's epoch, which is mined with the model as it is then.
 
-A plan is a few small arrays on the host. Worker processes, or the device, only carry it out, so
-pixels do not depend on the number of workers or on where a run was resumed.
+A plan is a batch without pixels, a few small arrays on the host. Worker processes, or the device,
+only carry it out, so pixels do not depend on the number of workers or on where a run was resumed.
 """
 
 import abc
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 
 from hypjax.data.views import TrainView
+from hypjax.types import Batch, Frame
 
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
-
-
-class Plan(NamedTuple):
-    """The images of one batch, and how to crop them."""
-
-    ids: Int[np.ndarray, " batch"]  # Positions in the training set.
-    labels: Int[np.ndarray, " batch"]
-    sizes: Int[np.ndarray, "batch 2"]  # Heights and widths before images are cropped.
-    boxes: Int[np.ndarray, "batch 4"]  # Top, left, height and width, in pixels of that size.
-    flips: Bool[np.ndarray, " batch"]  # Whether to mirror each image horizontally.
 
 
 def padded_rows(
@@ -60,15 +50,14 @@ class Plans(abc.ABC):
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the positions of a step's images."""
 
-    def __call__(self, step: int) -> Plan:
-        """Returns the plan of a step, counted from 0."""
+    def __call__(self, step: int) -> Batch:
+        """Returns the plan of a step, counted from 0: its batch, with frames as images."""
         ids = self.choose(step)
         sizes, rng = self.sizes[ids], self.rng(_CROPS, step)
-        return Plan(
-            ids=ids.astype(np.int32),
+        return Batch(
+            images=Frame(sizes, self.crop.boxes(rng, sizes)),
             labels=self.labels[ids].astype(np.int32),
-            sizes=sizes,
-            boxes=self.crop.boxes(rng, sizes),
+            ids=ids.astype(np.int32),
             flips=rng.random(len(ids)) < self.crop.flip,
         )
 
@@ -114,7 +103,7 @@ class ClassPlans(Plans):
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's classes, all distinct."""
 
-    def __call__(self, step: int) -> Plan:
+    def __call__(self, step: int) -> Batch:
         """Returns the plan of a step, after checking that it is grouped by class."""
         plan = super().__call__(step)
         # Losses trust the order of a batch and cannot tell: they are compiled for any labels.

@@ -26,14 +26,14 @@ from jaxtyping import Int, Shaped
 from hypjax.data.dataset import Dataset, hash_facts
 from hypjax.errors import UserError
 from hypjax.system.files import write_json
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 VERSION = "2.0.0"  # Of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX = {  # Columns by type.
     "int32": ("label", "height", "width"),
     "uint32": ("checksum",),  # zlib.crc32 of the encoded image.
-    "string": ("name", "class_name", "superlabel"),  # '' if classes have no groups.
+    "string": ("name", "class_name", "superlabel"),  # '' without coarse classes.
     "int64": ("offset", "length"),  # Position of the encoded image in its record, in bytes.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
@@ -46,7 +46,7 @@ JUDGEMENTS_SCHEMA = pyarrow.schema(
     {
         "query": pyarrow.string(),
         "box": pyarrow.list_(pyarrow.int32()),  # Left, top, right and bottom, in pixels.
-        **dict.fromkeys(Judgements._fields, pyarrow.list_(pyarrow.string())),
+        **dict.fromkeys(GroundTruth._fields, pyarrow.list_(pyarrow.string())),
     }
 )
 
@@ -199,7 +199,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
     index = _read_table(folder, f"index-{split}")
-    groups = index["superlabel"].to_numpy()
+    coarse_labels = index["superlabel"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
         records=_Images(records, index),
@@ -208,7 +208,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         sizes=sizes,
         names=index["name"].to_numpy(),
         class_names=index["class_name"].to_numpy(),
-        groups=groups if groups.any() else None,
+        coarse_labels=coarse_labels if coarse_labels.any() else None,
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )
@@ -247,7 +247,7 @@ def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]
 
 def read_judgements(
     folder: RecordFolder, queries: Names, gallery: Names
-) -> tuple[Int[np.ndarray, "queries 4"], Judgements]:
+) -> tuple[Int[np.ndarray, "queries 4"], GroundTruth]:
     """Reads the box of each named query, in pixels, and positions of judged gallery images."""
     table = _read_table(folder, JUDGEMENTS)
     rows = _positions(queries, table["query"].to_numpy())
@@ -259,7 +259,7 @@ def read_judgements(
         present = ([known[name] for name in listed[row] if name in known] for row in rows)
         return [np.array(positions, np.int64) for positions in present]
 
-    return boxes[rows], Judgements(*map(items, Judgements._fields))
+    return boxes[rows], GroundTruth(*map(items, GroundTruth._fields))
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:

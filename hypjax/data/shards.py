@@ -21,11 +21,10 @@ from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
 from hypjax.system import hub
 
-IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
 _LABELS = ("label", "labels", "class", "target", "fine_label", "cls", "txt")
-_SUPERLABELS = ("superlabel", "coarse_label")
+_COARSE_LABELS = ("superlabel", "coarse_label")
 _OPTIONS = ("image", "label", "superlabel", "split", "subset")
 
 
@@ -91,8 +90,7 @@ def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
     if path.is_dir():
         if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
             return functools.partial(_library().load_from_disk, str(path))
-        suffixes = {os.path.splitext(name)[1].lower() for name in files_below(path)}
-        if suffixes & IMAGES or not suffixes & _FORMATS.keys():
+        if not any(pathlib.PurePath(name).suffix.lower() in _FORMATS for name in files_below(path)):
             return None
         return functools.partial(_library().load_dataset, str(path.absolute()), subset)
     if path.suffix not in _FORMATS or (path.suffix == ".parquet" and _is_table(path)):
@@ -157,7 +155,7 @@ def table_of(
     kinds = others.features
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
-    superlabels = _column(kinds, "superlabel", _SUPERLABELS, options, where)
+    coarse = _column(kinds, "superlabel", _COARSE_LABELS, options, where)
     records = encoded.select_columns([image])[image]  # Read on access.
     stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -168,8 +166,8 @@ def table_of(
         names,
         _values(others, labels, where) if labels else [""] * len(dataset),
         splits=_values(others, "split", where) if "split" in kinds else (),
-        groups=_values(others, superlabels, where) if superlabels else (),
-        facts=[(name, fingerprint) for name in names] if place else None,
+        coarse_labels=_values(others, coarse, where) if coarse else (),
+        file_versions=[(name, fingerprint) for name in names] if place else None,
     )
 
 

@@ -41,7 +41,7 @@ def open_prepared(
     `data_dir` is the folder or URL of prepared datasets.
     """
     parts, fields = _open(name, data_dir, decoding)
-    if "train" not in parts and fields["judgements"] is None:
+    if "train" not in parts and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
     splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
@@ -68,7 +68,7 @@ def with_benchmarks(
     data_dir: str | None = None,
 ) -> Splits:
     """Adds judged datasets to score, and distractors to all judged galleries."""
-    judged = splits.judgements is not None
+    judged = splits.ground_truth is not None
     if distractors:
         if not names and not judged:
             raise UserError(
@@ -101,21 +101,21 @@ def _open(
 
     folder = prepare.prepared_folder(name, data_dir)
     parts = {split: open_records(folder, split) for split in folder.splits}
-    facts, judgements = [name], None
+    facts, ground_truth = [name], None
     if PAIRS in folder.tables and "train" in parts:
         pairs = read_pairs(folder, parts["train"].names)
         parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
         facts.append(pairs.tobytes())
     if JUDGEMENTS in folder.tables and {"query", "gallery"} <= parts.keys():
         query = parts["query"]
-        boxes, judgements = read_judgements(folder, query.names, parts["gallery"].names)
+        boxes, ground_truth = read_judgements(folder, query.names, parts["gallery"].names)
         source = hash_facts([query.source, boxes.tobytes()])
         parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
-        facts += [items.tolist() for items in itertools.chain(*judgements)]
+        facts += [items.tolist() for items in itertools.chain(*ground_truth)]
     for split, part in parts.items():
         facts += [part.labels.tobytes(), part.source]
         parts[split] = decoded_as(part, decoding)
-    fields = {"notes": prepare.notes(folder), "judgements": judgements, "name": name}
+    fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
     return parts, {"fingerprint": hash_facts(facts), **fields}
 
 
@@ -151,7 +151,7 @@ def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
     """Reads listed images, and fills in their sizes and a hash that names files below the root."""
     names = [os.path.relpath(name, root) for name in images.names]
     sizes_and_checksums = _measure(images)
-    columns = (images.class_names, images.splits, images.groups, sizes_and_checksums)
+    columns = (images.class_names, images.splits, images.coarse_labels, sizes_and_checksums)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes = sizes_and_checksums[:, :2].astype(np.int32)
     return dataclasses.replace(images, sizes=sizes, source=hash_facts(facts))
@@ -214,8 +214,8 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
     """Returns height, width and checksum of each image, from the cache if no file has changed."""
-    cached = cache_folder() / "photos" / f"{hash_facts(images.facts)}.npy"
-    in_memory = not images.facts[0]
+    cached = cache_folder() / "photos" / f"{hash_facts(images.file_versions)}.npy"
+    in_memory = not images.file_versions[0]
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
         return np.load(cached)
     console.say(f"checking {len(images)} images")

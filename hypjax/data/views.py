@@ -7,30 +7,17 @@ registries at the end of the module hold the views that `data.train_view` and `d
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from hypjax.types import View
+from hypjax.types import Frame, View
 
 _CROP_ATTEMPTS = 10
 Sizes = Int[np.ndarray, "n 2"]  # Heights and widths, in pixels.
 Boxes = Int[np.ndarray, "n 4"]  # Top, left, height and width, in pixels.
-
-
-class Frame(NamedTuple):
-    """The part of one image that a view shows."""
-
-    size: tuple[int, int]  # Height and width to which the image is resized first.
-    box: tuple[int, int, int, int]  # Top, left, height and width, in pixels of that size.
-
-    def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Returns the box in pixels of the image before it is resized, of this height and width."""
-        top, left, height, width = self.box
-        down, across = size[0] / self.size[0], size[1] / self.size[1]
-        return top * down, left * across, height * down, width * across
 
 
 class TrainView(Protocol):

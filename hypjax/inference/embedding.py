@@ -223,7 +223,7 @@ class DatasetEmbedder:
         if isinstance(images, Dataset):
             view, workers = View.of(config.data), config.run.workers
             batches = readable_batches(images, view, size, workers, rows, tolerant=False)
-            inputs = (batch.images for batch in batches)
+            inputs = (pixels for pixels, _ in batches)
         else:
             padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
             batches = inputs = (batch[rows.start : rows.stop] for batch in padded)

@@ -49,7 +49,7 @@ def choose(splits: Splits) -> tuple[str, Dataset, Dataset] | None:
     if splits.validation is not None:
         images = _of_some_classes(splits.validation)
         return "validation", images, images
-    if splits.judgements is not None:
+    if splits.ground_truth is not None:
         return None
     items = _of_some_classes(splits.gallery or splits.test)
     if splits.gallery is None:

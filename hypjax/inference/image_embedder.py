@@ -113,7 +113,7 @@ class ImageEmbedder(abc.ABC):
         self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
         kept = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, splits, groups = images.names.astype(str), images.splits, images.groups
+        ids, splits, coarse = images.names.astype(str), images.splits, images.coarse_labels
         return Embeddings(
             **self.columns(rows[kept]),
             ids=ids[kept],
@@ -123,7 +123,7 @@ class ImageEmbedder(abc.ABC):
             images_fingerprint=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
             splits=None if splits is None else splits[kept].astype(str),
-            superlabels=None if groups is None else groups[kept].astype(str),
+            superlabels=None if coarse is None else coarse[kept].astype(str),
         )
 
 

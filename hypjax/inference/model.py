@@ -145,9 +145,8 @@ class Model(ImageEmbedder):
         embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
         batches = readable_batches(dataset, view, rows, self.config.run.workers)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            for first, batch in zip(range(0, total, rows), batches, strict=True):
-                points = np.asarray(embed(batch.images)[self.part])[: total - first]
-                broken = {int(index): str(reason) for index, reason in batch.broken.items()}
+            for first, (pixels, broken) in zip(range(0, total, rows), batches, strict=True):
+                points = np.asarray(embed(pixels)[self.part])[: total - first]
                 for start in range(0, len(points), size):
                     part = points[start : start + size]
                     if self.projection is not None:

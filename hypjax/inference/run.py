@@ -140,7 +140,7 @@ class Run:
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
-        if task.judgements is not None:  # Without another metric than recall, by mAP.
+        if task.ground_truth is not None:  # Without another metric than recall, by mAP.
             metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
         reranking = Reranking() if fields.rerank else None
         refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
@@ -158,7 +158,7 @@ class Run:
         """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""
         test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
-            prefix = f"{dataset}/" if task.judgements is not None else ""
+            prefix = f"{dataset}/" if task.ground_truth is not None else ""
             for part, scores in self.scores(params, task).items():
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
                 test_scores.setdefault(part, {}).update(named)

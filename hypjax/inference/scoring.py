@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.data.ground_truth import GroundTruth
+from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.retrieval import (
@@ -21,20 +21,20 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 
 def task_of(
     embeddings: Embeddings,
     queries: Embeddings | None = None,
+    benchmark: Benchmark | None = None,
     ground_truth: GroundTruth | None = None,
-    judgements: Judgements | None = None,
 ) -> Task[Embeddings]:
     """The search that embeddings are made for.
 
     Without queries, those of a file with splits are its `query` images, which search the `gallery`,
-    or else its `test` images; of a file without splits, all images search each other. Judgements
-    are of the `query` and `gallery` images, in their order.
+    or else its `test` images; of a file without splits, all images search each other.
+    `ground_truth` is that of the `query` and `gallery` images, in their order.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
         raise UserError(
@@ -45,22 +45,22 @@ def task_of(
         raise UserError(
             "the queries and the others were embedded by different models; embed them with one"
         )
-    if ground_truth is not None:
+    if benchmark is not None:
         if queries is None:
             raise UserError("a ground truth needs queries of their own; give --queries")
-        asked = queries.take(_places(queries, ground_truth.queries, "queries"))
-        items = embeddings.take(_places(embeddings, ground_truth.gallery, "images to search"))
+        asked = queries.take(_places(queries, benchmark.queries, "queries"))
+        items = embeddings.take(_places(embeddings, benchmark.gallery, "images to search"))
         if left := len(embeddings) - len(items):
             console.say(f"{left} images that the ground truth does not name are left out")
-        return Task(asked, items, ground_truth.judgements)
+        return Task(asked, items, benchmark.ground_truth)
     task = Task(queries, embeddings) if queries else _by_splits(embeddings)
-    if judgements is not None:
+    if ground_truth is not None:
         if embeddings.unreadable:
             raise UserError(
                 f"{len(embeddings.unreadable)} of the images that the queries are judged by could "
                 "not be read; prepare the dataset again"
             )
-        return task._replace(judgements=judgements)
+        return task._replace(ground_truth=ground_truth)
     for part in filter(None, task[:2]):
         if unknown := np.sum(part.labels == ""):
             raise UserError(
@@ -78,7 +78,7 @@ def require_images(embeddings: Embeddings, splits: Splits) -> None:
         raise UserError(
             f"the embeddings are of other images than this copy of {splits.name} has, or their "
             "origin is not known; embed them with python -m hypjax.embed --dataset, or give the "
-            "judgements of queries as --ground_truth"
+            "ground truth of the queries as --ground_truth"
         )
 
 
@@ -124,12 +124,12 @@ def task_scores(
 
     Judged queries have scores at each level of difficulty, such as "medium/map".
     """
-    if task.judgements is None:
+    if task.ground_truth is None:
         labels = task.gallery.labels if task.gallery else None
         return query_scores(queries, task.queries.labels, gallery, labels, **options)
     found = {}
     for level in LEVELS:
-        relevance = relevance_at(level, task.judgements)
+        relevance = relevance_at(level, task.ground_truth)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
             continue
         with warnings.catch_warnings():

@@ -226,8 +226,8 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
         with contextlib.suppress(OSError, UserError):
             test = open_splits(embedder.config).test
             chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
-            (batch,) = readable_batches(test.take(chosen), view, len(chosen))
-            images = np.delete(batch.images, list(map(int, batch.broken)), axis=0)
+            ((images, broken),) = readable_batches(test.take(chosen), view, len(chosen))
+            images = np.delete(images, list(broken), axis=0)
             images = images[: len(images) // _BATCH * _BATCH]
             if len(images) >= _PATTERNS:
                 return f"{len(images)} test images of the run", images

@@ -3,7 +3,7 @@
 from hypjax.objectives.base import Group as Group
 from hypjax.objectives.base import Metrics as Metrics
 from hypjax.objectives.base import Objective as Objective
-from hypjax.objectives.base import Spec as Spec
+from hypjax.objectives.base import ProblemSizes as ProblemSizes
 from hypjax.objectives.base import loss_function as loss_function
 from hypjax.objectives.cones import Cones as Cones
 from hypjax.objectives.cones import entailment as entailment

@@ -19,7 +19,7 @@ Metrics = dict[str, Float[Array, ""]]
 GROUPED = ("epoch_classes", "drawn_classes")
 
 
-class Spec(NamedTuple):
+class ProblemSizes(NamedTuple):
     """Sizes that an objective may need for its parameters and state."""
 
     classes: int  # Number of training classes.
@@ -30,8 +30,8 @@ class Spec(NamedTuple):
     batch_size: int
     # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
-    # Group of each class, from 0 without gaps; empty if classes have no groups.
-    coarse_classes: tuple[int, ...] = ()
+    # Of each class, from 0 without gaps; empty if there are none.
+    coarse_labels: tuple[int, ...] = ()
 
 
 class Group(NamedTuple):
@@ -88,7 +88,7 @@ class Objective(Protocol):
         changed = {name: _with_scalars(name, getattr(self, name), scalars) for name in names}
         return dataclasses.replace(self, **changed)
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[PyTree, PyTree]:
         """Returns parameters and state, trees of arrays; by default there are none.
 
         The optimiser trains the parameters; the state is only passed from step to step.

@@ -23,7 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import mean_where
 from hypjax.types import Batch, Outputs
 
@@ -116,17 +116,17 @@ class Cones(Extension):
         """The groups of the other loss, and the apexes."""
         return (*super().groups, Group(("apexes",), rate=self.rate))
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns parameters and state of the other loss, with apexes and coarse classes.
 
         Apexes lie in random directions where their cones have a half-aperture of 45 degrees. It is
-        a `UserError` if the training classes have no groups.
+        a `UserError` if there are no coarse classes.
         """
-        if not spec.coarse_classes:
-            raise UserError("cones+ needs groups of classes: list superlabels of the data set")
+        if not spec.coarse_labels:
+            raise UserError("cones+ needs coarse classes: list superlabels of the data set")
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
-        coarse = np.asarray(spec.coarse_classes, np.int32)
+        coarse = np.asarray(spec.coarse_labels, np.int32)
         apexes = jax.random.normal(of_apexes, (coarse.max() + 1, spec.head_dim))
         apexes *= _first_length(self.radius, self.space.ball().c) / jnp.linalg.norm(
             apexes, axis=-1, keepdims=True

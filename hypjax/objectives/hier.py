@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, Spec
+from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -191,7 +191,7 @@ class Hier(Extension):
         ball_c = self.ball.c if self.points else None
         return (*super().groups, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the other loss's parameters and random proxies, and the other loss's state.
 
         Proxies are normally distributed with a length of about 0.9 of the clip radius, or 0.9 where

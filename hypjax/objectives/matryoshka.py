@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule, is_ascending
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Metrics, Objective, Spec
+from hypjax.objectives.base import Extension, Metrics, Objective, ProblemSizes
 from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
@@ -52,7 +52,7 @@ class Matryoshka(Extension):
 
     dims: tuple[int, ...]  # Of the prefixes, ascending, below that of the head, which is added.
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(

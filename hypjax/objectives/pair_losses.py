@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Metrics, Objective, Spec, adjacent_samples, declare
+from hypjax.objectives.base import Metrics, Objective, ProblemSizes, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Compared,
@@ -273,7 +273,7 @@ class PairObjective(Objective):
     lasting_state = ("memory",)
     teacher_decay = property(lambda self: self.memory_decay or None)
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns no parameters, and the empty memory if there is one.
 
         One that is smaller than a batch, or larger than the training set, is a `UserError`.

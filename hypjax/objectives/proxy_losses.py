@@ -20,7 +20,14 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Group, Metrics, Objective, Spec, adjacent_samples, declare
+from hypjax.objectives.base import (
+    Group,
+    Metrics,
+    Objective,
+    ProblemSizes,
+    adjacent_samples,
+    declare,
+)
 from hypjax.objectives.comparisons import (
     SPHERE,
     Embeddings,
@@ -234,7 +241,7 @@ class ProxyObjective(Objective):
         ball_c = self.space.c if self.points else None
         return (Group(("proxies",), rate=self.rate, ball_c=ball_c),)
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
         each = () if self.centres is None else (self.centres,)
         count = spec.classes * (self.centres or 1)

@@ -14,7 +14,7 @@ searches run in three stages:
 3. **Subtraction** (`subtraction`) orders what is open: candidates, and items beside a positive.
 
 The bounds also certify the answer: the k-th neighbour is surely nearer than any item that is no
-candidate, or both counts agree. `certification.certify` asks the other queries again in float64.
+candidate, or both counts agree. `subtraction.certify` asks the other queries again in float64.
 """
 
 from hypjax.retrieval.metrics import average_precision as average_precision
@@ -33,4 +33,4 @@ from hypjax.retrieval.positives import relevance_at as relevance_at
 from hypjax.retrieval.projection import prefix_points as prefix_points
 from hypjax.retrieval.ranks import NO_MATCH as NO_MATCH
 from hypjax.retrieval.ranks import match_ranks as match_ranks
-from hypjax.types import Judgements as Judgements
+from hypjax.types import GroundTruth as GroundTruth

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
-from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Ids, Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
@@ -84,7 +83,9 @@ def search(
     task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
     if len(queries):
         score = Score.around(space, gallery.sample)
-        certify("neighbours", task.queries, score, task.by_products, task.by_subtraction)
+        subtraction.certify(
+            "neighbours", task.queries, score, task.by_products, task.by_subtraction
+        )
     return task.distances, task.ids
 
 

@@ -18,7 +18,7 @@ from hypjax.retrieval.inputs import Labelled, Points, Rows
 from hypjax.retrieval.scores import Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 
 LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
@@ -72,14 +72,14 @@ def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
         yield items[~np.isin(items, ignored)], ignored
 
 
-def relevance_at(level: str, judgements: Judgements) -> Relevance:
+def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     """Positives and ignored items at a level (Radenović et al., CVPR 2018, Section 3).
 
     At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
     items are ignored. Queries without a positive at a level have no score there. Raises UserError
     if the level is none of `LEVELS`.
     """
-    easy, hard, junk = judgements
+    easy, hard, junk = ground_truth
     levels = {
         "easy": ((easy,), (junk, hard)),
         "medium": ((easy, hard), (junk,)),

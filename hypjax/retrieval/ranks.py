@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
-from hypjax.retrieval.certification import certify
 from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import StreamedGallery
@@ -71,7 +70,7 @@ def first_ranks(
     score = Score.around(space, StreamedGallery(searched.points).sample)
     for points in (asked.points,) if asked is searched else (asked.points, searched.points):
         inputs.check_in(space, points)
-    certify("ranks", asked.points, score, by_products, by_subtraction)
+    subtraction.certify("ranks", asked.points, score, by_products, by_subtraction)
     return first
 
 

@@ -166,13 +166,11 @@ def _feature_batches(
     features: Float[np.ndarray, "images ..."], plans: Plans, steps: range, rows: range
 ) -> Generator[Batch, None, None]:
     """Yields the batches of features, zeros in rows that pad a batch."""
-    for step in steps:
-        planned = plans(step)
-        local = planned.ids[rows.start : rows.stop]
+    for plan in map(plans, steps):
+        local = plan.ids[rows.start : rows.stop]
         images = np.zeros((len(rows), *features.shape[1:]), features.dtype)
         images[: len(local)] = features[local]
-        flips = np.zeros(len(rows), bool)
-        yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
+        yield plan._replace(images=images, flips=np.zeros(len(rows), bool))
 
 
 @jax.jit

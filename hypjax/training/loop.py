@@ -101,7 +101,7 @@ class Loop:
             console.say("the encoder is trained, too, from now on: compiling that step")
         train_step = self.probe_step if step <= probes else self.train_step
         with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-            return train_step(state, shard_batch(self.run.mesh, batch))
+            return train_step(state, shard_batch(self.run.learner.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         with self.monitor.stopwatch.part("evaluation"):

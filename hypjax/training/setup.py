@@ -25,7 +25,7 @@ from hypjax.inference.run import Run
 from hypjax.models import compute_dtype, create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.split_at_block import highest_frozen
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import fit_to_features, images_in_memory, open_splits
@@ -41,7 +41,7 @@ class TrainingRun(Run):
     """A run with what only training needs; without a layout, the host crops images."""
 
     learner: Learner
-    spec: Spec
+    spec: ProblemSizes
     plans: Plans
     layout: CacheLayout | None  # Of the device cache.
 
@@ -73,7 +73,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Tr
     validate_relations(config)
     learner = build_learner(config, mesh, model)
     plans, train = create_plans(config, splits), splits.train
-    spec = Spec(
+    spec = ProblemSizes(
         classes=train.num_classes,
         samples_per_class=config.train.samples_per_class,
         encoder_dim=model.encoder.dim,
@@ -81,7 +81,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Tr
         training_images=len(train),
         batch_size=config.train.batch_size,
         tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
-        coarse_classes=train.coarse_classes(),
+        coarse_labels=train.coarse_labels_of_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
@@ -101,7 +101,7 @@ def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> Tr
     )
 
 
-def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
+def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> None:
     """Refuses paths of the configuration that lead to no parameters."""
     optim = config.optim
     named = {"frozen": optim.frozen, "groups": [name for name, *_ in optim.groups]}
@@ -122,7 +122,7 @@ def check_paths(config: ConfigDict, learner: Learner, spec: Spec) -> None:
                 )
 
 
-def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
+def _highest_frozen_block(learner: Learner, spec: ProblemSizes) -> str:
     """The highest block whose output stays the same in training."""
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]

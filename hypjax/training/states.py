@@ -12,7 +12,7 @@ from hypjax.geometry.learned import named_scalars
 from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
@@ -80,7 +80,7 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 
-def random_state(learner: Learner, spec: Spec) -> TrainState:
+def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     """The first state, with random parameters, on the learner's devices."""
     # One program: compiling one for each operation would take longer.
     state = jax.jit(lambda: create_state(learner, spec))()

@@ -22,7 +22,7 @@ from hypjax.geometry.learned import (
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import drop_path_factors
-from hypjax.objectives import Metrics, Spec, loss_function
+from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -48,7 +48,7 @@ class TrainState(NamedTuple):
 TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
-def create_state(learner: Learner, spec: Spec) -> TrainState:
+def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     """The state before the first step, a function of the seed."""
     model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
     model, objective = learner.model, learner.objective
@@ -294,4 +294,4 @@ def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
     """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
     images, flips = parallel.shard(mesh, (batch.images, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.replicated(mesh))
-    return Batch(images=images, labels=labels, ids=ids, flips=flips)
+    return Batch(images, labels, ids, flips)

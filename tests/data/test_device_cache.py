@@ -10,11 +10,11 @@ from PIL import Image
 from hypjax import parallel, train
 from hypjax.data import device_crops, pixels
 from hypjax.data.device_cache import fill, lay_out
-from hypjax.data.plans import Plan
-from hypjax.data.views import Frame, RandomCrop
+from hypjax.data.views import RandomCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
 from hypjax.training.setup import build
+from hypjax.types import Batch, Frame
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
 
@@ -45,7 +45,7 @@ def random_plan(sizes, count, seed=0):
     room = sizes[ids] - extent
     corner = np.clip(rng.integers(-20, room + 20, endpoint=True), 0, room)
     boxes = np.concatenate([corner, extent], axis=1).astype(np.int32)
-    return Plan(ids, ids, sizes[ids], boxes, np.zeros(count, bool))
+    return Batch(Frame(sizes[ids], boxes), ids, ids, np.zeros(count, bool))
 
 
 # Optimised, as users' programs are: otherwise more levels differ by one.
@@ -88,7 +88,7 @@ def test_crops_equal_pillows(shapes, channels, side, count):
     found = cut(dataset, layout, layout.crops(plan, range(count)), side)
     expected = [
         dataset.crop(int(i), box, side, channels)
-        for i, box in zip(plan.ids, plan.boxes, strict=True)
+        for i, box in zip(plan.ids, plan.images.box, strict=True)
     ]
     assert close(found, np.stack(expected))
 
@@ -101,7 +101,7 @@ def test_images_are_scaled_once_to_the_stored_side():
     assert dataclasses.replace(crop, stored_side=None).sizes(dataset.sizes) is dataset.sizes
     plan, layout = random_plan(sizes, 40), lay_out(sizes, 3)
     found = cut(dataset, layout, layout.crops(plan, range(40)), 64)
-    for view, i, box in zip(found, plan.ids, plan.boxes, strict=True):
+    for view, i, box in zip(found, plan.ids, plan.images.box, strict=True):
         small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
         assert close(view, pixels.show(small, Frame(small.size[::-1], tuple(box)), 64))
 

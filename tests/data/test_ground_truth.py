@@ -25,7 +25,7 @@ def test_a_ground_truth_is_read(tmp_path):
     truth = read_ground_truth(path)
     assert (truth.queries, truth.gallery) == (("q", "r"), ("a", "b", "c", "d"))
     assert truth.boxes.tolist() == [[1.5, 2, 30, 40], [0, 0, 3, 4]]
-    lists = [[items.tolist() for items in part] for part in truth.judgements]
+    lists = [[items.tolist() for items in part] for part in truth.ground_truth]
     assert lists == [[[0], []], [[1], [3]], [[], [2]]]
 
 

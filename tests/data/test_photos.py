@@ -89,7 +89,7 @@ def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix)
         assert {part.name(i) for i in range(len(part))} == expected
     assert set(splits.train.labels) == {0, 1, 2, 3}
     assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}
-    assert {*splits.gallery.groups} == {"g1"}
+    assert {*splits.gallery.coarse_labels} == {"g1"}
 
 
 def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):

@@ -53,7 +53,7 @@ def test_batches_follow_their_plans():
         np.testing.assert_array_equal(batch.labels, wanted.labels)
         np.testing.assert_array_equal(batch.flips, wanted.flips)
         for pixels_, i, (top, left, height, width) in zip(
-            batch.images, wanted.ids, wanted.boxes.tolist(), strict=True
+            batch.images, wanted.ids, wanted.images.box.tolist(), strict=True
         ):
             image = Image.open(io.BytesIO(dataset.records[i]))
             crop = image.crop((left, top, left + width, top + height))

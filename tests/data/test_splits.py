@@ -71,11 +71,11 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
         np.testing.assert_array_equal(same, labels[:, None] == labels)
         groups = [file.superlabel for file in files]
         if any(groups):
-            assert part.groups.tolist() == groups
-            numbers = np.array(part.coarse_classes())[part.renumbered().labels]
+            assert part.coarse_labels.tolist() == groups
+            numbers = np.array(part.coarse_labels_of_classes())[part.renumbered().labels]
             np.testing.assert_array_equal(numbers, np.unique(groups, return_inverse=True)[1])
         else:
-            assert part.groups is None and part.coarse_classes() == ()
+            assert part.coarse_labels is None and part.coarse_labels_of_classes() == ()
     (note,) = splits.notes
     images = len(written["train"])
     assert note.startswith(f"a partial copy of {WRITERS[name][0]}: train {images} of ")

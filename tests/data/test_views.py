@@ -54,7 +54,7 @@ def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_pa
     for step, batch in enumerate(training_batches(dataset, plans, range(6), view)):
         np.testing.assert_array_equal(batch.flips, plans(step).flips)
         for found, i, (top, left, height, width) in zip(
-            batch.images, batch.ids, plans(step).boxes, strict=True
+            batch.images, batch.ids, plans(step).images.box, strict=True
         ):
             assert (height, width) == (16, 16)
             expected = squashed(arrays[i], 24)[top : top + 16, left : left + 16]

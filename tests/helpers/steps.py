@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hypjax import parallel
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, make_train_step
@@ -25,8 +25,8 @@ def learner_of(config, **changes):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100, 24, coarse_classes=COARSE)
-    state = random_state(learner, spec)
+    dims = config.model.width, config.model.head_dim
+    state = random_state(learner, ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=COARSE))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from hypjax import parallel
 from hypjax.config import choose_objective, default_config
-from hypjax.objectives import Spec, loss_function
+from hypjax.objectives import ProblemSizes, loss_function
 from hypjax.retrieval import recall_at_k
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
@@ -89,7 +89,8 @@ def trajectory(config, steps):
         learner = dataclasses.replace(learner, objective=noisy(learner.objective))
     mesh, model, objective = learner.mesh, learner.model, learner.objective
     size, samples = config.train.batch_size, config.train.samples_per_class
-    state = random_state(learner, Spec(size // samples, samples, config.model.width, 16, 100, size))
+    spec = ProblemSizes(size // samples, samples, config.model.width, 16, 100, size)
+    state = random_state(learner, spec)
     step = jit_train_step(make_train_step(learner), mesh, state)
     slices = parallel.slices(size, mesh, config.run.microbatch)
     found = {"losses": []}

@@ -22,7 +22,7 @@ from hypjax.inference.external_embedder import ExternalEmbedder, open_encoder
 from hypjax.inference.scoring import task_of
 from hypjax.retrieval import query_scores, relevance_at, relevance_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.types import Judgements
+from hypjax.types import GroundTruth
 from tests.helpers import commands
 
 
@@ -105,10 +105,10 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
     boxes = np.array([[2, 3, 12, 19], [0, 0, 8, 8]])
     queries = dataclasses.replace(whole.take(np.array([0, 30])), boxes=boxes)
     gallery = whole.take(np.arange(1, 30))
-    judged = Judgements(
+    judged = GroundTruth(
         *([np.array(own) for own in lists] for lists in ([[0, 1], [2]], [[9], []], [[5], [7, 8]]))
     )
-    splits = Splits(None, None, queries, gallery, "print", judgements=judged, name="judged")
+    splits = Splits(None, None, queries, gallery, "print", ground_truth=judged, name="judged")
     monkeypatch.setattr(data_splits, "open_prepared", lambda *_: splits)
 
     execute("score", "--dataset=judged", "--metrics=map", "--output=s.json")
@@ -127,7 +127,7 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
     execute("embed", "--dataset=judged", "--output=g.npz")
     damaged = dataclasses.replace(Embeddings.load("g.npz"), unreadable={"a": "b"})
     with pytest.raises(UserError, match="1 of the images that the queries are judged by could not"):
-        task_of(damaged, judgements=judged)
+        task_of(damaged, ground_truth=judged)
 
 
 def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):

@@ -86,7 +86,7 @@ def test_what_is_no_image_is_refused(model):
 def test_matches_of_queries_are_measured_in_their_gallery():
     splits = SimpleNamespace(
         validation=None,
-        judgements=None,
+        ground_truth=None,
         test=dataset_without_images(np.arange(20) % 10),
         gallery=dataset_without_images(np.arange(10)),
     )

@@ -137,7 +137,7 @@ def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
     splits = open_splits(config)
     assert splits.train.class_names.tolist() == list("aabb")
     assert splits.test.class_names.tolist() == list("ccdd")
-    assert splits.train.coarse_classes() == (0, 1)
+    assert splits.train.coarse_labels_of_classes() == (0, 1)
     assert splits.test.image(0, 3).getpixel((0, 0)) == (4, 0, 0)
 
 
@@ -161,7 +161,7 @@ def test_columns_are_known_by_types_names_and_options(birds):
     where = birds("photo", kinds, kind=[0, 1, 1, -1], coarse_label=["x", "y", "y", "y"])
     images = find_images(where)
     assert images.class_names.tolist() == ["robin", "wren", "wren", ""]
-    assert images.groups.tolist() == ["x", "y", "y", "y"]
+    assert images.coarse_labels.tolist() == ["x", "y", "y", "y"]
     assert images.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
     where = birds(label=[1.0, None, 2.0, 0.5], split=["train", "test"] * 2, species=list("abab"))
     images = find_images(where)

@@ -9,14 +9,14 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, Space, cones
-from hypjax.objectives import OBJECTIVES, Group, Objective, Spec
+from hypjax.objectives import OBJECTIVES, Group, Objective, ProblemSizes
 from tests.helpers.losses import loss_of, objective
 
 NAME = "cones+normalized_softmax"
 COARSE = (1, 0, 1, 2)
 LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3])
 KEY, STEPS = jax.random.key(0), {"steps": 0}
-SPEC = Spec(4, 2, 16, 5, 100, len(LABELS), coarse_classes=COARSE)
+SPEC = ProblemSizes(4, 2, 16, 5, 100, len(LABELS), coarse_labels=COARSE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,6 @@ def test_what_has_no_cones_is_refused():
     with pytest.raises(UserError, match="raise c or clip_radius"):
         objective(NAME, c=1e-3)
     objective(NAME, c=1e-3, clip_radius=None)
-    with pytest.raises(UserError, match="needs groups of classes"):
-        objective(NAME).init(KEY, SPEC._replace(coarse_classes=()))
+    with pytest.raises(UserError, match="needs coarse classes"):
+        objective(NAME).init(KEY, SPEC._replace(coarse_labels=()))
     assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

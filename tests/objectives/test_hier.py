@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.objectives import Group, Spec, hier, reciprocal_triplets
+from hypjax.objectives import Group, ProblemSizes, hier, reciprocal_triplets
 from tests.helpers.losses import BALL, loss_of, objective
 
 NAME = "hier+proxy_anchor"
@@ -52,7 +52,7 @@ def test_each_ancestor_has_noise_of_its_own(monkeypatch):
     drawn, module = [], importlib.import_module("hypjax.objectives.hier")
     monkeypatch.setattr(module, "hier", lambda *points, **_: drawn.append(points[3]) or 0.0)
     built = objective("hier+supcon", hier_neighbors=4, hier_triplets=2, hier_proxies=3)
-    started = built.init(KEY, Spec(3, 2, 5, 5, 6, 6))
+    started = built.init(KEY, ProblemSizes(3, 2, 5, 5, 6, 6))
     loss_of(built, started, np.eye(6, 5, dtype="f"), np.arange(6) // 2, key=KEY)
     assert [noise.shape for noise in drawn] == [(2, 12, 3), (2, 6, 3)]
     assert all(len(np.unique(noise)) == noise.size for noise in drawn)
@@ -61,7 +61,7 @@ def test_each_ancestor_has_noise_of_its_own(monkeypatch):
 def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_radius():
     built = objective(NAME, proxy_rate=1e4)
     assert built.groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
-    params, _ = built.init(KEY, Spec(6, 2, 8, 128, 12, 12))
+    params, _ = built.init(KEY, ProblemSizes(6, 2, 8, 128, 12, 12))
     lengths = np.linalg.norm(params["hierarchy"], axis=1)
     assert params["hierarchy"].shape == (512, 128)
     assert np.mean(lengths) == pytest.approx(0.9 * 2.3, rel=0.01)

@@ -19,7 +19,7 @@ from hypjax.geometry.learned import (
     within_bounds,
 )
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Spec, create_objective
+from hypjax.objectives import OBJECTIVES, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, loss_of
 
@@ -53,7 +53,7 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     size = len(labels)
     # Classes overlap, no feature is at the clip radius, and some are beyond it.
     features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
-    spec = Spec(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_classes=(0, 0, 1, 1, 2))
+    spec = ProblemSizes(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_labels=(0, 0, 1, 1, 2))
     objective = create_objective(config)
     params, state = objective.init(jax.random.key(0), spec)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)

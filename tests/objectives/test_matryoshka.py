@@ -11,7 +11,7 @@ from hypjax.errors import UserError
 from hypjax.objectives import (
     Group,
     Matryoshka,
-    Spec,
+    ProblemSizes,
     create_objective,
     pairwise_cross_entropy,
     proxy_anchor,
@@ -22,7 +22,7 @@ from tests.helpers.losses import BALL, SPHERE
 
 DIM, DIMS, CLASSES = 12, (3, 5), 4
 LABELS = np.repeat(np.arange(CLASSES), 2)
-SPEC = Spec(CLASSES, 2, 7, DIM, 100, len(LABELS))
+SPEC = ProblemSizes(CLASSES, 2, 7, DIM, 100, len(LABELS))
 
 
 def configured(name, space, **fields):

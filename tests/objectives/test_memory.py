@@ -11,7 +11,7 @@ import pytest
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry.registry import create_space
-from hypjax.objectives import Spec, contrastive, create_objective, koleo
+from hypjax.objectives import ProblemSizes, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.memory import Memory, empty_memory
 from tests.helpers import losses
@@ -92,7 +92,7 @@ def configured(space="sphere", name="contrastive", **fields):
     return config
 
 
-SPEC = Spec(4, 2, 16, 4, 20, len(LABELS))  # Of 20 training images.
+SPEC = ProblemSizes(4, 2, 16, 4, 20, len(LABELS))  # Of 20 training images.
 
 
 def assert_steps(config, rows, expected, taught=False):

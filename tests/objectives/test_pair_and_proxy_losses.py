@@ -11,7 +11,7 @@ from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.objectives import Group, Spec, create_objective
+from hypjax.objectives import Group, ProblemSizes, create_objective
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import losses
@@ -381,7 +381,7 @@ def test_what_does_not_fit_is_an_error():
 # Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.
 NAMES = [*(name for name, loss in PAIR_LOSSES.items() if not loss.by_tuple), *PROXY_LOSSES]
 DOUBLES = np.repeat(np.arange(6), 2)
-SPEC = Spec(8, 2, 16, 5, 100, 12)
+SPEC = ProblemSizes(8, 2, 16, 5, 100, 12)
 FEW = PoincareBall(0.1, 1.5)  # With a radius that clips some of the features.
 
 
@@ -465,7 +465,7 @@ def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
     for name, shape in (("proxy_anchor", (500, 64)), ("soft_triple", (500, 4, 64))):
         fields = {"centres": 4} if name == "soft_triple" else {}
         objective = create_objective(configured(name, proxy_rate=50.0, **fields))
-        params, state = objective.init(jax.random.key(0), Spec(500, 2, 16, 64, 1000, 12))
+        params, state = objective.init(jax.random.key(0), ProblemSizes(500, 2, 16, 64, 1000, 12))
         assert params["proxies"].shape == shape and state == {}
         count = np.prod(shape[:-1])
         np.testing.assert_allclose(np.std(params["proxies"]), (2 / count) ** 0.5, rtol=0.02)
@@ -523,7 +523,7 @@ def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
     objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
     assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
     features, points = (
-        each.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))[0]["proxies"]
+        each.init(jax.random.key(0), ProblemSizes(8, 2, 16, 5, 100, 12))[0]["proxies"]
         for each in (create_objective(configured("proxy_anchor")), objective)
     )
     np.testing.assert_array_equal(points, FEW.embed(features))

@@ -11,7 +11,7 @@ from hypjax.config import default_config, validate
 from hypjax.config.defaults import HYP_VIT
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import TrainState, make_train_step
@@ -144,7 +144,7 @@ def run_hypjax(config, params, batches, held_out):
     model = learner.model
     trained, _ = optim.split_frozen(params, learner.frozen)
     size, samples = config.train.batch_size, config.train.samples_per_class
-    spec = Spec(size // samples, samples, model.encoder.dim, model.head_dim, MEMORY, size)
+    spec = ProblemSizes(size // samples, samples, model.encoder.dim, model.head_dim, MEMORY, size)
     _, kept = learner.objective.init(jax.random.key(0), spec)
     state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), kept, jnp.int32(0))
     step, rows = jax.jit(make_train_step(learner), donate_argnums=0), []

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.views import TEST_VIEWS, Frame, RandomCrop
-from hypjax.types import View
+from hypjax.data.views import TEST_VIEWS, RandomCrop
+from hypjax.types import Frame, View
 
 transforms = pytest.importorskip(
     "torchvision.transforms", reason="needs the parity extra: torchvision"

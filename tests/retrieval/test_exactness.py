@@ -159,7 +159,7 @@ def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(
     labels = rng.integers(0, 300, 3000)
     features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
     x, crowd = np.array(Sphere().embed(features.astype(np.float32))), crowds(Sphere(), 1e-3)
-    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.certification"):
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.subtraction"):
         recall_at_k(x, labels, ks=(1, 10, 100), space=Sphere())
         for queries, gallery in ((x, x), (crowd, crowd), (crowd[:20], crowd)):
             nearest_neighbors(queries, gallery, k=10, space=Sphere())

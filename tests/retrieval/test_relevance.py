@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import (
     LEVELS,
-    Judgements,
+    GroundTruth,
     Relevance,
     average_precision,
     positives,
@@ -97,8 +97,8 @@ def test_lists_that_are_not_valid_are_an_error():
             average_precision(x[:2], x, relevance, space=Sphere())
 
 
-def counted(judgements, level, query):
-    easy, hard, junk = (set(map(int, lists[query])) for lists in judgements)
+def counted(ground_truth, level, query):
+    easy, hard, junk = (set(map(int, lists[query])) for lists in ground_truth)
     return {
         "easy": (easy, junk | hard),
         "medium": (easy | hard, junk),
@@ -113,10 +113,10 @@ def test_refined_results_are_scored_without_what_is_ignored(level):
     points = np.asarray(space.embed(rng.normal(size=(70, 4)).astype("f")))
     queries, gallery = points[:10], points[10:]
     numbers = np.stack([rng.permutation(60) for _ in queries])
-    judgements = Judgements(numbers[:, :4], numbers[:, 4:8], numbers[:, 8:20])
+    ground_truth = GroundTruth(numbers[:, :4], numbers[:, 4:8], numbers[:, 8:20])
     refinement = Refinement(expansion=3, alpha=1.0, reranking=Reranking(depth=20, k1=6, k2=3))
     found = relevance_scores(
-        *(queries, gallery, relevance_at(level, judgements)),
+        *(queries, gallery, relevance_at(level, ground_truth)),
         metrics=METRICS,
         space=space,
         refinement=refinement,
@@ -126,5 +126,5 @@ def test_refined_results_are_scored_without_what_is_ignored(level):
     for i, query in enumerate(expanded):
         rest = [item for item in ranking_of(space, query, gallery) if item not in first[i]]
         assert len(rest) == 40
-        expected = by_protocol([*first[i], *rest], *counted(judgements, level, i))
+        expected = by_protocol([*first[i], *rest], *counted(ground_truth, level, i))
         np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)

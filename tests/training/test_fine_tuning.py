@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
-from hypjax.objectives import Spec
+from hypjax.objectives import ProblemSizes
 from hypjax.training import lora, optim, states
 from hypjax.training.setup import check_paths
 from hypjax.training.step import make_train_step
@@ -111,7 +111,7 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(load_gly
     for field in ("optim.frozen=model/encoder/blok_0", "optim.groups=('model/hed*', 1, None, 0)"):
         config = load_glyphs(field)
         with pytest.raises(UserError, match=f"{field.partition('=')[0]} names model/.*, but this "):
-            check_paths(config, learner_of(config), Spec(12, 2, 32, 8, 100, 24))
+            check_paths(config, learner_of(config), ProblemSizes(12, 2, 32, 8, 100, 24))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax.models.vit import drop_path_factors
-from hypjax.objectives import PairwiseCrossEntropy, Spec
+from hypjax.objectives import PairwiseCrossEntropy, ProblemSizes
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step
 from tests.helpers.steps import learner_of, random_batch, start
@@ -41,7 +41,7 @@ def outputs(load_glyphs, *overrides, rows=24, steps=(0,)):
     config = load_glyphs("model.drop_path=0.5", "model.depth=2", *overrides)
     learner = learner_of(config)
     learner = dataclasses.replace(learner, objective=Spy(learner.objective.space, 0.2, 2))
-    state, batch = random_state(learner, Spec(12, 2, 32, 8, 100, 24)), random_batch()
+    state, batch = random_state(learner, ProblemSizes(12, 2, 32, 8, 100, 24)), random_batch()
     pad = [(0, rows - 24)]
     images, flips = np.pad(batch.images, pad + [(0, 0)] * 3), np.pad(batch.flips, pad)
     batch = batch._replace(images=images, flips=flips)

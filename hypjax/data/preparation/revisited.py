@@ -29,7 +29,7 @@ def _judgements(name: str, tree: FileTree) -> pyarrow.Table:
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     lists = {
         level: [[truth.gallery[i] for i in items] for items in judged]
-        for level, judged in truth.judgements._asdict().items()
+        for level, judged in truth.ground_truth._asdict().items()
     }
     columns = {"query": truth.queries, "box": np.rint(truth.boxes).astype(int).tolist(), **lists}
     return pyarrow.table(columns, JUDGEMENTS_SCHEMA)

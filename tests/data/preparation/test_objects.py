@@ -49,16 +49,16 @@ def test_revisited_is_opened_with_boxes_and_judgements(tmp_path):
     assert splits.train is None and splits.validation is None and splits.name == "roxford5k"
     assert [len(splits.test), len(splits.gallery)] == [2, 6]
     assert splits.test.boxes.tolist() == 2 * [[2, 3, 16, 12]]
-    assert plain(splits.judgements) == [[[0], [1]], [[2, 5], []], [[4], [4]]]
+    assert plain(splits.ground_truth) == [[[0], [1]], [[2, 5], []], [[4], [4]]]
     assert "query 2 of 70 images, gallery 6 of 4993" in splits.notes[0]
     assert splits.test.describe() == "2 images"
 
 
 def test_a_partial_copy_judges_what_it_has(tmp_path):
     splits = oxford(tmp_path, tmp_path / "data", ["keble_000001", "oxford_000000"])
-    names = [splits.gallery.name(i) for i in splits.judgements.hard[0]]
+    names = [splits.gallery.name(i) for i in splits.ground_truth.hard[0]]
     assert names == ["oxford_000002", "oxford_000005"]
-    assert plain(splits.judgements)[0] == [[]]
+    assert plain(splits.ground_truth)[0] == [[]]
 
 
 @pytest.mark.parametrize("cache", ["none", "host"])
