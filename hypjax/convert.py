@@ -63,12 +63,12 @@ def main(
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
     command.require_output_file("output", output, ".safetensors")
-    from hypjax.inference.weights import restore_best
+    from hypjax.inference.run import Run
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 
     with reading(workdir) as folder:
-        _, model, params, _ = restore_best(folder)
+        _, model, params, _ = Run.saved(folder).restore_best(folder)
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")

@@ -198,7 +198,8 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         rule = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
-        # A user's objective must be scored in its saved space, with the scalars that it learns.
+        # A user's objective must be scored in its saved space, with the scalars that it learns:
+        # only the objective itself shows whether it is.
         objective, initial = create_objective(config), initial_scalars(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)

@@ -15,7 +15,6 @@ from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import load_config
 from hypjax.data.groupings import base_letter, groupings
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.run import Run
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
 
@@ -34,7 +33,7 @@ def images_of(labels, most=100, seed=0, name="cub200", **fields):
     config = SimpleNamespace(data=SimpleNamespace(name=name))
     names = [f"image {i}" for i in range(len(labels))]
     splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
-    return ChosenImages.of(Run(config=config, objective=None, splits=splits), most, seed)
+    return ChosenImages.of(SimpleNamespace(config=config, splits=splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]

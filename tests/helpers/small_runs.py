@@ -89,7 +89,8 @@ def save_untrained(config, workdir):
         for _ in range(2)
     )
     run = Workdir(workdir, built.config)
-    with run.locked(setup.provenance(built.config, built.splits)) as checkpoints:
+    provenance, space = setup.provenance(built.config, built.splits), built.objective.score_space
+    with run.locked(provenance, space=space) as checkpoints:
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
     return best

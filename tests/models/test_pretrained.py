@@ -14,11 +14,8 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
-from hypjax.inference.weights import (
-    pretrained_encoder,
-    restore_best,
-    warn_of_known_classes,
-)
+from hypjax.inference.pretrained import pretrained_encoder, warn_of_known_classes
+from hypjax.inference.run import Run
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,
@@ -164,7 +161,7 @@ def test_batch_norm_statistics_are_not_trained():
 
 def test_training_starts_from_pretrained_weights(run):
     config, results = saved_config(run), read_results(run / "results.json")
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():
         assert np.array_equal(value, after[path]) == (path[0] == "patch_embed"), path
@@ -177,7 +174,7 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_
     """The number of heads does not show in the shapes of parameters."""
     config = small_runs.load(photos_folder, f"model.weights={run}")
     found = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(found, restore_best(run)[2]["encoder"])
+    assert_equal(found, Run.saved(run).restore_best(run).params["encoder"])
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
         warn_of_known_classes(config, saved_fingerprint(run))
@@ -208,7 +205,7 @@ def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     commands.call("convert", f"--workdir={run}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
 

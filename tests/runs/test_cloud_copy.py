@@ -14,7 +14,7 @@ from hypjax import train
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.model import load
-from hypjax.inference.weights import pretrained_encoder
+from hypjax.inference.pretrained import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.cloud_copy import CloudCopy, reading

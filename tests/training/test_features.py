@@ -35,9 +35,8 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    embedder = dataclasses.replace(built.embedder, cached=())
-    built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
-    vars(built)["embedder"] = embedder
+    built.embedder = dataclasses.replace(built.embedder, cached=())
+    built.splits = built.splits._replace(train=everything)
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])

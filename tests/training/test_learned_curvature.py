@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
-from hypjax.inference.weights import restore_models
+from hypjax.inference.run import Run
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
@@ -50,7 +50,7 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
     results = {state: numbers["c"] for state, numbers in learned.items()}
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
-    for state, model in restore_models(run, saved_config(run)).items():
+    for state, model in Run.saved(run).restore(run).items():
         assert scalar_values(model.params["scalars"])["c"] == results[state]
     found = evaluate(saved_config(run), run)["learned"]
     assert found == {state: learned[state] for state in ("final", "best")}
