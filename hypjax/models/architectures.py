@@ -349,8 +349,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
     if any(side % patch or not smallest <= side <= most for side in sides):
         limits = f"at least {smallest}" + f" and at most {most}" * (patch > 1)
         raise UserError(
-            f"data.image_size is {encoder.image_size}; for this encoder it must be {limits}, and a "
-            f"multiple of {patch}"
+            f"data.image_size is {encoder.image_size}; it must be {limits}, a multiple of {patch}"
         )
     return encoder
 

@@ -96,10 +96,7 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     import torch
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
-        raise UserError(
-            f"with torch {torch.__version__} a {path.suffix} file could run code; "
-            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
-        )
+        raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
