@@ -13,8 +13,6 @@ StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
 _WRAPPERS = ("model", "state_dict", "model_state")  # Keys under which scripts save a model.
 _HUB_FILE = "model.safetensors"
-# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-_MIN_TORCH = (2, 6)
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
@@ -95,7 +93,8 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
+    # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in _WRAPPERS:
