@@ -35,8 +35,7 @@ def require_utf8(names: Sequence[str]) -> None:
     wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
     if wrong:
         raise UserError(
-            f"the names of {len(wrong)} of {len(names)} files are not UTF-8, such as "
-            f"{on_one_line(wrong[0])}; rename these files"
+            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
         )
 
 

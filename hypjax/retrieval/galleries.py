@@ -171,6 +171,5 @@ def require_model(gallery: Gallery, fingerprint: str) -> None:
     """Raises an error unless the model with this fingerprint embedded the gallery."""
     if gallery.fingerprint != fingerprint:
         raise UserError(
-            "the gallery was embedded by another run, by other parameters or as another embedding; "
-            "embed it again with this model, or name the same --embedding"
+            "the gallery was embedded by another run, or as another --embedding; embed it again"
         )

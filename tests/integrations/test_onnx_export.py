@@ -111,7 +111,7 @@ def small(monkeypatch):
             theirs = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)}
             sizes = {"image_size": 32, "depths": theirs["depths"], "widths": theirs["dims"]}
         elif name == "resnet50":
-            sizes = {"image_size": 32, "stage_sizes": (1, 1, 1, 1)}
+            sizes = {"image_size": 32, "depths": (1, 1, 1, 1)}
             theirs = {"layers": (1, 1, 1, 1)}
         elif name == "tf_efficientnet_lite0":
             sizes, theirs = {"image_size": 64}, {}

@@ -44,7 +44,7 @@ from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
 DISTILLED = SMALL.clone(class_tokens=2, pooling="cls_dist_mean")
-RESNET = ResNet(image_size=32, stage_sizes=(1, 2), width=4)
+RESNET = ResNet(image_size=32, depths=(1, 2), width=4)
 ENCODERS = {
     "vit": SMALL,
     "distilled": DISTILLED,

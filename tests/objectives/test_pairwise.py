@@ -193,7 +193,7 @@ def test_configurations_describe_hypmix():
     found, expected = jax.jit(lambda x: (objective.loss(x), described.loss(x)))(outputs)
     assert jax.tree.map(float, found) == jax.tree.map(pytest.approx, expected)
     config.objective.space = "sphere"
-    with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
+    with pytest.raises(UserError, match="objective.space must be poincare"):
         create_objective(config)
 
 

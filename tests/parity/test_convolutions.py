@@ -42,7 +42,7 @@ def small_lite():
 def small_resnet():
     sizes = (1, 2, 1, 1)
     peer = timm.models.ResNet(timm.models.resnet.Bottleneck, sizes, num_classes=0)
-    return peer, ResNet(image_size=75, stage_sizes=sizes)
+    return peer, ResNet(image_size=75, depths=sizes)
 
 
 def randomised(model):

@@ -81,7 +81,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     images, coarse = built.splits.train, np.array(built.spec.coarse_labels)
     assert len(coarse) == built.spec.classes == images.num_classes
     np.testing.assert_array_equal(coarse[images.labels], images.coarse_labels.astype(int))
-    with pytest.raises(UserError, match="the data set has none; list superlabels"):
+    with pytest.raises(UserError, match="needs coarse classes"):
         build(load_config(CONFIG, [*fields, f"data.path={file}"]))
     scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"
