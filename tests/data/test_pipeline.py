@@ -193,7 +193,7 @@ def test_evaluation_views_come_in_order_with_the_last_batch_padded():
     assert not views[2][2:].any()
     dataset.records[1] = b"no image"
     images, broken = next(readable_batches(dataset, VIEW, 4))
-    assert broken == {"1": "not an image"} and not images[1].any() and images[2].any()
+    assert broken == {1: "not an image"} and not images[1].any() and images[2].any()
     with pytest.raises(UserError, match="cannot read record 1"):
         list(readable_batches(dataset, VIEW, 4, tolerant=False))
 
