@@ -111,6 +111,7 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     assert lengths[:2] == [0, 0] and max(lengths) == 1
 
 
+@pytest.mark.slow
 def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
     """A run of HIER with random weights: hierarchies need no training."""
     paths = [(str(path), path.parent.name) for path in sorted(photos_folder.glob("*/*.png"))]
