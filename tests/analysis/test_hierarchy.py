@@ -69,6 +69,7 @@ def test_what_classes_are_grouped_by():
     assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_loops():
     rng = np.random.default_rng(0)
     points, proxies = (rng.normal(size=(n, 3)).astype("f") for n in (10, 12))
