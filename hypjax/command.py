@@ -36,9 +36,9 @@ class OutputFile(flags.ArgumentParser):
     def __init__(self, *suffixes: str) -> None:
         self.suffixes = suffixes
 
-    def parse(self, argument: str) -> pathlib.Path:
+    def parse(self, argument: str) -> pathlib.Path | None:
         """Returns the path; whether it can be written is checked when all flags are parsed."""
-        return pathlib.Path(argument).expanduser()
+        return pathlib.Path(argument).expanduser() if argument else None
 
 
 class _Words(flags.ListParser):
@@ -139,6 +139,8 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
         options = dict(name=_flag(parameter), default=default, help=description)
         if kind is bool:
             flags.DEFINE_boolean(flag_values=flag_values, **options)
+        elif typing.get_origin(kind) is typing.Literal:
+            flags.DEFINE_enum(enum_values=typing.get_args(kind), flag_values=flag_values, **options)
         elif typing.get_origin(kind) is list:  # A flag that may be repeated.
             (word,) = typing.get_args(kind)
             serializer = flags.ArgumentSerializer()
@@ -267,8 +269,6 @@ def _parser(kind: Any) -> flags.ArgumentParser:
     match typing.get_origin(kind):
         case typing.Annotated:
             return kind.__metadata__[0]
-        case typing.Literal:
-            return flags.EnumParser(typing.get_args(kind))
         case builtins.tuple:
             return _Words(_parser(typing.get_args(kind)[0]))
     return _PARSERS[kind]()

@@ -33,8 +33,7 @@ def main(
         dataset: A prepared dataset, such as cub200 or glyphs, instead of --images.
         data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
-        embedding: Output of the run's trained head, of its encoder, or of a prefix that it scores
-            (head@16).
+        embedding: Output of the run's head, of its encoder, or of a scored prefix (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
         export: Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an
             approximate search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a
@@ -46,7 +45,9 @@ def main(
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz
     """
     command.require_one(images=images, dataset=dataset)
-    if merge and shard:
+    if not merge:
+        command.require_one(workdir=workdir, encoder=external.encoder)
+    elif shard:
         raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
@@ -54,6 +55,7 @@ def main(
     from hypjax.inference.image_embedder import merge as join_shards
     from hypjax.system.caches import keep_compiled_programs
 
+    part = Shard.parse(shard) if shard else None
     exports = _exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
     listed = splits.images() if splits else find_images(images)
@@ -62,8 +64,7 @@ def main(
     else:
         keep_compiled_programs()
         model = external.open(workdir, embedding, batch_size)
-        if shard:
-            part = Shard.parse(shard)
+        if part:
             listed, output = part.of(listed, model.batch_size), part.path(output)
         embeddings = model.embed_to(output, listed)
     _report(output, embeddings, exports)

@@ -23,6 +23,7 @@ from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import is_published
+from hypjax.runs.images import fit_to_features
 from hypjax.runs.tables import format_results, noted, print_notes, title
 from hypjax.runs.workdir import (
     read_saved_config,
@@ -81,7 +82,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
     """The fields of a run, which must have the configuration's images, model and objective."""
     if not is_published(folder):
-        require_identity(folder, config, _SHAPING)
+        require_identity(folder, fit_to_features(config), _SHAPING)
     return flatten(read_saved_config(folder))
 
 

@@ -84,6 +84,7 @@ def train_and_evaluate(
         print(f"{folder.location} holds this run's results already:")
         print_results(results, config)
         return results
+    require_wandb(config)
     name = pathlib.Path(folder.location).name
     run = build(folder.filled(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
@@ -108,7 +109,6 @@ def _configuration(
     validate(config)
     if config.train.total_steps == 0:
         refuse("train.total_steps", 0, _NO_STEPS)
-    require_wandb(config)
     return config
 
 

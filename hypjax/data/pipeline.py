@@ -71,7 +71,9 @@ class _Pieces:
             for _ in self.batches:
                 images, broken = np.zeros(shape, np.uint8), {}
                 parts = itertools.islice(pieces, self.per_batch)
-                for i, image in enumerate(itertools.chain.from_iterable(parts)):
+                # Strict: an image that is missing would be a black one.
+                rows = range(len(self.rows))
+                for i, image in zip(rows, itertools.chain.from_iterable(parts), strict=True):
                     if isinstance(image, str):
                         broken[i] = image
                     elif image is not None:

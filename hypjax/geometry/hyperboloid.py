@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from hypjax.geometry import arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Points, Rows, Vectors
 from hypjax.geometry.ball import CurvedSpace, PoincareBall
-from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree
+from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
 
@@ -40,6 +40,11 @@ class Lorentz(CurvedSpace):
     feature_scale: float | Float[Array, ""] = dataclasses.field(
         default=1.0, metadata={"learnable": True}
     )
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if a number is out of range, or no number."""
+        super().__post_init__()
+        require_positive("feature_scale", self.feature_scale)
 
     def __str__(self) -> str:
         return f"the hyperboloid of c = {self.c}"

@@ -78,6 +78,10 @@ class QdrantGallery:
     def __len__(self) -> int:
         return self._ask("count").count
 
+    def has_class(self, name: str) -> bool:
+        """See `Gallery`."""
+        return self._ask("count", count_filter=_filter(label=name)).count > 0
+
     def classes(self) -> list[str]:
         """See `Gallery`; the classes of a thousand images."""
         return sorted({item.label for item in self.sample(_SAMPLE)} - {""})

@@ -342,7 +342,10 @@ def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(f"model.pooling is {encoder.pooling!r}; this encoder can pool by {names}")
+        raise UserError(
+            f"model.pooling or model.eval_pooling is {encoder.pooling!r}; this encoder pools by "
+            f"{names}"
+        )
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)

@@ -58,6 +58,9 @@ class Gallery(Protocol):
         of the space.
         """
 
+    def has_class(self, name: str) -> bool:
+        """Whether an image is of this class."""
+
     def classes(self) -> list[str]:
         """Names of the classes in order; those of a sample where there may be too many to list."""
 
@@ -126,6 +129,10 @@ class ArrayGallery:
     def own_rows(self, paths: Sequence[str]) -> Rows:
         """Rows of the images at real paths; −1 for others."""
         return np.array([self._row_of_path.get(path, -1) for path in paths], int)
+
+    def has_class(self, name: str) -> bool:
+        """See `Gallery`."""
+        return name in self._classes
 
     def classes(self) -> list[str]:
         """See `Gallery`."""

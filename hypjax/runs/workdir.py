@@ -70,8 +70,10 @@ def saved_space(workdir: pathlib.Path) -> Space:
     Unless the model is published, learned scalars have their values before training.
     """
     saved = _required(workdir)
+    if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
+        raise files.damaged(_config_path(workdir), f"it names no {FIRST_SPACE}")
     try:
-        return space_of(saved.get(SPACE) or saved[FIRST_SPACE])
+        return space_of(space)
     except KeyError as error:
         raise UserError(
             f"the run is scored in the space {error.args[0]}, which is not known in this process; "
