@@ -3,14 +3,17 @@
 Features of another model are rows of a table like images.
 """
 
+import collections
 import csv
 import functools
 import glob
 import hashlib
 import io
 import itertools
+import mimetypes
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +25,19 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.shards import files_below, find_dataset, table_of
+from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
+from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import write_text
 
-IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Formats of Pillow without a decoder of its own, or without pixels.
+_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
+_HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
+_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
+_MAX_NAMED = 5  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -75,14 +83,11 @@ def _in_memory(image: Any, i: int) -> bytes | Image.Image:
 
 
 def find_images(where: str) -> Dataset:
-    """Lists images to embed, see `list_images`; of links to one file, only the first."""
+    """Lists images to embed, see `list_images`."""
     images = list_images(where)
-    if images.vectors is not None or not isinstance(images.records[0], str):
-        return images  # Rows of features, or of files of many images.
-    check_columns(where, images)
-    rows = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
-    images = images.take(np.sort([*rows.values()]))
-    require_utf8(images.names)
+    if images.vectors is None and isinstance(images.records[0], str):  # Else rows of a file.
+        check_columns(where, images)
+        require_utf8(images.names)
     return images
 
 
@@ -101,19 +106,38 @@ def list_images(where: str) -> Dataset:
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):
         return images
-    if path.suffix.lower() not in IMAGES and (stored := find_dataset(where)) is not None:
+    if path.suffix.lower() not in image_suffixes() and (stored := find_dataset(where)) is not None:
         return stored
     if path.suffix.lower() in TABLES:
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
-        pattern = glob.escape(str(path)) if path.is_file() else str(path)
-        paths = map(pathlib.Path, sorted(glob.glob(pattern, recursive=True)))
-        images = _files([path for path in paths if path.is_file()])
+        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
+        images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
-        raise UserError(f"no images at {where}")
+        missing = not os.path.lexists(path) and not glob.has_magic(where)
+        raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
+
+
+def _matching(pattern: str) -> set[str]:
+    """Names of files that match a pattern, in which ** stands for any folders."""
+    # glob follows links to a folder that contains them 40 times.
+    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if not rest:
+        return {*glob.glob(pattern)}
+    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
+    folders = (str(folder) for root in roots for folder, _ in folders_below(root))
+    return {x for folder in folders for x in _matching(f"{glob.escape(folder)}/{rest[0] or '*'}")}
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes of images that are listed in folders: those of all formats that Pillow reads."""
+    known = Image.registered_extensions().items()
+    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Which JPEG's reader opens.
+    return frozenset(suffix for suffix, name in known if name in formats)
 
 
 def _files(
@@ -186,15 +210,35 @@ def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
     They are splits if one is named `train` and has sub-folders itself. Files at any depth below a
-    class belong to it; outside classes the label is ''. Hidden files and files without an image
-    suffix are ignored.
+    class belong to it; outside classes the label is ''. Hidden files are ignored. A warning counts
+    files that may be images and cannot be read.
     """
-    names = sorted(map(pathlib.PurePath, files_below(root)))
-    names = [name for name in names if name.suffix.lower() in IMAGES]
+    files = sorted(map(pathlib.PurePath, files_below(root)))
+    names = [name for name in files if name.suffix.lower() in image_suffixes()]
+    _warn_of_unlisted(root, files)
     has_splits = any(name.parts[0] == "train" and len(name.parts) > 2 for name in names)
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else None for name in names]
     return _files([root / name for name in names], classes, splits)
+
+
+def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
+    """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
+    known = image_suffixes() | {*SHARDS, *TABLES, ".npz", ".npy"}
+    suffixes = collections.Counter()
+    for file in files:
+        kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
+        if suffix not in known and (kind is None or kind.startswith("image/")):
+            suffixes[suffix or "without a suffix"] += 1
+    if suffixes:
+        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_MAX_NAMED)]
+        more = ", ..." if len(suffixes) > _MAX_NAMED else ""
+        heif = "; .heic needs pip install pillow-heif" if _HEIF & suffixes.keys() else ""
+        console.warn(
+            f"{sum(suffixes.values())} of {len(files)} files in {root} are left out, because "
+            f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"
+            f"{heif}"
+        )
 
 
 def read_table(table: pathlib.Path) -> Dataset:
