@@ -40,7 +40,7 @@ def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
 def test_folders_that_hold_no_classes(mistake, tmp_path):
     (tmp_path / "a").mkdir()
     assert "no images" in mistake(tmp_path)
-    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
+    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "holdout/d/1.png"])
     assert "splits are named train" in mistake(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_images_that_cannot_be_read_are_named(mistake, tmp_path):
     ("text", "words"),
     [
         ("path,label\n", "no rows"),
-        ("path;label\n", "column path"),
+        ("file,label\n", "column path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "query, train"),
         ("path,label\na/9.png,a\nb/1.png,b\n", "a/9.png (No such file"),

@@ -20,6 +20,7 @@ import pyarrow.parquet
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
 from hypjax.system import console, hub
+from hypjax.types import class_name, split_name
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
@@ -62,7 +63,7 @@ def find_dataset(where: str) -> Dataset | None:
             continue
         table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
         if len(parts) > 1 and "split" not in options:
-            table = dataclasses.replace(table, splits=np.full(len(table), split))
+            table = dataclasses.replace(table, splits=np.full(len(table), split_name(split)))
         tables.append(table)
     if not tables:
         raise UserError(f"{location} has no images")
@@ -143,7 +144,8 @@ def _leads_back(folder: pathlib.Path) -> bool:
 def _is_table(path: pathlib.Path) -> bool:
     """Whether a .parquet file lists paths of images."""
     try:
-        return path.is_file() and "path" in pyarrow.parquet.read_schema(path).names
+        names = pyarrow.parquet.read_schema(path).names
+        return path.is_file() and "path" in (name.strip().lower() for name in names)
     except Exception:  # It is damaged; who reads it as a table says so.
         return True
 
@@ -211,6 +213,4 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
         return ["" if value is None or value < 0 else names[value] for value in values]
     if not hasattr(kind, "dtype") or _holds_bytes(kind):
         raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
-    # A whole number has one name, 1 or 1.0; integers are floats where some are missing.
-    whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values)
-    return ["" if value is None or value != value else str(value).strip() for value in whole]
+    return [*map(class_name, values)]

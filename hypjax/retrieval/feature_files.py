@@ -17,6 +17,7 @@ from jaxtyping import Float, Shaped
 from hypjax.errors import UserError, reason
 from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz
+from hypjax.types import class_name, split_name
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
@@ -82,12 +83,18 @@ def as_names(
     if column is None:
         return None
     values = np.asarray(column)
-    if values.shape != (count,) or values.dtype.kind not in "iubUO":
+    # Columns of tables with gaps hold whole numbers as floats.
+    whole = values.dtype.kind != "f" or not np.any(values[np.isfinite(values)] % 1)
+    if values.shape != (count,) or values.dtype.kind not in "iufbUSO" or not whole:
         kind = f"{values.dtype} of shape {list(values.shape)}"
         raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
-    # Columns of tables with gaps hold whole numbers as floats: 1.0 is class 1.
-    whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
-    return np.array(["" if value is None else str(value) for value in whole], dtype=str)
+    as_name = {"ids": _id, "splits": split_name}.get(name, class_name)
+    return np.array([*map(as_name, values.tolist())], dtype=str)
+
+
+def _id(value: object) -> str:
+    """Name of an image: a path as it is, or a number as classes have them."""
+    return value if isinstance(value, str) else class_name(value)
 
 
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
-"""Files: atomic writes, and arrays from untrusted files."""
+"""Files: atomic writes, and tables and arrays from untrusted files."""
 
 import contextlib
+import csv
 import ctypes
 import errno
 import glob
@@ -10,7 +11,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,37 @@ def sync_all(path: pathlib.Path) -> None:
     """Waits until a file, or a folder and everything below it, is on the disk."""
     for inner in (*path.rglob("*"), path):
         sync(inner)
+
+
+def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
+    """Reads a table's header, in lower case, and its rows; commas, semicolons or tabs divide cells.
+
+    Raises a `ValueError` for a row of another length than the header, and for other faults.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        delimiter = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+        try:
+            header, *rows = [row for row in reader if row] or [[]]
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num}: {error}; mend its double quotes") from error
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"the header has {len(header)} columns, and row {number} has {len(row)}; put cells "
+                f"that contain {delimiter!r} between double quotes"
+            )
+    return column_names(header), rows
+
+
+def column_names(names: Sequence[str]) -> list[str]:
+    """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
+    columns = [name.strip().lower() for name in names]
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
+        raise ValueError(f"it has two columns {twice[0]}")
+    return columns
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
