@@ -8,13 +8,12 @@ from hypjax.errors import UserError, reason
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
+from hypjax.system.files import read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
 _WRAPPERS = ("model", "state_dict", "model_state")  # Keys under which scripts save a model.
 _HUB_FILE = "model.safetensors"
-# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-_MIN_TORCH = (2, 6)
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
@@ -97,18 +96,7 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(
-            f"reading a {path.suffix} file needs torch (pip install torch); .safetensors does not"
-        ) from error
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
-        raise UserError(
-            f"with torch {torch.__version__} a {path.suffix} file could run code; "
-            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
-        )
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read_torch(path)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
     # Integers keep their type.

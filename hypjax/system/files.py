@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from hypjax.errors import UserError, require_package
+
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
+# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+_MIN_TORCH = (2, 6)
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
 
@@ -105,9 +110,8 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
 
     Raises a `ValueError` for a row of another length than the header, and for other faults.
     """
+    delimiter, _ = csv_header(path)
     with path.open(newline="", encoding="utf-8-sig") as file:
-        delimiter = max(",;\t", key=file.readline().count)
-        file.seek(0)
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
         try:
             header, *rows = [row for row in reader if row] or [[]]
@@ -120,6 +124,14 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
                 f"that contain {delimiter!r} between double quotes"
             )
     return column_names(header), rows
+
+
+def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
+    """The character that divides a table's cells, and the cells of its first line."""
+    with path.open(encoding="utf-8-sig") as file:
+        line = file.readline()
+    delimiter = max(",;\t", key=line.count)
+    return delimiter, next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
 
 
 def column_names(names: Sequence[str]) -> list[str]:
@@ -136,10 +148,47 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
 
     Raises an `OSError` if it cannot be read, and a `ValueError` if it holds anything else.
     """
+    name = ""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name][...]) for name in file}  # Bytes have no [...].
+            arrays = {}
+            for name in file:
+                arrays[name] = np.asarray(file[name][...])  # Bytes have no [...].
+            return arrays
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise almost anything.
+        _refuse_objects(error, name)
         raise ValueError("damaged, or not an .npz file of plain arrays") from error
+
+
+def read_npy(path: pathlib.Path, name: str, *, mapped: bool = False) -> np.ndarray:
+    """Reads an .npy file, without executing anything in it; errors call the array by its name."""
+    try:
+        return np.load(path, mmap_mode="r" if mapped else None)
+    except ValueError as error:
+        _refuse_objects(error, name)
+        raise
+
+
+def _refuse_objects(error: Exception, name: str) -> None:
+    """Raises a `ValueError` that names the remedy if an array cannot be read for its dtype."""
+    if "Object arrays" in str(error) or "Python objects" in str(error):
+        kind = "'float32'" if name == "features" else "str"
+        raise ValueError(f"{name} has dtype object; save it with {name}.astype({kind})") from error
+
+
+def read_torch(path: pathlib.Path) -> Any:
+    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these."""
+    require_package("torch", f"reading a {path.suffix} file", "torch")
+    import torch
+
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
+        raise UserError(
+            f"with torch {torch.__version__} a {path.suffix} file could run code; "
+            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
+        )
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
+        raise ValueError("damaged, or more than tensors, numbers and strings") from error

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.photos import find_images, labelled_images, list_folder
+from hypjax.data.photos import find_images, given_images, labelled_images, list_folder
 from hypjax.errors import UserError
 from hypjax.retrieval.feature_files import feature_table
 from hypjax.types import class_name, split_name
@@ -144,6 +144,13 @@ def test_other_folders_beside_splits_are_refused(tmp_path):
     write_pictures(tmp_path, ["Train/a/1.png", "Test/b/2.png", "holdout/c/3.png"])
     with pytest.raises(UserError, match="has the split 'holdout'.*named train, validation"):
         find_images(str(tmp_path))
+
+
+def test_arrays_of_paths_are_paths(tmp_path):
+    paths = [str(write_pictures(tmp_path, ["1.png", "2.png"]) / f"{i}.png") for i in (1, 2)]
+    for images in (np.array(paths), np.array([paths]), np.array(paths, object)):
+        assert given_images(images).names.tolist() == paths
+    assert given_images(np.array(paths)[0]).names.tolist() == paths[:1]
 
 
 def test_splits_of_a_dictionary_have_usual_names():
