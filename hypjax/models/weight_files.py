@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, reason, require_package
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
@@ -32,8 +32,7 @@ def read_state_dict(name_or_path: str) -> StateDict:
         raise
     except Exception as error:  # Readers raise many kinds of errors.
         raise UserError(
-            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)}); what "
-            "could be code is not loaded"
+            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)})"
         ) from error
 
 
@@ -63,14 +62,10 @@ def _download(name: str) -> pathlib.Path:
 
     source, bare = repository(name), name.removeprefix("hf-hub:")
     architecture = bare.split(".")[0]
-    if "/" not in bare and architecture not in ARCHITECTURES:
+    if source is None or ("/" not in bare and architecture not in ARCHITECTURES):
         raise UserError(
-            "neither a file nor timm's name of weights that can be used, which begins with "
-            f"{supported(architecture)}; set --config.model.weights to one of these or a file"
-        )
-    if source is None:
-        raise UserError(
-            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
+            "neither a file, nor a run, nor timm's name of weights, which begins with "
+            f"{supported(architecture)}; another model on the hub is hf-hub:OWNER/NAME"
         )
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
