@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, reason
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
