@@ -29,7 +29,7 @@ from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below,
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import column_names, read_csv, write_text
+from hypjax.system.files import read_csv, read_parquet, write_text
 from hypjax.types import SPLITS, class_name, split_name
 
 # Formats of Pillow without a decoder of its own, or without pixels.
@@ -37,6 +37,7 @@ _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 _HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
+_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 _MAX_NAMED = 5  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
@@ -269,6 +270,8 @@ def read_table(table: pathlib.Path) -> Dataset:
             images.append((*image, superlabel))
     if not images:
         raise UserError(f"{table} has no rows")
+    if any(class_name(row.get(name)) for row in rows for name in _BOX):
+        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; cut the images")
     return _files(*zip(*images, strict=True))
 
 
@@ -304,11 +307,8 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
         else:
-            import pyarrow.parquet
-
-            content = pyarrow.parquet.read_table(table)
-            columns = column_names(content.column_names)
-            rows = content.rename_columns(columns).to_pylist()
+            content = read_parquet(table)
+            columns, rows = content.column_names, content.to_pylist()
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {table}: save it as UTF-8") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.

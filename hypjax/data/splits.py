@@ -192,10 +192,13 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
+        remedy = "leave them out, or give them a class"
+        if len(unlabelled) == len(images):
+            remedy = "name the column of classes (?label=NAME), or give features the array labels, "
+            remedy += "or --config.data.labels"
         raise UserError(
-            f"{where} has {len(unlabelled)} rows without a class, such as row {unlabelled[0]}; "
-            "name the column of classes (?label=NAME), or give features the array labels, or "
-            "--config.data.labels"
+            f"{where} has {len(unlabelled)} of {len(images)} rows without a class, such as row "
+            f"{unlabelled[0]} ({images.name(unlabelled[0])}); {remedy}"
         )
     photos.check_columns(where, images)
     parts = {"train": images}

@@ -19,7 +19,14 @@ from jaxtyping import Float, Shaped
 
 from hypjax.errors import UserError, reason
 from hypjax.retrieval import inputs
-from hypjax.system.files import column_names, csv_header, read_npy, read_npz, read_torch
+from hypjax.system.files import (
+    column_names,
+    csv_header,
+    read_npy,
+    read_npz,
+    read_parquet,
+    read_torch,
+)
 from hypjax.types import class_name, split_name
 
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
@@ -187,10 +194,7 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(path)
-    table = table.rename_columns(column_names(table.column_names))
+    table = read_parquet(path)
     names, facts = table.column_names, table.schema.metadata or {}
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
         ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))

@@ -13,15 +13,16 @@ import pickle
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hypjax.errors import UserError, require_package
 
+if TYPE_CHECKING:
+    import pyarrow
+
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
-# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-_MIN_TORCH = (2, 6)
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
 
 
@@ -134,6 +135,20 @@ def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
     return delimiter, next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
 
 
+def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
+    """Reads a table, with columns in lower case and the names of classes that `datasets` wrote."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    for i, name in enumerate(table.column_names):
+        kind = described.get("info", {}).get("features", {}).get(name)
+        if isinstance(kind, dict) and (names := kind.get("names")):
+            labels = ["" if x is None or x < 0 else names[x] for x in table[name].to_pylist()]
+            table = table.set_column(i, name, [labels])
+    return table.rename_columns(column_names(table.column_names))
+
+
 def column_names(names: Sequence[str]) -> list[str]:
     """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
     columns = [name.strip().lower() for name in names]
@@ -183,11 +198,9 @@ def read_torch(path: pathlib.Path) -> Any:
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
-        raise UserError(
-            f"with torch {torch.__version__} a {path.suffix} file could run code; "
-            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
-        )
+    # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.

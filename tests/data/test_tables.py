@@ -8,6 +8,7 @@ from PIL import Image
 
 from hypjax.data.photos import find_images, given_images, labelled_images, list_folder
 from hypjax.errors import UserError
+from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import feature_table
 from hypjax.types import class_name, split_name
 from tests.helpers.pictures import write_pictures, write_table
@@ -77,12 +78,15 @@ def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):
         (("True,True", ",True"), {"a": ["train"], "b": ["query", "gallery"], "c": ["gallery"]}),
     ],
 )
-def test_columns_of_open_metric_learning(tmp_path, roles, splits):
+def test_columns_of_open_metric_learning(tmp_path, capsys, roles, splits):
     text = "label,path,split,is_query,is_gallery\n1,a,train,,\n"
     text += "".join(f"2,{name},validation,{role}\n" for name, role in zip("bc", roles, strict=True))
     names, images = read(tmp_path / "t.csv", text)
     expected = [(name, split) for name, chosen in splits.items() for split in chosen]
     assert [*zip(names, images.splits, strict=True)] == expected
+    assert not capsys.readouterr().err
+    read(tmp_path / "t.csv", "path,label,x_1,x_2,y_1,y_2\na,1,,,,\nb,1,0,9,0,9\n")
+    assert "boxes (x_1, y_1, x_2, y_2), which are not used" in capsys.readouterr().err
 
 
 def test_names_of_classes_and_splits():
@@ -115,6 +119,21 @@ def test_missing_labels_are_no_class(tmp_path, missing):
     rows = [{"path": name, "label": label} for name, label in zip("abc", column, strict=True)]
     with pytest.raises(UserError, match="row 2 needs"):
         find_images(str(write_table(tmp_path / "t.parquet", rows)))
+
+
+def test_classes_of_datasets_have_names_in_tables(tmp_path):
+    datasets, path = (
+        pytest.importorskip("datasets", reason="needs datasets"),
+        tmp_path / "t.parquet",
+    )
+    columns = {"path": ["a", "b"], "label": [1, -1], "features": [[1.0, 2.0], [3.0, 4.0]]}
+    made = datasets.Dataset.from_dict(columns)
+    made = made.cast_column("label", datasets.ClassLabel(names=["robin", "wren"]))
+    made.to_parquet(path)
+    assert read_features(path).labels.tolist() == ["wren", ""]
+    made.remove_columns("features").to_parquet(path)
+    with pytest.raises(UserError, match="row 2 needs"):
+        find_images(str(path))
 
 
 @pytest.mark.parametrize(
