@@ -140,13 +140,15 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
-    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    metadata = table.schema.metadata or {}
+    described = json.loads(metadata.get(b"huggingface", b"{}"))
     for i, name in enumerate(table.column_names):
         kind = described.get("info", {}).get("features", {}).get(name)
         if isinstance(kind, dict) and (names := kind.get("names")):
             labels = ["" if x is None or x < 0 else names[x] for x in table[name].to_pylist()]
             table = table.set_column(i, name, [labels])
-    return table.rename_columns(column_names(table.column_names))
+    renamed = table.rename_columns(column_names(table.column_names))
+    return renamed.replace_schema_metadata(metadata)  # Which pyarrow drops.
 
 
 def column_names(names: Sequence[str]) -> list[str]:
