@@ -14,9 +14,9 @@ class Files:
 
     Args:
         embeddings: File of features or of embeddings: .npz, with the arrays features and labels;
-            .npy, with --labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder,
-            the file to write, or to resume.
-        labels: File with their classes: .npy, or .txt with one on each line.
+            .npy, with --labels; .parquet, .csv or .pt; or one that python -m hypjax.embed wrote.
+            With --encoder, the file to write, or to resume.
+        labels: File with their classes: .npy, .pt, or .txt with one on each line.
         queries: File of queries, which search --embeddings. Default: these search each other.
         query_labels: File with the classes of --queries.
         ground_truth: What each query should find, instead of its class: a file of Revisited Oxford

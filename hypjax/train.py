@@ -101,7 +101,8 @@ def _configuration(
     config = config.copy_and_resolve_references()
     if dataset is not None:
         with config.ignore_type():
-            config.data.update(register_dataset(dataset))
+            registered = register_dataset(dataset, skip_corrupt=config.data.skip_corrupt)
+            config.data.update(registered)
     if objective is not None:
         choose_custom_objective(config, objective)
     if encoder is not None:

@@ -1,5 +1,6 @@
-"""Tuples of arrays that the packages exchange, so that they need not import each other."""
+"""Tuples of arrays that the packages exchange, and names of classes and splits in all tables."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -7,6 +8,34 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
+# Splits, and their other usual names, which are those of the library `datasets`.
+SPLITS = {
+    "train": ("training",),
+    "validation": ("valid", "val", "dev"),
+    "test": ("testing", "eval", "evaluation"),
+    "query": ("queries",),
+    "gallery": (),
+}
+_SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
+_WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
+_MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings print as.
+
+
+def class_name(label: object) -> str:
+    """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'."""
+    value = label.item() if hasattr(label, "item") else label
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
+    if not isinstance(value, str) and text.lower() in _MISSING:
+        return ""
+    return whole[1] if (whole := _WHOLE_NUMBER.fullmatch(text)) else text
+
+
+def split_name(name: object) -> str:
+    """The split that a name stands for, such as 'validation' for Val, or else the name."""
+    text = class_name(name)
+    return _SPLIT_OF.get(text.lower(), text)
 
 
 class GroundTruth(NamedTuple):

@@ -41,23 +41,31 @@ def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
 def test_folders_that_hold_no_classes(mistake, tmp_path):
     (tmp_path / "a").mkdir()
     assert "no images" in mistake(tmp_path)
-    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
+    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "holdout/d/1.png"])
     assert "splits are named train" in mistake(tmp_path)
 
 
-def test_images_that_cannot_be_read_are_named(mistake, tmp_path):
+def test_images_that_cannot_be_read_are_named(mistake, tmp_path, capsys):
     write_pictures(tmp_path, CLASSES)
     broken = tmp_path / "a/3.jpg"
     write_picture(broken, size=(64, 64))
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
-    assert f"cannot read 1 of 17 images: {broken} (" in mistake(tmp_path)
+    error = mistake(tmp_path)
+    assert f"cannot read 1 of 17 images: {broken} (" in error and "data.skip_corrupt=True" in error
+    for _ in range(2):  # The second time, the cache has the others.
+        splits = open_splits(small_runs.load(tmp_path, "data.skip_corrupt=True"))
+        assert len(splits.train) + len(splits.validation) + len(splits.test) == 16
+        assert f"cannot read 1 of 17 images: {broken} (" in capsys.readouterr().err
+    for path in tmp_path.glob("*/*"):
+        path.write_bytes(b"no image")
+    assert "cannot read 17 of 17 images" in mistake(tmp_path, "data.skip_corrupt=True")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("path,label\n", "no rows"),
-        ("path;label\n", "column path"),
+        ("file,label\n", "column path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "query, train"),
         ("path,label\na/9.png,a\nb/1.png,b\n", "a/9.png (No such file"),

@@ -89,6 +89,8 @@ _FIELDS = {
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
     "data.labels": _PATH,  # File with the classes of features, if theirs has none.
+    # Whether images of your own that cannot be read are left out; else they are an error.
+    "data.skip_corrupt": Field(False),
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
     # Largest shorter side in the device cache, in pixels.
     "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),

@@ -29,6 +29,7 @@ FITTED_TO_IMAGES += ("optim.warmup_steps",)
 FITTED_TO_FEATURES = ("model.head_dim", "model.width")
 FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
 _FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
+_WITH_IMAGES = ("folder", choices.IN_MEMORY)
 
 
 def validate(config: ConfigDict) -> None:
@@ -85,6 +86,7 @@ _CURVED = "objective.space has a curvature"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
+    ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in _WITH_IMAGES),
     ("data.split", "data.name is folder or features", lambda c: c.data.name in choices.USERS),
     ("data.stored_side", "run.cache is device", lambda c: c.run.cache == "device"),
     ("data.stored_side", "data.train_view is area_crop", lambda c: c.data.train_view == _CROP),

@@ -21,7 +21,7 @@ from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import Frame, View
+from hypjax.types import Frame, View, class_name, split_name
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
@@ -247,8 +247,8 @@ def table_of_names(
     names: Sequence[object],
     classes: Sequence[str],
     *,
-    splits: Sequence[str | None] = (),
-    coarse_labels: Sequence[str | None] = (),
+    splits: Iterable[object] = (),
+    coarse_labels: Iterable[object] = (),
     file_versions: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
@@ -257,10 +257,9 @@ def table_of_names(
     Without versions of files, the images are in memory. The table has splits and coarse labels if
     any image has.
     """
-    columns = {
-        name: np.array([x or "" for x in column], object) if any(column) else None
-        for name, column in {"splits": splits, "coarse_labels": coarse_labels}.items()
-    }
+    named = {"splits": map(split_name, splits), "coarse_labels": map(class_name, coarse_labels)}
+    columns = {name: np.array([*column], object) for name, column in named.items()}
+    columns = {name: column if any(column) else None for name, column in columns.items()}
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,

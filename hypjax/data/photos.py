@@ -3,14 +3,17 @@
 Features of another model are rows of a table like images.
 """
 
+import collections
 import csv
 import functools
 import glob
 import hashlib
 import io
 import itertools
+import mimetypes
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +25,20 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.shards import files_below, find_dataset, table_of
+from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
+from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import write_text
+from hypjax.system.files import read_csv, read_parquet, write_text
+from hypjax.types import SPLITS, class_name, split_name
 
-IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-SPLITS = ("train", "validation", "test", "query", "gallery")
+# Formats of Pillow without a decoder of its own, or without pixels.
+_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
+_HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
+_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
+_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
+_MAX_NAMED = 5  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -49,6 +58,8 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
 
         arrays = {"features": np.atleast_2d(np.asarray(images))}
         return _table_of_features(feature_table(arrays, "the array"))
+    if getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U"):
+        images = np.ravel(np.asarray(images)).tolist()
     single = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
@@ -75,14 +86,11 @@ def _in_memory(image: Any, i: int) -> bytes | Image.Image:
 
 
 def find_images(where: str) -> Dataset:
-    """Lists images to embed, see `list_images`; of links to one file, only the first."""
+    """Lists images to embed, see `list_images`."""
     images = list_images(where)
-    if images.vectors is not None or not isinstance(images.records[0], str):
-        return images  # Rows of features, or of files of many images.
-    check_columns(where, images)
-    rows = {os.path.realpath(name): i for i, name in reversed([*enumerate(images.names)])}
-    images = images.take(np.sort([*rows.values()]))
-    require_utf8(images.names)
+    if images.vectors is None and isinstance(images.records[0], str):  # Else rows of a file.
+        check_columns(where, images)
+        require_utf8(images.names)
     return images
 
 
@@ -101,19 +109,38 @@ def list_images(where: str) -> Dataset:
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):
         return images
-    if path.suffix.lower() not in IMAGES and (stored := find_dataset(where)) is not None:
+    if path.suffix.lower() not in image_suffixes() and (stored := find_dataset(where)) is not None:
         return stored
     if path.suffix.lower() in TABLES:
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
-        pattern = glob.escape(str(path)) if path.is_file() else str(path)
-        paths = map(pathlib.Path, sorted(glob.glob(pattern, recursive=True)))
-        images = _files([path for path in paths if path.is_file()])
+        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
+        images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
-        raise UserError(f"no images at {where}")
+        missing = not os.path.lexists(path) and not glob.has_magic(where)
+        raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
+
+
+def _matching(pattern: str) -> set[str]:
+    """Names of files that match a pattern, in which ** stands for any folders."""
+    # glob follows links to a folder that contains them 40 times.
+    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if not rest:
+        return {*glob.glob(pattern)}
+    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
+    folders = (str(folder) for root in roots for folder, _ in folders_below(root))
+    return {x for folder in folders for x in _matching(f"{glob.escape(folder)}/{rest[0] or '*'}")}
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes of images that are listed in folders: those of all formats that Pillow reads."""
+    known = Image.registered_extensions().items()
+    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Which JPEG's reader opens.
+    return frozenset(suffix for suffix, name in known if name in formats)
 
 
 def _files(
@@ -170,7 +197,7 @@ def check_columns(where: object, images: Dataset) -> None:
         if split not in SPLITS:
             raise UserError(
                 f"{where}, row {row} has the split '{split}'; either all rows have a split or none "
-                f"has, and splits are named {', '.join(SPLITS)}"
+                f"has, and splits are named {', '.join(SPLITS)} ({images.name(row - 1)})"
             )
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
@@ -185,40 +212,89 @@ def check_columns(where: object, images: Dataset) -> None:
 def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
-    They are splits if one is named `train` and has sub-folders itself. Files at any depth below a
-    class belong to it; outside classes the label is ''. Hidden files and files without an image
-    suffix are ignored.
+    They are splits if one that has sub-folders is named train, validation or test, or two are query
+    and gallery, or if all have names of splits; see `split_name`. Files at any depth below a class
+    belong to it; outside classes the label is ''. Hidden files are ignored. A warning counts files
+    that may be images and cannot be read.
     """
-    names = sorted(map(pathlib.PurePath, files_below(root)))
-    names = [name for name in names if name.suffix.lower() in IMAGES]
-    has_splits = any(name.parts[0] == "train" and len(name.parts) > 2 for name in names)
+    files = sorted(map(pathlib.PurePath, files_below(root)))
+    names = [name for name in files if name.suffix.lower() in image_suffixes()]
+    _warn_of_unlisted(root, files)
+    folders = {split_name(name.parts[0]) for name in names if len(name.parts) > 1}
+    nested = {split_name(name.parts[0]) for name in names if len(name.parts) > 2}
+    has_splits = bool(nested & {"train", "validation", "test"} or nested >= {"query", "gallery"})
+    has_splits = has_splits or folders <= SPLITS.keys()
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
-    splits = [name.parts[0] if has_splits and len(name.parts) > 1 else None for name in names]
+    splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
     return _files([root / name for name in names], classes, splits)
+
+
+def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
+    """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
+    known = image_suffixes() | {*SHARDS, *TABLES, ".npz", ".npy"}
+    suffixes = collections.Counter()
+    for file in files:
+        kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
+        if suffix not in known and (kind is None or kind.startswith("image/")):
+            suffixes[suffix or "without a suffix"] += 1
+    if suffixes:
+        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_MAX_NAMED)]
+        more = ", ..." if len(suffixes) > _MAX_NAMED else ""
+        heif = "; .heic needs pip install pillow-heif" if _HEIF & suffixes.keys() else ""
+        console.warn(
+            f"{sum(suffixes.values())} of {len(files)} files in {root} are left out, because "
+            f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"
+            f"{heif}"
+        )
 
 
 def read_table(table: pathlib.Path) -> Dataset:
     """Reads the images that a CSV or Parquet table lists.
 
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
-    `split` and `superlabel`.
+    `superlabel` and `split`, or `is_query` and `is_gallery`, as open-metric-learning has them.
     """
-    row_of, rows = {}, []
-    for number, row in enumerate(_read_rows(table), start=1):
-        place = f"{table}, row {number}"
-        path, label, split, superlabel = (
-            None if row.get(name) in (None, "") else str(row[name])
-            for name in ("path", "label", "split", "superlabel")
-        )
-        if path is None or label is None or "\0" in path:
+    first, images, rows = {}, [], _read_rows(table)
+    for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
+        place, path = f"{table}, row {number}", row.get("path")
+        path = path if isinstance(path, str) else class_name(path)
+        label, superlabel = class_name(row.get("label")), class_name(row.get("superlabel"))
+        if not path or not label or "\0" in path:
             raise UserError(f"{place} needs a path, without null characters, and a label")
-        rows.append((table.parent / path, label, split, superlabel))
-        first = row_of.setdefault(os.path.realpath(rows[-1][0]), number)
-        if first != number:
-            raise UserError(f"{place}: {path} is already in row {first}")
-    if not rows:
+        if "\n" in path + label:
+            raise UserError(f"{place} has a line break in its path or label; mend its quotes")
+        for split in splits:
+            image = table.parent / path, label, split
+            if first.setdefault(image, number) != number:
+                raise UserError(f"{place}: {path} is already in row {first[image]}")
+            images.append((*image, superlabel))
+    if not images:
         raise UserError(f"{table} has no rows")
-    return _files(*zip(*rows, strict=True))
+    if any(class_name(row.get(name)) for row in rows for name in _BOX):
+        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; cut the images")
+    return _files(*zip(*images, strict=True))
+
+
+def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """Splits of each row; if all queries are in the gallery, and the reverse, they are the test."""
+    roles = [[_flag(table, row.get(name)) for name in ("is_query", "is_gallery")] for row in rows]
+    parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
+    splits = []
+    for number, (row, role) in enumerate(zip(rows, roles, strict=True), start=1):
+        split = split_name(row.get("split"))
+        if any(role) and split == "train":
+            raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
+        chosen = [part for part, chosen in zip(parts, role, strict=False) if chosen]
+        splits.append(chosen or [split])
+    return splits
+
+
+def _flag(table: pathlib.Path, value: object) -> bool:
+    """Parses a cell of `is_query` or `is_gallery`; missing ones are false."""
+    text = class_name(value).lower()
+    if text not in ("", "0", "1", "false", "true"):
+        raise UserError(f"{table}: is_query and is_gallery are True or False, not {text}")
+    return text in ("1", "true")
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
@@ -228,14 +304,11 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
             lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
             return [{"path": line.strip()} for line in lines if line.strip()]
         if table.suffix.lower() == ".csv":
-            with table.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                rows, columns = list(reader), reader.fieldnames or []
+            columns, cells = read_csv(table)
+            rows = [dict(zip(columns, row, strict=True)) for row in cells]
         else:
-            import pyarrow.parquet
-
-            content = pyarrow.parquet.read_table(table)
-            rows, columns = content.to_pylist(), content.column_names
+            content = read_parquet(table)
+            columns, rows = content.column_names, content.to_pylist()
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {table}: save it as UTF-8") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.
@@ -259,7 +332,7 @@ def labelled_images(dataset: Any) -> Dataset:
     - {split: any of these}, with splits named as the sub-folders of a folder.
     """
     if isinstance(dataset, Mapping) and dataset:
-        parts = [(str(split), _labelled(part)) for split, part in dataset.items()]
+        parts = [(split_name(split), _labelled(part)) for split, part in dataset.items()]
         images = stacked([replace(x, splits=np.full(len(x), split)) for split, x in parts])
     else:
         images = _labelled(dataset)
@@ -289,7 +362,12 @@ def _labelled(dataset: Any) -> Dataset:
                 "split"
             ) from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-    classes = [str(label.item() if hasattr(label, "item") else label) for label in labels]
+    classes = ["" if np.ndim(label) else class_name(label) for label in labels]
+    if "" in classes:
+        raise UserError(
+            f"{classes.count('')} of the {len(classes)} images have no label, such as image "
+            f"{classes.index('')}; give the name or the number of its class, or leave it out"
+        )
     if len(images) and isinstance(images[0], str | os.PathLike):
         return _files([pathlib.Path(x).expanduser() for x in images], classes)
     return table_of_names(images, [""] * len(images), classes)

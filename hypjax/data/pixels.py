@@ -16,6 +16,11 @@ from hypjax import errors
 from hypjax.errors import UserError
 from hypjax.types import Frame
 
+with contextlib.suppress(ImportError):  # The extra `heif`.
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.

@@ -19,9 +19,10 @@ import pyarrow.parquet
 
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
-from hypjax.system import hub
+from hypjax.system import console, hub
+from hypjax.types import class_name, split_name
 
-_FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
+SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
 _LABELS = ("label", "labels", "class", "target", "fine_label", "cls", "txt")
 _COARSE_LABELS = ("superlabel", "coarse_label")
@@ -62,7 +63,7 @@ def find_dataset(where: str) -> Dataset | None:
             continue
         table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
         if len(parts) > 1 and "split" not in options:
-            table = dataclasses.replace(table, splits=np.full(len(table), split))
+            table = dataclasses.replace(table, splits=np.full(len(table), split_name(split)))
         tables.append(table)
     if not tables:
         raise UserError(f"{location} has no images")
@@ -90,13 +91,13 @@ def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
     if path.is_dir():
         if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
             return functools.partial(_library().load_from_disk, str(path))
-        if not any(pathlib.PurePath(name).suffix.lower() in _FORMATS for name in files_below(path)):
+        if not any(pathlib.PurePath(name).suffix.lower() in SHARDS for name in files_below(path)):
             return None
         return functools.partial(_library().load_dataset, str(path.absolute()), subset)
-    if path.suffix not in _FORMATS or (path.suffix == ".parquet" and _is_table(path)):
+    if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
         return None
     files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
-    return functools.partial(_library().load_dataset, _FORMATS[path.suffix], data_files=files)
+    return functools.partial(_library().load_dataset, SHARDS[path.suffix], data_files=files)
 
 
 def _library() -> types.ModuleType:
@@ -108,27 +109,43 @@ def _library() -> types.ModuleType:
 
 
 def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Names of visible files at any depth of a folder, with '/'; follows links."""
+    """Names of visible files at any depth of a folder, with '/'."""
+    for folder, files in folders_below(root):
+        yield from (str(folder.relative_to(root) / name) for name in files)
+
+
+def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
+    """A folder and the visible folders at any depth of it, with the names of their visible files.
+
+    Links are followed, unless they lead to a folder on the way to them, which would have no end.
+    """
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
 
-    visited = set()
     for parent, folders, files in os.walk(root, followlinks=True, onerror=refuse):
-        real = os.path.realpath(parent)
-        if real in visited:  # A link to a parent folder would be followed without end.
-            folders.clear()
-            continue
-        visited.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        folder = pathlib.Path(parent).relative_to(root)
-        yield from (str(folder / name) for name in files if not name.startswith("."))
+        folder = pathlib.Path(parent)
+        visible = (folder / name for name in sorted(folders) if not name.startswith("."))
+        folders[:] = [path.name for path in visible if not _leads_back(path)]
+        yield folder, [name for name in files if not name.startswith(".")]
+
+
+def _leads_back(folder: pathlib.Path) -> bool:
+    """Whether a folder is a link to one that contains it, or that was passed on the way to it."""
+    if not folder.is_symlink():
+        return False
+    target = os.path.realpath(folder)
+    passed = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
+    if cycle := any(path.is_relative_to(target) for path in passed):
+        console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
+    return cycle
 
 
 def _is_table(path: pathlib.Path) -> bool:
     """Whether a .parquet file lists paths of images."""
     try:
-        return path.is_file() and "path" in pyarrow.parquet.read_schema(path).names
+        names = pyarrow.parquet.read_schema(path).names
+        return path.is_file() and "path" in (name.strip().lower() for name in names)
     except Exception:  # It is damaged; who reads it as a table says so.
         return True
 
@@ -196,6 +213,4 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
         return ["" if value is None or value < 0 else names[value] for value in values]
     if not hasattr(kind, "dtype") or _holds_bytes(kind):
         raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
-    # A whole number has one name, 1 or 1.0; integers are floats where some are missing.
-    whole = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values)
-    return ["" if value is None or value != value else str(value).strip() for value in whole]
+    return [*map(class_name, values)]

@@ -119,11 +119,13 @@ def _open(
     return parts, {"fingerprint": hash_facts(facts), **fields}
 
 
-def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+def open_photos(
+    where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
+) -> Splits:
     """Opens the images of a location, see `list_images`; holds out classes without splits.
 
     Every image is decoded once to check that it is readable, unless that was done before and no
-    file has changed.
+    file has changed; see `measured` for those that are not.
     """
     path, images = pathlib.Path(where).expanduser(), photos.list_images(where)
     if images.vectors is not None:
@@ -138,7 +140,8 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
         console.say(f"{len(images) - len(labelled)} images without a class are left out")
         images = images.take(labelled)
     root = path if path.is_dir() else path.parent
-    return open_images(where, measured(images, root), decoding, held_out)
+    images = measured(images, root, skip_corrupt=skip_corrupt)
+    return open_images(where, images, decoding, held_out)
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
@@ -147,10 +150,28 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
     return _split(path, images, images.fingerprint, held_out)
 
 
-def measured(images: Dataset, root: pathlib.Path = pathlib.Path()) -> Dataset:
-    """Reads listed images, and fills in their sizes and a hash that names files below the root."""
+def measured(
+    images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
+) -> Dataset:
+    """Reads listed images, and fills in their sizes and a hash that names files below the root.
+
+    Raises UserError if some cannot be read, unless `skip_corrupt`, which leaves them out.
+    """
+    sizes_and_checksums, reasons = _measure(images)
+    if reasons:
+        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
+        more = f" (and {len(named) - _MAX_NAMED} more)" if len(named) > _MAX_NAMED else ""
+        broken = f"cannot read {len(named)} of {len(images)} images: "
+        broken += "; ".join(named[:_MAX_NAMED]) + more
+        if not skip_corrupt or len(reasons) == len(images):
+            raise UserError(
+                f"{broken}; fix or remove them, or leave them out with "
+                "--config.data.skip_corrupt=True"
+            )
+        console.warn(f"{broken}; they are left out")
+        readable = np.setdiff1d(np.arange(len(images)), [*reasons])
+        images, sizes_and_checksums = images.take(readable), sizes_and_checksums[readable]
     names = [os.path.relpath(name, root) for name in images.names]
-    sizes_and_checksums = _measure(images)
     columns = (images.class_names, images.splits, images.coarse_labels, sizes_and_checksums)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes = sizes_and_checksums[:, :2].astype(np.int32)
@@ -171,10 +192,13 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
+        remedy = "leave them out, or give them a class"
+        if len(unlabelled) == len(images):
+            remedy = "name the column of classes (?label=NAME), or give features the array labels, "
+            remedy += "or --config.data.labels"
         raise UserError(
-            f"{where} has {len(unlabelled)} rows without a class, such as row {unlabelled[0]}; "
-            "name the column of classes (?label=NAME), or give features the array labels, or "
-            "--config.data.labels"
+            f"{where} has {len(unlabelled)} of {len(images)} rows without a class, such as row "
+            f"{unlabelled[0]} ({images.name(unlabelled[0])}); {remedy}"
         )
     photos.check_columns(where, images)
     parts = {"train": images}
@@ -212,32 +236,34 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
             )
 
 
-def _measure(images: Dataset) -> Int[np.ndarray, "images 3"]:
-    """Returns height, width and checksum of each image, from the cache if no file has changed."""
+def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
+    """Height, width and checksum of each image, and the reasons why some cannot be read.
+
+    Of files that have not changed since they were read, the cache has them.
+    """
     cached = cache_folder() / "photos" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
+    measured, reasons = np.zeros((len(images), 3), np.int64), {}
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
-        return np.load(cached)
-    console.say(f"checking {len(images)} images")
+        measured = np.load(cached)
+    rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Broken ones may be read by now.
+    if not rows:
+        return measured, reasons
+    console.say(f"checking {len(rows)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(lambda i: _measure_file(images, i), range(len(images)))
-        bar = tqdm.tqdm(outcomes, total=len(images), unit="image", disable=None, leave=False)
-        outcomes = list(bar)
-    named = zip(images.names, outcomes, strict=True)
-    broken = [f"{name} ({reason})" for name, reason in named if isinstance(reason, str)]
-    if broken:
-        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
-        raise UserError(
-            f"cannot read {len(broken)} of {len(images)} images: "
-            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
-        )
-    measured = np.array(outcomes, np.int64)
+        outcomes = pool.map(lambda i: _measure_file(images, i), rows)
+        bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
+        for i, outcome in zip(rows, bar, strict=True):
+            if isinstance(outcome, str):
+                reasons[i] = outcome
+            else:
+                measured[i] = outcome
     if not in_memory:
         with console.tolerating(f"the sizes of the images ({cached})"):
             cached.parent.mkdir(parents=True, exist_ok=True)
             with replacing(cached) as temporary, temporary.open("wb") as file:
                 np.save(file, measured)
-    return measured
+    return measured, reasons
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:

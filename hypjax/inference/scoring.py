@@ -62,9 +62,10 @@ def task_of(
             )
         return task._replace(ground_truth=ground_truth)
     for part in filter(None, task[:2]):
-        if unknown := np.sum(part.labels == ""):
+        if len(unknown := np.flatnonzero(part.labels == "")):
             raise UserError(
-                f"the classes of {unknown} of {len(part)} rows are unknown; give them as the "
+                f"the classes of {len(unknown)} of {len(part)} rows are unknown, such as that of "
+                f"row {unknown[0]}; leave these rows out, or give their classes as the "
                 "array labels, in a file (--labels or --query_labels) or by sub-folders of "
                 "--images, or name the judged dataset (--dataset)"
             )

@@ -4,10 +4,11 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, reason
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
+from hypjax.system.files import read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
@@ -90,13 +91,7 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
-    require_package("torch", f"reading a {path.suffix} file", "torch")
-    import torch
-
-    # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
-        raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read_torch(path)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
     # Integers keep their type.

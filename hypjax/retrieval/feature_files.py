@@ -1,13 +1,16 @@
 """Files of features that any model computed, with facts about their images.
 
 An .npz file has the array `features` [n, d] and perhaps `labels` [n], `ids` [n] (paths of images,
-or other names), `splits` [n] and `superlabels` [n]. A Parquet table has the
-columns `features`, `label`, `path`, `split` and `superlabel`; one that --export=parquet wrote holds
-points. An .npy file has the features alone.
+or other names), `splits` [n] and `superlabels` [n]; a .pt file has a dict of such tensors or lists.
+A Parquet table has the columns `features`, `label`, `path`, `split` and `superlabel`; one that
+--export=parquet wrote holds points. There and in .csv files, features may also be numbered columns,
+such as f0, f1 and so on. An .npy file, a .csv file without a header and a .pt file of one tensor
+have the features alone.
 """
 
 import pathlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +19,27 @@ from jaxtyping import Float, Shaped
 
 from hypjax.errors import UserError, reason
 from hypjax.retrieval import inputs
-from hypjax.system.files import read_npz
+from hypjax.system.files import (
+    column_names,
+    csv_header,
+    read_npy,
+    read_npz,
+    read_parquet,
+    read_torch,
+)
+from hypjax.types import class_name, split_name
 
-SUFFIXES = (".npz", ".npy", ".parquet")
+_TABLES = (".parquet", ".csv")  # Perhaps of images.
+_ARRAYS = (".npz", ".npy", ".pt")
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
+_INDEX = re.compile(r"$|unnamed: \d+$|__index_level_\d+__$")  # Columns that pandas adds.
+_MAX_NAMED = 10  # Columns that a message names.
 _CHECKED = 1 << 16  # Rows that are checked at once.
 _LABEL_READERS = {
-    ".npy": np.load,
+    ".npy": lambda path: read_npy(path, "labels"),
     ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
+    ".pt": lambda path: _of_tensor(read_torch(path)),
 }
 
 
@@ -40,15 +55,39 @@ class FeatureTable(NamedTuple):
 
 def has_features(path: pathlib.Path) -> bool:
     """Whether a file holds features or points: by its name, or by its columns if it is a table."""
-    if path.suffix.lower() != ".parquet":
-        return path.suffix.lower() in SUFFIXES
+    if path.suffix.lower() not in _TABLES:
+        return path.suffix.lower() in _ARRAYS
     try:
-        import pyarrow.parquet
+        if path.suffix.lower() == ".csv":
+            names, facts = _csv_columns(path)[1], {}
+        else:
+            import pyarrow.parquet
 
-        schema = pyarrow.parquet.read_schema(path)
-        return "features" in schema.names or _SPACE in (schema.metadata or {})
+            schema = pyarrow.parquet.read_schema(path)
+            names, facts = column_names(schema.names), schema.metadata or {}
+        return "features" in names or bool(_numbered(names)) or _SPACE in facts
     except Exception:  # Damaged or missing: reading it reports that.
         return False
+
+
+def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
+    """The character that divides cells, names of columns, and whether the file has a header."""
+    delimiter, names = csv_header(path)
+    numbers = [str(i) for i in range(len(names))]
+    try:
+        header = [*map(str.strip, names)] == numbers or not [*map(float, names)]
+    except ValueError:
+        header = True
+    return delimiter, column_names(names) if header else numbers, header
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The columns of features, from 0; none if any other column is not known."""
+    others = [name for name in names if name not in _COLUMNS and not _INDEX.match(name)]
+    parts = [re.fullmatch(r"(.*?)(\d+)", name) for name in others]
+    if not all(parts) or len({part[1] for part in parts}) > 1:
+        return []
+    return others if [int(part[2]) for part in parts] == [*range(len(parts))] else []
 
 
 def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
@@ -80,12 +119,18 @@ def as_names(
     if column is None:
         return None
     values = np.asarray(column)
-    if values.shape != (count,) or values.dtype.kind not in "iubUO":
+    # Columns of tables with gaps hold whole numbers as floats.
+    whole = values.dtype.kind != "f" or not np.any(values[np.isfinite(values)] % 1)
+    if values.shape != (count,) or values.dtype.kind not in "iufbUSO" or not whole:
         kind = f"{values.dtype} of shape {list(values.shape)}"
         raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
-    # Columns of tables with gaps hold whole numbers as floats: 1.0 is class 1.
-    whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
-    return np.array(["" if value is None else str(value) for value in whole], dtype=str)
+    as_name = {"ids": _id, "splits": split_name}.get(name, class_name)
+    return np.array([*map(as_name, values.tolist())], dtype=str)
+
+
+def _id(value: object) -> str:
+    """Name of an image: a path as it is, or a number as classes have them."""
+    return value if isinstance(value, str) else class_name(value)
 
 
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:
@@ -95,8 +140,10 @@ def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[
     """
     readers = {
         ".npz": read_npz,
-        ".npy": lambda path: {"features": np.load(path, mmap_mode="r")},
+        ".npy": lambda path: {"features": read_npy(path, "features", mapped=True)},
         ".parquet": _read_parquet,
+        ".csv": _read_csv,
+        ".pt": _read_tensors,
     }
     arrays = _read(path, readers)
     if labels is not None:
@@ -110,14 +157,44 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     try:
         return read(path)
+    except UserError:
+        raise
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
-    import pyarrow.parquet
+def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    content = read_torch(path)
+    arrays = content if isinstance(content, dict) else {"features": content}
+    if isinstance(content, list | tuple):
+        raise ValueError('it holds a list; save {"features": features, "labels": labels}')
+    return {_COLUMNS.get(name, name): _of_tensor(value) for name, value in arrays.items()}
 
-    table = pyarrow.parquet.read_table(path)
+
+def _of_tensor(value: Any) -> np.ndarray:
+    """The array of a tensor, or of a list."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16.
+    return np.asarray(value)
+
+
+def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
+    import pyarrow.csv
+
+    delimiter, names, header = _csv_columns(path)
+    table = pyarrow.csv.read_csv(
+        path,
+        pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(header)),
+        pyarrow.csv.ParseOptions(delimiter=delimiter),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pyarrow.string())),
+    )
+    arrays = _arrays(table)
+    return arrays | {"features": arrays["features"].astype(np.float32)}
+
+
+def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
+    table = read_parquet(path)
     names, facts = table.column_names, table.schema.metadata or {}
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
         ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))
@@ -128,14 +205,35 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
             "space": np.array(facts[_SPACE].decode()),
             "fingerprint": np.array(facts[b"hypjax.fingerprint"].decode()),
         }
-    if "features" not in names:
-        raise ValueError(f"it has no column features; its columns are {', '.join(names)}")
+    return _arrays(table)
+
+
+def _arrays(table: Any) -> dict[str, np.ndarray]:
+    """The arrays of a table's columns, which are called by their names in the plural."""
+    import pyarrow
+
+    names = table.column_names
+    if "features" in names and pyarrow.types.is_string(table.schema.field("features").type):
+        rows = (
+            text.strip("[] ").replace(",", " ").split() for text in table["features"].to_pylist()
+        )
+        features = np.array([[*map(float, row)] for row in rows])
+    elif "features" in names:
+        features = _matrix(table, "features")
+    elif numbered := _numbered(names):
+        features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
+    else:
+        more = ", ..." if len(names) > _MAX_NAMED else ""
+        raise ValueError(
+            "it has no column features, and its columns beside label, path, split and superlabel "
+            f"are not numbered from 0, as f0 and f1; they are {', '.join(names[:_MAX_NAMED])}{more}"
+        )
     columns = {
         name: np.array(table.column(column).to_pylist(), dtype=object)
         for column, name in _COLUMNS.items()
         if column in names
     }
-    return {"features": _matrix(table, "features"), **columns}
+    return {"features": features, **columns}
 
 
 def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:

@@ -17,7 +17,7 @@ from hypjax.system.caches import cache_folder
 _in_memory: list[Dataset] = []  # The dataset of `register_dataset`, if any.
 
 
-def register_dataset(dataset: Any) -> dict[str, str | None]:
+def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, str | None]:
     """Returns the fields of `config.data` for a dataset from Python.
 
     Paths are listed in a table, which any process can read later. Images in memory stay in this
@@ -28,7 +28,7 @@ def register_dataset(dataset: Any) -> dict[str, str | None]:
     images = photos.labelled_images(dataset)
     if images.path(0):
         return {"name": "folder", "path": str(photos.write_table(images))}
-    _in_memory[:] = [splits.measured(images)]
+    _in_memory[:] = [splits.measured(images, skip_corrupt=skip_corrupt)]
     return {"name": IN_MEMORY, "path": None}
 
 
@@ -58,7 +58,7 @@ def open_splits(config: ConfigDict) -> Splits:
     if data.name == IN_MEMORY:
         opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
-        opened = splits.open_photos(data.path, decoding, held_out)
+        opened = splits.open_photos(data.path, decoding, held_out, skip_corrupt=data.skip_corrupt)
     elif data.name == "features":
         opened = splits.open_features(data.path, data.labels, held_out)
     else:

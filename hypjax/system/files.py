@@ -1,6 +1,7 @@
-"""Files: atomic writes, and arrays from untrusted files."""
+"""Files: atomic writes, and tables and arrays from untrusted files."""
 
 import contextlib
+import csv
 import ctypes
 import errno
 import glob
@@ -8,12 +9,18 @@ import hashlib
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hypjax.errors import UserError, require_package
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
@@ -99,15 +106,104 @@ def sync_all(path: pathlib.Path) -> None:
         sync(inner)
 
 
+def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
+    """Reads a table's header, in lower case, and its rows; commas, semicolons or tabs divide cells.
+
+    Raises a `ValueError` for a row of another length than the header, and for other faults.
+    """
+    delimiter, _ = csv_header(path)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+        try:
+            header, *rows = [row for row in reader if row] or [[]]
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num}: {error}; mend its double quotes") from error
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"the header has {len(header)} columns, and row {number} has {len(row)}; put cells "
+                f"that contain {delimiter!r} between double quotes"
+            )
+    return column_names(header), rows
+
+
+def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
+    """The character that divides a table's cells, and the cells of its first line."""
+    with path.open(encoding="utf-8-sig") as file:
+        line = file.readline()
+    delimiter = max(",;\t", key=line.count)
+    return delimiter, next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+
+
+def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
+    """Reads a table, with columns in lower case and the names of classes that `datasets` wrote."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    metadata = table.schema.metadata or {}
+    described = json.loads(metadata.get(b"huggingface", b"{}"))
+    for i, name in enumerate(table.column_names):
+        kind = described.get("info", {}).get("features", {}).get(name)
+        if isinstance(kind, dict) and (names := kind.get("names")):
+            labels = ["" if x is None or x < 0 else names[x] for x in table[name].to_pylist()]
+            table = table.set_column(i, name, [labels])
+    renamed = table.rename_columns(column_names(table.column_names))
+    return renamed.replace_schema_metadata(metadata)  # Which pyarrow drops.
+
+
+def column_names(names: Sequence[str]) -> list[str]:
+    """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
+    columns = [name.strip().lower() for name in names]
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
+        raise ValueError(f"it has two columns {twice[0]}")
+    return columns
+
+
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file, without executing anything in it.
 
     Raises an `OSError` if it cannot be read, and a `ValueError` if it holds anything else.
     """
+    name = ""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name][...]) for name in file}  # Bytes have no [...].
+            arrays = {}
+            for name in file:
+                arrays[name] = np.asarray(file[name][...])  # Bytes have no [...].
+            return arrays
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise almost anything.
+        _refuse_objects(error, name)
         raise ValueError("damaged, or not an .npz file of plain arrays") from error
+
+
+def read_npy(path: pathlib.Path, name: str, *, mapped: bool = False) -> np.ndarray:
+    """Reads an .npy file, without executing anything in it; errors call the array by its name."""
+    try:
+        return np.load(path, mmap_mode="r" if mapped else None)
+    except ValueError as error:
+        _refuse_objects(error, name)
+        raise
+
+
+def _refuse_objects(error: Exception, name: str) -> None:
+    """Raises a `ValueError` that names the remedy if an array cannot be read for its dtype."""
+    if "Object arrays" in str(error) or "Python objects" in str(error):
+        kind = "'float32'" if name == "features" else "str"
+        raise ValueError(f"{name} has dtype object; save it with {name}.astype({kind})") from error
+
+
+def read_torch(path: pathlib.Path) -> Any:
+    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these."""
+    require_package("torch", f"reading a {path.suffix} file", "torch")
+    import torch
+
+    # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
+        raise ValueError("damaged, or more than tensors, numbers and strings") from error

@@ -138,6 +138,44 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
         find_images(str(tmp_path))
 
 
+def test_files_that_may_be_images_are_read_or_counted(tmp_path, capsys):
+    read = write_pictures(tmp_path, ["a/1.png", "a/2.avif", "b/3.jp2", "b/4.JFIF", "c/5.tga"])
+    for name in ("a/1.heic", "b/2.HEIC", "b/IMG_1", "c/6.cr2", "c/7.svg", "c/7.txt", "7.json"):
+        (tmp_path / name).write_bytes(b"?")
+    assert names_of(list_folder(read), tmp_path) == {
+        *("a/1.png", "a/2.avif", "b/3.jp2", "b/4.JFIF", "c/5.tga")
+    }
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "5 of 12 files" in line and "pillow-heif" in line
+    assert "2 .heic, 1 without a suffix, 1 .cr2, 1 .svg" in line
+
+
+def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_path, capsys):
+    root = write_pictures(tmp_path / "root", ["a/1.png", "b/2.png", "c/3.png"])
+    (root / "b/1.png").symlink_to(root / "a/1.png")
+    (root / "d").symlink_to(root / "c")
+    listed = {"a/1.png", "b/1.png", "b/2.png", "c/3.png", "d/3.png"}
+    assert names_of(find_images(str(root)), root) == listed
+    assert not capsys.readouterr().err
+    for name, target in {
+        "a/x": root,
+        "a/y": tmp_path,
+        "b/z": root / "c",
+        "c/z": root / "b",
+    }.items():
+        (root / name).symlink_to(target)
+    listed |= {"b/z/3.png", "c/z/1.png", "c/z/2.png", "d/z/1.png", "d/z/2.png"}
+    for where in (root, root / "**/*.png"):
+        assert names_of(find_images(str(where)), root) == listed
+        assert "a/x is a link to" in capsys.readouterr().err
+
+
+def test_a_missing_path_is_said_to_be_missing(tmp_path):
+    for where, keyword in (("photos", "photos does not exist"), ("*.png", "no images at")):
+        with pytest.raises(UserError, match=keyword):
+            find_images(str(tmp_path / where))
+
+
 def test_few_classes_are_split_by_images(tmp_path):
     root = several(tmp_path, 8, 8, 8)
     with pytest.raises(UserError, match="3 classes .*--config.data.split=images"):

@@ -1,5 +1,6 @@
 """Embeddings of any origin: from arrays, and from files of several kinds."""
 
+import csv
 import dataclasses
 
 import numpy as np
@@ -35,10 +36,26 @@ def files(features, labels, tmp_path_factory):
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
     columns = {"features": list(features), "label": labels.tolist()}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "d.parquet")
+    numbered = {f"F_{i}": column for i, column in enumerate(features.T)}
+    pyarrow.parquet.write_table(
+        pyarrow.table({"Label": labels.astype(float), **numbered}), folder / "f.parquet"
+    )
+    lists = [str(row.tolist()) for row in features]
+    for name, columns in {
+        "g.csv": {"": range(21), "LABEL": labels.astype(float), **dict(enumerate(features.T))},
+        "h.csv": {"label": labels, "features": lists},
+    }.items():
+        with (folder / name).open("w", newline="") as file:
+            csv.writer(file, delimiter=";").writerows(
+                [columns, *zip(*columns.values(), strict=True)]
+            )
+    np.savetxt(folder / "i.csv", features, delimiter=",")
     Embeddings.from_arrays(features, labels, space=BALL).save(folder / "e.npz")
     return [
-        *((folder / name, None) for name in ("a.npz", "d.parquet", "e.npz")),
+        *((folder / name, None) for name in ("a.npz", "d.parquet", "e.npz", "f.parquet")),
+        *((folder / name, None) for name in ("g.csv", "h.csv")),
         *((folder / "c.npy", folder / name) for name in ("labels.npy", "labels.txt")),
+        (folder / "i.csv", folder / "labels.npy"),
     ]
 
 
@@ -51,6 +68,22 @@ def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkey
         np.testing.assert_array_equal(found.features(), features)
         assert found.labels.tolist() == [str(label) for label in labels]
         np.testing.assert_array_equal(read_features(path, other).features, features)
+
+
+def test_files_of_torch(features, labels, tmp_path):
+    torch, path = pytest.importorskip("torch", reason="needs torch"), tmp_path / "a.pt"
+    tensor, names = torch.tensor(features, requires_grad=True), [f"{x}.0" for x in labels]
+    for content in (tensor, {"features": tensor.detach().double(), "label": names}):
+        torch.save(content, path)
+        table = read_features(path)
+        np.testing.assert_array_equal(table.features, features)
+    assert table.labels.tolist() == [str(label) for label in labels]
+    torch.save(torch.tensor(labels), tmp_path / "b.pt")
+    assert read_features(path, tmp_path / "b.pt").labels.tolist() == table.labels.tolist()
+    for content, keyword in (((tensor, 1), "holds a list"), (BALL, "damaged, or more")):
+        torch.save(content, path)
+        with pytest.raises(UserError, match=keyword):
+            read_features(path)
 
 
 def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
@@ -87,6 +120,10 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.npz", {"features": np.eye(3), "labels": np.ones(2, int)}, r"shape \[2\]"),
         ("a.npz", {"features": np.eye(2), "labels": [0.5, 1]}, "labels .* float64"),
         ("a.npz", {"embeddings": np.eye(2)}, "no array features"),
+        ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
+        ("a.csv", b"path,label\na.jpg,x\n", "no column features"),
+        ("a.csv", b"label,f0,f1\nx,1,2\ny,1\n", "Expected 3 columns, got 2"),
+        ("a.csv", b"path,f0,f1\nx,1,2\ny,1,\n", "row 1 "),
         ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0"),
         ("a.txt", b"text", "must end in .npz, .npy, .parquet"),
         ("a.parquet", pyarrow.table({"features": [[1.0], [1.0, 2.0]]}), "differ in length"),

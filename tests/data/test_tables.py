@@ -1,0 +1,177 @@
+"""Tables of images: their cells, names of classes and splits, and what is refused."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.data.photos import find_images, given_images, labelled_images, list_folder
+from hypjax.errors import UserError
+from hypjax.retrieval.embeddings import read_features
+from hypjax.retrieval.feature_files import feature_table
+from hypjax.types import class_name, split_name
+from tests.helpers.pictures import write_pictures, write_table
+
+PIXELS = [Image.new("RGB", (4, 4))] * 3
+
+
+def read(path, text):
+    path.write_text(text)
+    images = find_images(str(path))
+    return [pathlib.Path(name).name for name in images.names], images
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ("Path,LABEL\na.jpg,x\nb.jpg,y\n", ["x", "y"]),
+        ("label;path\nBoeing 737, red;a.jpg\ny;b.jpg\n", ["Boeing 737, red", "y"]),
+        ("path\tlabel\na.jpg\tx,y\n\nb.jpg\ty\n", ["x,y", "y"]),
+        ('path, label\na.jpg, "x, y"\nb.jpg, 5" disk\n', ["x, y", '5" disk']),
+        ("path,label\na.jpg,3\nb.jpg,3.0\n", ["3", "3"]),
+        ("path,label\na.jpg,007\nb.jpg,v3.0\n", ["007", "v3.0"]),
+    ],
+)
+def test_cells_of_tables(tmp_path, text, classes):
+    names, images = read(tmp_path / "t.csv", text)
+    assert names == ["a.jpg", "b.jpg"] and images.class_names.tolist() == classes
+
+
+@pytest.mark.parametrize(
+    ("text", "keyword"),
+    [
+        ("path,label\na.jpg,x\nb.jpg,Boeing 737, red\n", "2 columns, and row 2 has 3"),
+        ("path,label,split\na.jpg,x\n", "row 1 has 2"),
+        ("path;label\na.jpg;x;y\n", "row 1 .* contain ';'"),
+        ('path,label\na.jpg,"TV 55\nb.jpg,TV 27"\n', "row 1 has a line break"),
+        ('path,label\na.jpg,"TV 55\nb.jpg,y\n', "line 3: .*double quotes"),
+        ("path,Label,label\na.jpg,x,y\n", "two columns label"),
+        ("", "no column path"),
+        ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
+        ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
+        ("path,label,is_query\na.jpg,x,perhaps\n", "perhaps"),
+        ("path,label,split,is_query\na.jpg,x,train,True\n", "row 1 is a query .* train"),
+    ],
+)
+def test_tables_that_are_refused(tmp_path, text, keyword):
+    with pytest.raises(UserError, match=keyword):
+        read(tmp_path / "t.csv", text)
+
+
+def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):
+    write_pictures(tmp_path, ["a.png"])
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    names, images = read(
+        tmp_path / "t.csv",
+        "path,label,split\na.png,x,query\na.png,x,gallery\na.png,y,gallery\nb.png,x,query\n",
+    )
+    assert names == ["a.png", "a.png", "a.png", "b.png"]
+    assert images.splits.tolist() == ["query", "gallery", "gallery", "query"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "splits"),
+    [  # Of training image a and of b, c.
+        (("True,True", "1,1.0"), {"a": ["train"], "b": ["test"], "c": ["test"]}),
+        (("True,False", "False,True"), {"a": ["train"], "b": ["query"], "c": ["gallery"]}),
+        (("True,True", ",True"), {"a": ["train"], "b": ["query", "gallery"], "c": ["gallery"]}),
+    ],
+)
+def test_columns_of_open_metric_learning(tmp_path, capsys, roles, splits):
+    text = "label,path,split,is_query,is_gallery\n1,a,train,,\n"
+    text += "".join(f"2,{name},validation,{role}\n" for name, role in zip("bc", roles, strict=True))
+    names, images = read(tmp_path / "t.csv", text)
+    expected = [(name, split) for name, chosen in splits.items() for split in chosen]
+    assert [*zip(names, images.splits, strict=True)] == expected
+    assert not capsys.readouterr().err
+    read(tmp_path / "t.csv", "path,label,x_1,x_2,y_1,y_2\na,1,,,,\nb,1,0,9,0,9\n")
+    assert "boxes (x_1, y_1, x_2, y_2), which are not used" in capsys.readouterr().err
+
+
+def test_names_of_classes_and_splits():
+    for names, labels in {
+        "3": (3, 3.0, "3", "3.0", " 3 ", np.float32(3), np.int64(3), b"3"),
+        "": (None, float("nan"), np.float32("nan"), np.datetime64("NaT"), ""),
+        "0.5": (0.5, "0.5"),
+        "nan": ("nan",),
+    }.items():
+        assert {class_name(label) for label in labels} == {names}
+    for split, names in {
+        "train": ("train", "Training", "TRAIN"),
+        "validation": ("val", "Valid", "validation", "dev"),
+        "test": ("Test", "testing", "eval"),
+        "query": ("Query", "queries"),
+        "holdout": ("holdout",),
+        "": ("", None, float("nan")),
+    }.items():
+        assert {split_name(name) for name in names} == {split}
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), ""])
+def test_missing_labels_are_no_class(tmp_path, missing):
+    with pytest.raises(UserError, match="1 of the 3 images have no label, such as image 1"):
+        labelled_images((PIXELS, ["a", missing, "b"]))
+    labels = np.array(["a", missing, "b"], object)
+    table = feature_table({"features": np.eye(3), "labels": labels}, "x")
+    assert table.labels.tolist() == ["a", "", "b"]
+    column = [1.0, None, 2.0] if missing is None else [1.0, float("nan"), 2.0]
+    rows = [{"path": name, "label": label} for name, label in zip("abc", column, strict=True)]
+    with pytest.raises(UserError, match="row 2 needs"):
+        find_images(str(write_table(tmp_path / "t.parquet", rows)))
+
+
+def test_classes_of_datasets_have_names_in_tables(tmp_path):
+    datasets, path = (
+        pytest.importorskip("datasets", reason="needs datasets"),
+        tmp_path / "t.parquet",
+    )
+    columns = {"path": ["a", "b"], "label": [1, -1], "features": [[1.0, 2.0], [3.0, 4.0]]}
+    made = datasets.Dataset.from_dict(columns)
+    made = made.cast_column("label", datasets.ClassLabel(names=["robin", "wren"]))
+    made.to_parquet(path)
+    assert read_features(path).labels.tolist() == ["wren", ""]
+    made.remove_columns("features").to_parquet(path)
+    with pytest.raises(UserError, match="row 2 needs"):
+        find_images(str(path))
+
+
+@pytest.mark.parametrize(
+    ("names", "splits", "classes"),
+    [
+        (["Train/a/1.png", "Test/b/2.png"], ["train", "test"], "ab"),
+        (
+            ["Training/a/1.png", "valid/b/2.png", "val/c/3.png"],
+            ["train", *["validation"] * 2],
+            "abc",
+        ),
+        (["VAL/a/1.png", "Testing/b/2.png"], ["validation", "test"], "ab"),
+        (["query/a/1.png", "gallery/a/1.png"], ["gallery", "query"], "aa"),
+        (["Training/1.png", "Test/2.png"], ["test", "train"], ["", ""]),
+        (["a/1.png", "gallery/x/1.png"], None, ["a", "gallery"]),
+        (["a/1.png", "train/1.png"], None, ["a", "train"]),
+    ],
+)
+def test_folders_with_names_of_splits(tmp_path, names, splits, classes):
+    images = list_folder(write_pictures(tmp_path, names))
+    assert sorted(images.class_names) == sorted(classes)
+    assert splits is None or sorted(images.splits) == sorted(splits)
+    assert (images.splits is None) == (splits is None)
+
+
+def test_other_folders_beside_splits_are_refused(tmp_path):
+    write_pictures(tmp_path, ["Train/a/1.png", "Test/b/2.png", "holdout/c/3.png"])
+    with pytest.raises(UserError, match="has the split 'holdout'.*named train, validation"):
+        find_images(str(tmp_path))
+
+
+def test_arrays_of_paths_are_paths(tmp_path):
+    paths = [str(write_pictures(tmp_path, ["1.png", "2.png"]) / f"{i}.png") for i in (1, 2)]
+    for images in (np.array(paths), np.array([paths]), np.array(paths, object)):
+        assert given_images(images).names.tolist() == paths
+    assert given_images(np.array(paths)[0]).names.tolist() == paths[:1]
+
+
+def test_splits_of_a_dictionary_have_usual_names():
+    images = labelled_images({"Training": (PIXELS, "aab"), "val": (PIXELS, "ccd")})
+    assert images.splits.tolist() == ["train"] * 3 + ["validation"] * 3
