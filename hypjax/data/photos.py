@@ -38,9 +38,9 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
     They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
-    file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
-    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
-    [images, dim], are features. A `datasets.Dataset` stands for its images.
+    file; an image of Pillow's; pixels, uint8, uint16 or bool of [height, width] or [height, width,
+    channels] with 1 to 4 channels. An array of four axes holds several images. Floating-point
+    numbers, [dim] or [images, dim], are features. A `datasets.Dataset` stands for its images.
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")

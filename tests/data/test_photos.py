@@ -187,6 +187,49 @@ def test_any_colour_mode_is_read():
         assert np.abs(np.asarray(image, int) - wanted).max() <= tolerance
 
 
+def images_of_all_modes():
+    """Yields an image of each of Pillow's modes."""
+    rgba = np.dstack([gradient(), gradient()[..., :1]])
+    grey = gradient()[..., 2].astype(np.uint16) * 257
+    yield from (Image.fromarray(grey.astype(kind)) for kind in (np.int32, np.float32))
+    yield Image.fromarray(np.float32(grey / 65535))
+    for mode in ("I;16", "I;16L", "I;16B"):
+        values = grey.astype(">u2" if mode.endswith("B") else "<u2")
+        yield Image.frombytes(mode, (12, 8), values.tobytes())
+    opaque = Image.fromarray(gradient())
+    yield from map(opaque.convert, ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+    transparent = Image.fromarray(rgba)
+    yield from map(transparent.convert, ("LA", "PA", "RGBA", "RGBa"))
+    yield transparent.convert("LA").convert("La")
+
+
+# Formats that keep the pixels of a mode, or of the one that it is converted to first.
+FILES = {"I;16L": ("TIFF",), "I": ("TIFF",), "F": ("TIFF",), "PA": ("TIFF",)}
+FILES |= {"CMYK": ("TIFF",), "YCbCr": ("TIFF",), "LAB": ("TIFF",)}
+CONVERTED = {"RGBX": "RGB", "RGBa": "RGBA", "La": "LA", "HSV": "RGB"}
+
+
+@pytest.mark.parametrize("image", images_of_all_modes(), ids=lambda image: image.mode)
+def test_an_image_in_memory_is_read_as_its_file_is(image):
+    def read(image):
+        try:
+            return np.asarray(pixels.decode(image, 3, upright=True))
+        except ValueError as error:
+            return str(error)
+
+    written = image.convert(CONVERTED.get(image.mode, image.mode))
+    for kind in FILES.get(image.mode, ("PNG", "TIFF")):
+        np.testing.assert_array_equal(read(image), read(encoded(written, kind)))
+    if image.mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I;16B"):
+        np.testing.assert_array_equal(read(np.asarray(image)), read(image))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32, np.uint32])
+def test_pixels_without_a_common_scale_are_refused(kind):
+    with pytest.raises(UserError, match="uint8, uint16 or bool"):
+        pixels.decode(gradient().astype(kind), 3)
+
+
 def test_paths_are_relative_to_the_table(tmp_path):
     table = write_table(tmp_path / "table.csv", [{"path": "pictures/1.png", "label": "a"}])
     assert read_table(table).name(0) == str(tmp_path / "pictures/1.png")
