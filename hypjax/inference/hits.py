@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
+from hypjax.data.repeats import OwnIds
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
@@ -70,13 +71,17 @@ def match_distance(
     gallery: Float[np.ndarray, "m d"],
     gallery_labels: Int[np.ndarray, " m"],
     space: Space,
+    own_ids: OwnIds = None,
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other.
+    Queries that are the gallery itself search among each other. No query matches its own item.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
+    if own_ids is not None:
+        (rows,) = np.nonzero(own_ids >= 0)
+        distances[rows, own_ids[rows]] = np.inf
     if queries is gallery:
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import functools
 import glob
 import hashlib
 import json
@@ -10,13 +11,20 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
+
+
+def real_paths(paths: Iterable[str]) -> list[str]:
+    """The paths without links; each folder is resolved once."""
+    folder_of = functools.cache(os.path.realpath)
+    resolved = (os.path.join(folder_of(head), name) for head, name in map(os.path.split, paths))
+    return [os.path.realpath(path) if os.path.islink(path) else path for path in resolved]
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

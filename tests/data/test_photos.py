@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypjax.data import splits as opening
 from hypjax.data.photos import find_images, list_folder, read_table
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
+from hypjax.runs.tables import noted
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
@@ -228,6 +230,29 @@ def test_an_image_in_memory_is_read_as_its_file_is(image):
 def test_pixels_without_a_common_scale_are_refused(kind):
     with pytest.raises(UserError, match="uint8, uint16 or bool"):
         pixels.decode(gradient().astype(kind), 3)
+
+
+def test_images_that_occur_more_than_once_are_counted(tmp_path):
+    """Of eight classes with two images, each of its own colour."""
+    for i, name in enumerate(f"{c}/{j}.png" for c in "abcdefgh" for j in "01"):
+        split = "train" if name < "e" else "gallery" if "1." in name else "query"
+        write_picture(tmp_path / split / name, colour=(i, 0, 0))
+    first = open_at(tmp_path, validation_classes=0)
+    assert first.repeats == () and first.own_ids is None
+    shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/b/copy.png")
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "gallery/e/copy.png")
+    shutil.copy(tmp_path / "query/f/0.png", tmp_path / "gallery/f/copy.png")
+    (tmp_path / "gallery/g/link.png").symlink_to(tmp_path / "query/g/0.png")
+    splits = open_at(tmp_path, validation_classes=0)
+    own, classes, training, copied = splits.repeats
+    assert own == "1 of 4 queries are in the gallery, and do not find themselves"
+    assert splits.own_ids.tolist() == [-1, -1, 5, -1]
+    assert "2 images are in more than one class, such as" in classes
+    assert "train/a/0.png (a) and" in classes and "copy.png (b)" in classes
+    assert "1 of 7 gallery images are identical to training images" in training
+    assert "1 of 4 query images are identical to gallery images" in copied
+    results = noted(splits.notes, splits.repeats)
+    assert results == {"repeats": [*splits.repeats]}
 
 
 def test_paths_are_relative_to_the_table(tmp_path):
