@@ -146,17 +146,22 @@ def find_hits(
     k: int,
     refinement: Refinement | None = None,
     match: Match | None = None,
+    *,
+    keep_self: bool = False,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    An image is not found as its own neighbour. A query's class is known if it is given, if the
-    gallery holds the image, or if the image's folder is named like one of its classes.
+    An image is not found as its own neighbour, unless `keep_self`. A query's class is known if it
+    is given, if the gallery holds the image, or if the image's folder is named like one of its
+    classes.
     """
     require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     named = [images.path(i) for i in range(len(images))]
-    paths = [os.path.realpath(path) if path else "" for path in named]
+    if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
+        named = images.names.tolist()  # Features whose images have names.
+    paths = [os.path.realpath(path) if path and not keep_self else "" for path in named]
     refinement = refinement or Refinement()
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, paths)

@@ -1,9 +1,11 @@
 """Exports a prepared dataset as folders of image files, to browse or to start a new one from."""
 
+import collections
 import io
 import pathlib
 import re
 import tempfile
+from collections.abc import Sequence
 
 import tqdm
 from PIL import Image
@@ -17,7 +19,8 @@ from hypjax.system import console
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names without a suffix get that of the image's format.
+    Names are the last parts of those in the dataset, as many as tell the images of a class apart,
+    without spaces. Names without a suffix get that of the image's format.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
@@ -29,22 +32,38 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
         unfinished = pathlib.Path(parent, output.name)
         for split in folder.splits:
             records = open_records(folder, split)
+            folders = list(map(_valid, records.class_names))
+            names = _short_names(folders, records.names)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i in tqdm.trange(len(records.names), **bar):
                 with reading(dataset, folder.path):
-                    image, name = records.content(i), _valid(records.names[i])
+                    image, name = records.content(i), names[i]
                 if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
-                path = unfinished / split / _valid(records.class_names[i]) / name
+                path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists():
-                    raise UserError(
-                        f"two images would be {path.relative_to(unfinished)}; export none"
-                    )
                 path.write_bytes(image)
             count += len(records.names)
         unfinished.rename(output)
     return count
+
+
+def _short_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
+    """File names that differ within each folder, also where systems ignore case."""
+    parts = [[_valid(part).replace(" ", "_") for part in name.split("/")] for name in names]
+    short, rows_of = [""] * len(parts), collections.defaultdict(list)
+    for i, folder in enumerate(folders):
+        rows_of[folder.lower()].append(i)
+    for rows in rows_of.values():
+        for depth in range(1, max(len(parts[i]) for i in rows) + 1):
+            tails = ["_".join(parts[i][-depth:]) for i in rows]
+            if len({tail.lower() for tail in tails}) == len(rows):
+                break
+        else:
+            tails = [f"{i}_{tail}" for i, tail in enumerate(tails)]
+        for i, tail in zip(rows, tails, strict=True):
+            short[i] = tail
+    return short
 
 
 def _valid(name: str) -> str:

@@ -11,7 +11,7 @@ from PIL import Image
 from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
-from hypjax.data.preparation.export import export
+from hypjax.data.preparation.export import _short_names, export
 from hypjax.data.preparation.prepare import prepare, prepared_folder
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -153,6 +153,15 @@ def test_exported_files_are_the_prepared_ones(tmp_path, cub):
     assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12
     files = sorted((tmp_path / "out/train/001.Bird_1").iterdir())
     assert [file.read_bytes() for file in files] == [f.content for f in written["train"][:3]]
+
+
+def test_exported_files_have_short_names_without_spaces():
+    folders = ["a", "a", "b", "b", "B", "c", "c"]
+    names = ["train/x y/1.jpg", "train/x y/2.jpg", "train/p/1.jpg", "val/p/1.jpg", "val/q/1.JPG"]
+    names += ["x?.png", "x*.png"]
+    short = ["1.jpg", "2.jpg", "train_p_1.jpg", "val_p_1.jpg", "val_q_1.JPG", "0_x.png", "1_x.png"]
+    found = _short_names(folders, names)
+    assert [name.replace("_.", ".") for name in found] == short
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
