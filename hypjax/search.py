@@ -62,7 +62,8 @@ def main(
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search a
             .usearch or .qdrant folder, or qdrant://host:6333/name.
-        query: An image, or several as in --images of python -m hypjax.embed.
+        query: An image, also at an address https://..., or several as in --images of python -m
+            hypjax.embed.
         k: Number of neighbours.
         steps: What refines the search.
         embedding: Embedding of the run that the gallery contains: head, encoder, or a scored prefix

@@ -22,6 +22,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
+from hypjax.data.fetching import image_at, is_web_address, local_path
 from hypjax.data.shards import files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system.caches import cache_folder
@@ -91,12 +92,15 @@ def list_images(where: str) -> Dataset:
 
     A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
     file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
-    one image; or a dataset, see `find_dataset`. A file of features, see
+    one image, also at an address of the web; a .zip or .tar.gz file of what a folder may hold; or a
+    dataset, see `find_dataset`. A file of features, see
     `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none.
     """
     from hypjax.retrieval.feature_files import has_features
 
-    path = pathlib.Path(where).expanduser()
+    if is_web_address(where):
+        return image_at(where)
+    path = local_path(where)
     if has_features(path):
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
+from hypjax.data.fetching import local_path
 from hypjax.data.parts import (
     SAME_CLASSES,
     HeldOutClasses,
@@ -132,7 +133,7 @@ def open_photos(where: str, decoding: Decoding, held_out: HeldOutClasses) -> Spl
     Every image is decoded once to check that it is readable, unless that was done before and no
     file has changed.
     """
-    path, images = pathlib.Path(where).expanduser(), photos.list_images(where)
+    path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")

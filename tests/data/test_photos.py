@@ -3,6 +3,8 @@
 import io
 import os
 import shutil
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -253,6 +255,46 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     assert "1 of 4 query images are identical to gallery images" in copied
     results = noted(splits.notes, splits.repeats)
     assert results == {"repeats": [*splits.repeats]}
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
+@pytest.mark.parametrize("top", ["", "photos"])
+def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = [f"{name}/{i}.png" for name in "abcdefgh" for i in "12"]
+    write_pictures(tmp_path / "files" / top, names)
+    archive = shutil.make_archive(tmp_path / "photos", kind, tmp_path / "files")
+    found, again = find_images(archive), find_images(archive)
+    assert found.class_names.tolist() == [name[0] for name in names]
+    assert found.names.tolist() == again.names.tolist()
+    assert capsys.readouterr().err.count("unpacking") == 1
+    splits = open_at(archive, test_classes=4, validation_classes=0)
+    plain = open_at(tmp_path / "files" / top, test_classes=4, validation_classes=0)
+    assert splits.train.num_classes == 4 and splits.fingerprint == plain.fingerprint
+
+
+def test_a_damaged_archive_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "photos.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="cannot unpack .*photos.tar.gz.*unpack it yourself"):
+        find_images(str(tmp_path / "photos.tar.gz"))
+
+
+def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):
+    content = encoded(Image.fromarray(gradient()))
+    pages = {"https://host/a/1.png?size=2": content}
+
+    def urlopen(request, timeout):
+        if request.full_url not in pages:
+            raise urllib.error.HTTPError(request.full_url, 404, "Not Found", None, None)
+        return io.BytesIO(pages[request.full_url])
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    (url,) = pages
+    images = find_images(url)
+    assert images.path(0) == url and np.array_equal(images.image(0, 3), gradient())
+    with pytest.raises(UserError, match="cannot fetch https://host/b.png .*404"):
+        find_images("https://host/b.png")
 
 
 def test_paths_are_relative_to_the_table(tmp_path):
