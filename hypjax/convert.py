@@ -7,9 +7,6 @@ from hypjax import command
 from hypjax.errors import UserError
 from hypjax.system import integrations
 
-# Flags of one format.
-_ONLY = {"onnx": ("embedding", "precision"), "sentence-transformers": ("images", "features")}
-
 
 def main(
     *,
@@ -41,12 +38,11 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    only = {"onnx": {"embedding": embedding, "precision": precision}}
-    only["sentence-transformers"] = {"images": images, "features": features}
-    for name, options in only.items():
-        for flag, value in options.items():
-            if name != format and value:
-                raise UserError(f"--{flag} is for --format={name} alone; leave it out")
+    of_onnx = {"embedding": embedding, "precision": precision}
+    of_folder = {"images": images, "features": features}
+    for name, options in (("onnx", of_onnx), ("sentence-transformers", of_folder)):
+        if name != format and (wrong := [flag for flag, value in options.items() if value]):
+            raise UserError(f"--{wrong[0]} is only for --format={name}; leave it out")
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":
@@ -63,12 +59,12 @@ def main(
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
     """Writes the weights under timm's names, and says how PyTorch loads them."""
     command.require_output_file("output", output, ".safetensors")
-    from hypjax.inference.weights import restore_best
+    from hypjax.inference.run import Run
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 
     with reading(workdir) as folder:
-        _, model, params, _ = restore_best(folder)
+        _, model, params, _ = Run.saved(folder).restore_best(folder)
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")

@@ -35,8 +35,7 @@ def require_utf8(names: Sequence[str]) -> None:
     wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
     if wrong:
         raise UserError(
-            f"the names of {len(wrong)} of {len(names)} files are not UTF-8, such as "
-            f"{on_one_line(wrong[0])}; rename these files"
+            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
         )
 
 
@@ -80,6 +79,20 @@ def writing(path: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def explained(problem: str, advice: str = "") -> Iterator[None]:
+    """Turns any failure of a library into a `UserError`: the problem, its reason, and advice.
+
+    Many libraries raise almost anything on damaged files, and on answers of other machines.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{problem} ({reason(error)}){advice}") from error
 
 
 def reason(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Evaluation of a run's models, or of a pretrained encoder, on the test classes."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -16,19 +17,27 @@ from hypjax.errors import redacted
 from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.pretrained import pretrained_encoder
 from hypjax.inference.run import Run
-from hypjax.inference.weights import TrainedModel, pretrained_encoder, restore_best, restore_models
-from hypjax.models import model_shapes
-from hypjax.objectives import Objective, SavedObjective, create_objective
-from hypjax.objectives.create import BUILT_IN
+from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.images import fit_to_features
+from hypjax.runs.files import is_published
 from hypjax.runs.tables import format_results, noted, print_notes, title
-from hypjax.runs.workdir import require_provenance, saved_config, set_fields
+from hypjax.runs.workdir import (
+    read_saved_config,
+    require_identity,
+    require_provenance,
+    saved_space,
+    set_fields,
+)
 from hypjax.system import console
-from hypjax.types import Recalls, View
+from hypjax.types import Recalls
+
+# Fields that must be the run's, as its images and its model depend on them; and those that may not.
+_SHAPING = ("data.", "model.", "objective.")
+_ASKED = (*_SHAPING, "eval.", "run.")
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -43,39 +52,38 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         1000" instead of "final" if training was interrupted there; "best" is there if validation
         on held-out classes chose it.
     """
-    config = fit_to_features(config).copy_and_resolve_references()
-    validate(config)
-    models, folder, saved = {}, None, {}
-    if processes.is_first():
-        with reading(workdir) as folder:
-            models, saved = restore_models(folder, config), flatten(saved_config(folder))
-    # How it was trained: only models of a frozen encoder can share its embeddings.
-    saved = processes.from_first(lambda: saved).items()
-    asked = ("data.", "model.", "objective.", "eval.", "run.")
-    set_fields(config, {name: x for name, x in saved if not name.startswith(asked)})
-    run = Run.open(config, _objective(config, models))
+    config = config.copy_and_resolve_references()
+    models: dict[str, TrainedModel] = {}
+    with contextlib.ExitStack() as stack:
+        # Only the first process has the folder.
+        opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
+        folder = pathlib.Path(opened)
+        saved = processes.from_first(lambda: _saved_fields(folder, config)).items()
+        # How it was trained: only models of a frozen encoder can share its embeddings.
+        set_fields(config, {name: x for name, x in saved if not name.startswith(_ASKED)})
+        validate(config)
+        space = processes.from_first(lambda: describe_space(saved_space(folder)))
+        run = Run(config, saved_space=space_of(space))
+        names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
     splits = run.splits
     processes.require_same(splits.fingerprints)
-    if folder is not None:
-        require_provenance(folder, {"images": splits.fingerprint})
-    scalars = initial_scalars(config.objective)
-    shapes = model_shapes(run.embedder.model, View.of(config.data), scalars)
+    images = {"images": splits.fingerprint}
+    processes.from_first(lambda: require_provenance(folder, images))
     states = {
-        name: processes.arrays_from_first(lambda name=name: models[name].params, shapes)
-        for name in processes.from_first(lambda: list(models))
+        name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
+        for name in names
     }
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
-    return _report(f"the models in {workdir}", results, splits, config, learned)
+    return _report(f"the models in {workdir}", results, splits, run.config, learned)
 
 
-def _objective(config: ConfigDict, models: Mapping[str, TrainedModel]) -> Objective:
-    """The objective of a run in all processes; only the first one has its models."""
-    if config.objective.name in BUILT_IN:
-        return create_objective(config)
-    spaces = [model.objective.space for model in models.values()]
-    return SavedObjective(space_of(processes.from_first(lambda: describe_space(spaces[0]))))
+def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
+    """The fields of a run, which must have the configuration's images, model and objective."""
+    if not is_published(folder):
+        require_identity(folder, config, _SHAPING)
+    return flatten(read_saved_config(folder))
 
 
 def score_queries(
@@ -85,10 +93,10 @@ def score_queries(
 
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
-    trained = restore_best(workdir)
-    run = Run.open(trained.config, trained.objective)
+    run = Run.saved(workdir)
+    params = run.restore_best(workdir).params
     require_provenance(workdir, {"images": run.splits.fingerprint})
-    scores = run.query_scores(trained.params, run.splits.task)
+    scores = run.query_scores(params, run.splits.task)
     return scores["head"], run.splits.test.labels
 
 
@@ -97,13 +105,12 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
     Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
     """
-    config = fit_to_features(config)
     validate(config)
-    run = Run.open(config, parts=["encoder"])
+    run = Run(config, parts=["encoder"])
     params = _pretrained(run)
     console.say("evaluating on the test classes")
     results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run.splits, config)
+    return _report(config.model.weights, results, run.splits, run.config)
 
 
 def pretrained_features(
@@ -115,10 +122,10 @@ def pretrained_features(
     shorter side, whatever `data.resize` says. They are those of one scale: unlike points of a
     space, features of several have no mean.
     """
-    config = fit_to_features(config).copy_and_resolve_references()
+    config = config.copy_and_resolve_references()
     validate(config)
     config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
-    run = Run.open(config, parts=["encoder"])
+    run = Run(config, parts=["encoder"])
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
@@ -127,12 +134,11 @@ def pretrained_features(
 
 def _pretrained(run: Run) -> PyTree:
     """Reads the parameters of a pretrained encoder, in all processes."""
-    config, model = run.config, run.embedder.model
+    config, encoder = run.config, run.model.encoder
     params = initial_parameters(initial_scalars(config.objective))
-    if model.encoder.takes_pixels:
-        shapes = model_shapes(model, View.of(config.data))["encoder"]
-        read = functools.partial(pretrained_encoder, config, model.encoder)
-        params["encoder"] = processes.arrays_from_first(read, shapes)
+    if encoder.takes_pixels:
+        read = functools.partial(pretrained_encoder, config, encoder)
+        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
     return params
 
 

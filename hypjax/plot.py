@@ -74,7 +74,7 @@ def main(
 
 
 def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> None:
-    """Writes a `Drawing` as a figure or a page, and warns of images that could not be read."""
+    """Writes a `Drawing` as a figure or a page."""
     from hypjax.analysis import disk
     from hypjax.system import console
 
@@ -84,8 +84,6 @@ def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> N
         disk.write_disk_page(drawing, output)
     else:
         disk.draw_disks(drawing, output, thumbnails)
-    for panel in drawing.panels:
-        panel.read.warn()
     console.say(f"wrote {output}")
 
 

@@ -126,7 +126,7 @@ def _train(
     facts = shared_provenance(run)
     # Weights are read before the folder is locked: a wrong name leaves nothing behind.
     pretrained = None if folder.has_checkpoint else starting_parameters(run)
-    with folder.locked(facts, run.config) as checkpoints:
+    with folder.locked(facts, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
         del pretrained

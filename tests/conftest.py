@@ -29,11 +29,8 @@ _OPTIMISED = (
     "parity/test_timm",
     "data/test_device_cache",
     "integrations/test_engines",
-    "integrations/test_euclidean",
     "integrations/test_qdrant",
     "integrations/test_usearch",
-    "geometry/test_layout",
-    "retrieval/test_exactness",
 )
 # They compile in a third less time for narrower vectors, and in one piece instead of many. XLA's
 # older emitters of fused operations, which JAX 0.11 lacks, halve it.
@@ -112,7 +109,8 @@ def memory():
 def compilation(request):
     """Compiles the programs of some modules as users do."""
     module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
-    if not module.startswith(_OPTIMISED):
+    rare = () if "not slow" in request.config.option.markexpr else ("retrieval/test_exactness",)
+    if not module.startswith(_OPTIMISED + rare):
         yield
         return
     jax.clear_caches()
@@ -160,14 +158,18 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data_dir(made_once) -> pathlib.Path:
-    """A data folder with a tenth of the glyphs dataset."""
+    """A data folder with a twentieth of the glyphs dataset."""
     from hypjax.data.preparation import fonts
     from hypjax.data.preparation.prepare import prepared_folder
 
     def make(folder):
-        all_classes = fonts.glyph_classes
+        letters = fonts.letters_of
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
+            patch.setattr(
+                fonts, "letters_of", lambda face: [c for c in letters(face) if c % 20 < 1]
+            )
+            some = fonts.glyph_classes.__wrapped__()
+            patch.setattr(fonts, "glyph_classes", lambda: some)
             prepared_folder("glyphs", str(folder))
 
     return made_once("datasets", make)

@@ -36,6 +36,7 @@ def shown(section, name="shown"):
     return module, *rows
 
 
+@pytest.mark.slow
 def test_it_is_short_and_its_own_test_passes(module):
     code, _, test = shown_objective.blocks()
     lines = [line for line in code.splitlines() if line.strip()]
@@ -73,14 +74,16 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     config.objective.space, config.objective.learn_c = "klein", True
     validate(config)
     space = create_objective(config).with_scalars({"c": 0.3}).space
+    ball = PoincareBall(0.3, 2.3)
     features = np.random.default_rng(0).normal(size=(20, 5))
-    x, expected = space.embed(features), PoincareBall(0.3, 2.3).embed(features)
+    x, expected = (np.asarray(jax.jit(each.embed)(features)) for each in (space, ball))
     space.check(x)
-    np.testing.assert_allclose(space.to_ball(x), expected, rtol=1e-12)
-    np.testing.assert_allclose(space.from_ball(expected), x, rtol=1e-12)
-    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-12)
-    far = PoincareBall(0.3, 2.3).distance_matrix(expected, expected)
-    np.testing.assert_allclose(space.distance(x[:, None], x), far, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(jax.jit(space.to_ball)(x), expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(space.from_ball)(expected), x, rtol=1e-12)
+    again = jax.jit(lambda x: space.embed(space.features(x)))(x)
+    np.testing.assert_allclose(again, x, rtol=1e-12)
+    far = np.asarray(jax.jit(ball.distance_matrix)(expected, expected))
+    np.testing.assert_allclose(jax.jit(space.distance)(x[:, None], x), far, rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):
         found = nearest_neighbors(np.float32(x), np.float32(x), k=4, space=space)[1]
     np.testing.assert_array_equal(found, np.argsort(far, axis=1)[:, :4])
@@ -100,9 +103,9 @@ def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     config.objective.space, config.objective.parts = "largest", ("poincare", "sphere")
     validate(config)
     space = create_objective(config).space
-    x = space.embed(np.random.default_rng(0).normal(size=(20, 6)))
-    (ball, sphere), (a, b) = [part for part, _ in space.parts], space.split(x)
-    distances = np.maximum(ball.distance_matrix(a, a), sphere.distance_matrix(b, b))
+    x = jax.jit(space.embed)(np.random.default_rng(0).normal(size=(20, 6)))
+    parts = zip((part for part, _ in space.parts), space.split(x), strict=True)
+    distances = np.maximum(*(jax.jit(part.distance_matrix)(y, y) for part, y in parts))
     neighbours = nearest_neighbors(x, x, k=4, space=space)[1]
     np.testing.assert_array_equal(neighbours[:, 1:], np.argsort(distances, axis=1)[:, 1:4])
     assert space_of(describe_space(space)) == space

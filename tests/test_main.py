@@ -1,11 +1,10 @@
-"""hypjax.main: once as a command of its own, otherwise in this process."""
+"""hypjax.main, in this process; slow tests run it as a command of its own."""
 
 import json
 
 import pytest
 
 from tests.helpers import commands, small_runs
-from tests.helpers.process_pair import python
 
 
 @pytest.fixture
@@ -17,20 +16,14 @@ def features(tmp_path, monkeypatch):
 
 
 def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsys):
-    first = python("-m", "hypjax.main", *features, "--workdir=run", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "Traceback" not in first.stderr
-    results = json.loads((tmp_path / "run/results.json").read_text())
-    shown = [line.split() for line in first.stdout.splitlines()]
-    final = [f"{value:.4f}" for value in results["final"]["head"].values()]
-    assert ["final", "head", *final] in shown
-    times = json.loads((tmp_path / "run/times.json").read_text())
-    assert times["seconds"]["import"] > 0.1 and " s from launch: " in first.stderr
-
     def printed(*arguments):
         commands.call("main", *arguments)
         return capsys.readouterr().out
 
+    shown = [line.split() for line in printed(*features, "--workdir=run").splitlines()]
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    final = [f"{value:.4f}" for value in results["final"]["head"].values()]
+    assert ["final", "head", *final] in shown
     assert "already" in printed(*features, "--workdir=run")
     further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
     further.append("--config.eval.prefixes=4")

@@ -7,6 +7,7 @@ import pytest
 
 from hypjax import errors, evaluate, train
 from hypjax.runs.images import open_splits
+from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 
@@ -96,10 +97,10 @@ def test_changed_images(mistake, tmp_path):
         assert "the images have changed" in error
 
 
-def test_out_of_memory_names_the_fields_to_lower(photos_folder, tmp_path, monkeypatch):
+def test_out_of_memory_names_the_fields_to_lower(run, tmp_path, monkeypatch):
     def exhausted(*args, **kwargs):
         return lambda *args, **kwargs: jax.numpy.zeros(2**50)
 
     monkeypatch.setattr("hypjax.training.step.jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
-        train.train_and_evaluate(small_runs.load(photos_folder), tmp_path)
+        train.train_and_evaluate(saved_config(run), tmp_path)  # Its programs are compiled.

@@ -3,7 +3,7 @@
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -17,9 +17,9 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
-from hypjax.analysis.hit_grid import DPI, File, ImageReader, save, shortened, thumbnail_url
+from hypjax.analysis.hit_grid import DPI, File, save, shortened, thumbnail_url, tolerant
 from hypjax.analysis.run_embeddings import open_runs, scored_head
-from hypjax.analysis.trees import Tree, ancestors
+from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, writing
@@ -30,11 +30,10 @@ from hypjax.system.files import write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
 _INCHES = 5.0  # Side of one disk.
 _NAME = 30  # Characters of a group's name.
-_SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
@@ -49,11 +48,6 @@ _HOVER = """
   @caption<br>distance from the origin: @radius{0.00}
 </div>
 """
-# Captions that explain a layout.
-_NOTES = {
-    "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
-    "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
-}
 
 Positions = Complex[np.ndarray, " n"]  # Inside the unit circle.
 Groups = Int[np.ndarray, " n"]  # Number of each point's group.
@@ -66,7 +60,7 @@ class Panel(NamedTuple):
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Groups
     captions: Sequence[str]  # Of the images.
-    read: ImageReader | None  # Reads an image by its index.
+    read: Callable[[int], Image.Image] | None  # Reads an image by its index.
 
 
 class Colours(NamedTuple):
@@ -93,7 +87,6 @@ class Drawing(NamedTuple):
     names: Sequence[str]  # Of the groups.
     legend: str  # What groups stand for, such as classes.
     proxies: Proxies | None = None  # Drawn in each disk.
-    note: str = ""
 
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
@@ -114,15 +107,12 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
             _draw_thumbnails(axes, panel, chosen)
     handles, labels = row[0].get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
-    ncols = 3 if max(map(len, labels), default=0) < _SHORT else 2
     style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
-    style |= {"loc": "outside lower center", "ncols": ncols, "title": drawing.legend}
+    style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend}
     with matplotlib.rc_context({"text.parse_math": False}):
         legend = figure.legend(handles, labels, **style)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
-    if drawing.note:
-        figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
 
 
@@ -163,7 +153,7 @@ def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[s
     style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(chosen.markers, chosen.shown, strict=True):
         of_group, colour = positions[labels == group], chosen.of[group]
-        kind = {"label": names[group], "marker": _MARKERS[marker], "zorder": 2}
+        kind = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
         axes.scatter(of_group.real, of_group.imag, color=colour, **kind, **style)
     if len(names) > len(chosen.shown):
         rest = ~np.isin(labels, chosen.shown)
@@ -187,13 +177,10 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
     """Draws framed images, in random order, unless they overlap earlier ones."""
     width = 2 / _THUMBNAILS
     pixels = round(_INCHES * 0.8 * DPI * width / 2)
-    # At the border they are moved inside.
-    centres = panel.positions * np.minimum(
-        1, (1 - width / 2) / np.maximum(np.abs(panel.positions), 0.5)
-    )
     taken = np.zeros(0, complex)
-    for index in np.random.default_rng(0).permutation(len(centres)).tolist():
-        centre, apart = centres[index], taken - centres[index]
+    for index in np.random.default_rng(0).permutation(len(panel.positions)).tolist():
+        centre = panel.positions[index]
+        apart = taken - centre
         if np.any((np.abs(apart.real) < width) & (np.abs(apart.imag) < width)):
             continue
         taken = np.append(taken, centre)
@@ -287,7 +274,7 @@ def drawing_of_images(
         groups, names = of_panel[legend]
         labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
-        read = ImageReader(functools.partial(read_rgb, images))
+        read = tolerant(functools.partial(read_rgb, images))
         panels.append(Panel(title, points, labels, captions, read))
     return Drawing(panels, list(numbers), legend)
 
@@ -309,7 +296,7 @@ def place_in_disk(
     *parts, rest = np.split(positions, np.cumsum(list(map(len, points))))
     panels = [p._replace(positions=part) for p, part in zip(drawing.panels, parts, strict=True)]
     proxies = proxies and proxies._replace(positions=rest)
-    return drawing._replace(panels=panels, proxies=proxies, note=_NOTES[layout]), ranks
+    return drawing._replace(panels=panels, proxies=proxies), ranks
 
 
 def read_rgb(images: Dataset, i: int) -> Image.Image:
@@ -349,7 +336,7 @@ def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
     title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
     heading = "<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>"
     beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
-    content = [Div(text=f"{heading}<p>{drawing.note}</p>"), beside]
+    content = [Div(text=heading), beside]
     with writing(output):
         write_text(output, file_html(column(*content, sizing_mode="stretch_both"), INLINE, title))
 
@@ -401,27 +388,6 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     plot.add_layout(plot.legend[0], "below")
     plot.legend.ncols, plot.legend.location = 2, "top_left"
     return plot
-
-
-def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, "nodes 2"]:
-    """First and last angle of each node's subtree, in radians from 0 to 2π.
-
-    Angles are in proportion to leaves, within the parent's. Sectors of siblings are disjoint;
-    children whose leaves have similar mean features are neighbours.
-    """
-    from scipy.cluster.hierarchy import leaves_list, linkage
-
-    padded = np.zeros((len(tree.parents), features.shape[1]))
-    padded[: tree.leaves] = features
-    means = tree.sums(padded) / tree.sizes[:, None]
-    ranks = np.zeros(len(means))  # Of nodes among their siblings.
-    for node in range(tree.leaves, len(means)):
-        children = np.flatnonzero(tree.parents == node)
-        if len(children) > 2:
-            order = leaves_list(linkage(means[children], method="average"))
-            ranks[children[order]] = np.arange(len(children))
-    starts = tree.starts(ranks)
-    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
 def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:

@@ -7,28 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Radii, Side, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import Radii, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
 from hypjax.analysis.trees import Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
-from hypjax.geometry import Space
+from hypjax.geometry import Space, spaces
 from hypjax.inference.run import Run
 from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json
 
-_BLOCK = 256  # Points that are compared with all others at once.
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
 _TANGLED = 120  # Most classes of which tanglegrams are drawn.
-_INNER = 0.85  # Share of a tanglegram tree's width that inner nodes span.
 
 Affinity = Float[np.ndarray, "classes classes"]
 
@@ -42,7 +39,8 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarity of classes, at the mean distance of their images.
     positions: disk.Positions | None  # Of the nodes; None without proxies, or in flat space.
     leaf_images: Sequence[Sequence[Picture]]  # Nearest images of proxies that are leaves.
-    classes: Side  # The tree of average linkage, with classes as leaves.
+    class_tree: Tree  # Of average linkage, by the mean distances of classes' images,
+    class_heights: Float[np.ndarray, " nodes"]  # at which they merge.
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
@@ -57,7 +55,7 @@ def find_hierarchy(
     """Scores the tree of average linkage and, before it, the tree of any hierarchical proxies."""
     distances = _distances(space, points, points)
     clusters, heights = trees.average_linkage(distances)
-    affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
+    of_classes = _class_means(distances, images.groupings[CLASS].labels)
     # Half the difference of heights, so that the path of two images is their ancestor's height.
     lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
     merged = enumerate(heights[clusters.leaves :].tolist())
@@ -72,12 +70,9 @@ def find_hierarchy(
             "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
             "radii": known_hierarchy.radii(points, space, levels),
         }
-    # Each class hangs on the deepest node with more than half of its images.
-    of_classes, inner_nodes = trees.label_tree(clusters, images.groupings[CLASS].labels)
-    inner = heights[inner_nodes[-1]] - heights[inner_nodes]  # The last is the root.
-    depths = np.append(np.ones(of_classes.leaves), inner * (_INNER / max(inner.max(), 1e-9)))
-    side = Side("found: average linkage, by height", of_classes, depths, ())
-    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), side)
+    affinity = np.asarray(space.similarity(of_classes))
+    classes = trees.average_linkage(of_classes)
+    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), *classes)
     if proxies is None:
         return hierarchy
     return _with_proxies(hierarchy, points, proxies, space, images)
@@ -103,7 +98,10 @@ def _with_proxies(
         # True distances from the origin, and angles from the tree.
         shown = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
-        angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
+        # Siblings stand in the order of the main principal component of their images.
+        _, components = np.linalg.eigh(np.cov(points, rowvar=False))
+        starts = tree.sorted_starts(points @ components[:, -1])
+        angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
         positions = lengths * np.exp(1j * angles)
     scores = {
         **hierarchy.scores,
@@ -117,13 +115,8 @@ def _with_proxies(
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
     """Distances in float64."""
-    distances = np.empty((len(x), len(y)))
     with jax.enable_x64(True):
-        compare, others = jax.jit(space.distance_matrix), jnp.asarray(y, jnp.float64)
-        for start in range(0, len(x), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            distances[block] = compare(jnp.asarray(x[block], jnp.float64), others)
-    return np.maximum(distances, 0)
+        return np.maximum(spaces.distance_matrix(space, np.float64(x), np.float64(y)), 0)
 
 
 def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
@@ -212,8 +205,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         texts += [
             f"first hits, and distances in the known hierarchy of {levels}:\n"
             + known_hierarchy.agreement_table(runs),
-            "median distance from the origin (share of nodes nearer than their children):\n"
-            + known_hierarchy.radii_table(runs),
+            "median distance from the origin:\n" + known_hierarchy.radii_table(runs),
         ]
     return "\n\n".join(texts)
 
@@ -262,29 +254,30 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
             old.unlink(missing_ok=True)
     first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]  # Of each class.
     groups = {n: g.labels[first] for n, g in images.groupings.items() if n != CLASS}
-    _draw_affinity(hierarchy.affinity, groups, affinity)
+    _draw_affinity(hierarchy, groups, affinity)
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(hierarchy.affinity) <= _TANGLED:
         *_, widest = levels.values()
-        draw_tanglegram(hierarchy.classes, levels, widest.labels[first], tangled)
+        classes = hierarchy.class_tree, hierarchy.class_heights
+        draw_tanglegram(*classes, levels, widest.labels[first], tangled)
     if hierarchy.positions is not None:  # Groups colour the leaves of the tree of the proxies.
         n, legend = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
         labels, names = images.groupings[legend]
         above, parents = np.split(hierarchy.tree.parents - n, [n])
         proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), above)
-        note = "distance from the origin: true; angle: order in the tree"
         panel = disk.Panel("", hierarchy.positions[:n], labels, [], None)
-        disk.draw_disks(disk.Drawing([panel], names, legend, proxies, note), in_disk)
+        disk.draw_disks(disk.Drawing([panel], names, legend, proxies), in_disk)
     if hierarchy.leaf_images:
         draw_rows(hierarchy.leaf_images, leaves, functools.partial(disk.read_rgb, images.dataset))
     return [file for file in files if file.exists()]
 
 
 def _draw_affinity(
-    affinity: Affinity, groups: Mapping[str, np.ndarray], output: pathlib.Path
+    hierarchy: Hierarchy, groups: Mapping[str, np.ndarray], output: pathlib.Path
 ) -> None:
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
-    alike = trees.average_linkage(affinity.max() - affinity)[0].starts()[: len(affinity)]
+    affinity = hierarchy.affinity
+    alike = hierarchy.class_tree.starts()[: len(affinity)]
     order = np.lexsort((alike, *reversed(groups.values())))
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
     panels = [("affinity", affinity, np.quantile(apart, (0.01, 0.995)), {"extend": "both"})]

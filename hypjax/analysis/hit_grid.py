@@ -35,29 +35,23 @@ class Picture(NamedTuple):
     colour: str  # Of the frame, or "none".
 
 
-class ImageReader:
-    """Reads images; a grey one stands for each that cannot be read, and these are counted."""
+def tolerant(read: Callable[[Any], Image.Image]) -> Callable[[Any], Image.Image]:
+    """A reader of images that replaces unreadable ones by grey squares, and warns once."""
+    warned = False
 
-    def __init__(self, read: Callable[[Any], Image.Image]) -> None:
-        self._read, self._missing = read, {}
-
-    def __call__(self, image: Any) -> Image.Image:
-        """Returns an image's pixels, or a grey square."""
+    def read_or_grey(image: Any) -> Image.Image:
+        nonlocal warned
         try:
-            return self._read(image)
+            return read(image)
         except Exception as error:  # Moved or damaged since; the rest is still worth showing.
-            self._missing[image] = error
+            if not warned:
+                console.warn(f"grey squares stand for images that were moved or damaged ({error})")
+            warned = True
             grey = Image.new("RGB", (64, 64), "#ccc")
             ImageDraw.Draw(grey).text((32, 32), "missing", fill="#333", anchor="mm")
             return grey
 
-    def warn(self) -> None:
-        """Says how many images are missing."""
-        if self._missing:
-            console.warn(
-                f"grey squares stand for {len(self._missing)} images that cannot be read; were "
-                f"they moved? ({next(iter(self._missing.values()))})"
-            )
+    return read_or_grey
 
 
 def draw(searches: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
@@ -82,20 +76,17 @@ def draw_rows(
     rows: Sequence[Sequence[Picture]],
     output: pathlib.Path,
     read: Callable[[Any], Image.Image],
-    together: int = 1,
 ) -> list[pathlib.Path]:
     """Draws rows of equally many pictures, on pages of at most 20 rows, and returns the files.
 
-    Every `together` rows stay on one page. Names of further pages end in -2, -3, ...
+    Names of further pages end in -2, -3, ...
     """
-    size = max(_ROWS // together, 1) * together
-    read, files = ImageReader(read), []
-    for start in range(0, len(rows), size):
+    read, files = tolerant(read), []
+    for start in range(0, len(rows), _ROWS):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
-            figure = _grid(rows[start : start + size], read)
+            figure = _grid(rows[start : start + _ROWS], read)
         files.append(output.with_stem(f"{output.stem}-{len(files) + 1}") if files else output)
         save(figure, files[-1])
-    read.warn()
     return files
 
 

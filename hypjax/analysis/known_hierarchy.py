@@ -2,8 +2,8 @@
 
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import OTHER, colours, draw_lines
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
-from hypjax.analysis.trees import Tree, farther_in
+from hypjax.analysis.trees import Tree
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
@@ -22,6 +22,7 @@ from hypjax.runs.tables import aligned
 
 _ROW = 0.19  # Inches of a leaf.
 _WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known tree.
+_INNER = 0.85  # Share of the width of the run's tree that inner nodes span.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
 _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
@@ -98,20 +99,18 @@ def rank_correlations(
 
 def radii(
     points: Points, space: Space, levels: Mapping[str, Groups]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Distances from the origin of images, of the centres of their groups, and of that of all.
+) -> dict[str, dict[str, float]]:
+    """Median distances from the origin of images, of their groups' centres, and of that of all.
 
     In the ball, the centre of images is their centroid on the hyperboloid, which is Einstein's
     midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In flat space it is the mean
     of their features, at the distance 2‖x‖, the limit of the ball's for c → 0.
 
     Returns:
-        For "ball", if the space is one or has one, and for "flat": the median radius of each level,
-        and, of its nodes with several children, the share nearer to the origin than the median of
-        these; NaN without any.
+        For "ball", if the space is one or has one, and for "flat": the median of each level.
     """
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
-    found, (lifted, c) = {}, _on_hyperboloid(space, points)
+    medians, (lifted, c) = {}, _on_hyperboloid(space, points)
 
     def in_ball(groups: Groups) -> Radii:
         sums = _sums(lifted, groups)
@@ -119,14 +118,14 @@ def radii(
         return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
 
     if c:
-        found["ball"] = _of_levels(nodes, in_ball)
+        medians["ball"] = {level: float(np.median(in_ball(x))) for level, x in nodes.items()}
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
 
     def flat(groups: Groups) -> Radii:
         return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
 
-    return {**found, "flat": _of_levels(nodes, flat)}
+    return {**medians, "flat": {level: float(np.median(flat(x))) for level, x in nodes.items()}}
 
 
 def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
@@ -147,23 +146,6 @@ def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
     return sums
 
 
-def _of_levels(
-    nodes: Mapping[str, Groups], radii_of: Callable[[Groups], Radii]
-) -> dict[str, dict[str, float]]:
-    of_nodes = {name: radii_of(groups) for name, groups in nodes.items()}
-    summary = {"image": {"median": float(np.median(of_nodes["image"]))}}
-    for child, parent in itertools.pairwise(nodes):
-        above = np.empty(len(of_nodes[child]), int)
-        above[nodes[child]] = nodes[parent]
-        families = np.flatnonzero(np.bincount(above) > 1)
-        medians = [np.median(of_nodes[child][above == family]) for family in families]
-        inside = farther_in(of_nodes[parent][families], medians)
-        share = float(np.mean(inside)) if len(inside) else np.nan
-        median = float(np.median(of_nodes[parent]))
-        summary[parent] = {"median": median, "share_nearer_than_its_children": share}
-    return summary
-
-
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns a line per run: its wrong first hits, and rank correlations; of `scores`."""
     names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
@@ -179,49 +161,47 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line per run and space: median radii, and shares nearer than their children."""
+    """Returns a line per run and space: the median radii."""
     names = [*runs[0]["known_hierarchy"]["radii"]["flat"]]
     rows = [["run", "space", *names]]
     for run in runs:
         for space, of_levels in run["known_hierarchy"]["radii"].items():
-            images, *others = of_levels.values()
-            row = [run["run"], space, f"{images['median']:.3f}"]
-            row += ["{:.3f} ({:.0%})".format(*level.values()) for level in others]
-            rows.append(row)
+            rows.append([run["run"], space, *(f"{median:.3f}" for median in of_levels.values())])
     return aligned(rows)
 
 
-class Side(NamedTuple):
-    """One of two trees, as it is drawn."""
-
-    title: str
-    tree: Tree
-    depths: Float[np.ndarray, " nodes"]  # How far right of the root each node is, up to 1.
-    names: Sequence[str]  # Of the nodes except the root; empty for average linkage.
-
-
 def draw_tanglegram(
-    linkage: Side, levels: Mapping[str, Grouping], groups: Groups, output: pathlib.Path
+    tree: Tree,
+    heights: Float[np.ndarray, " nodes"],
+    levels: Mapping[str, Grouping],
+    groups: Groups,
+    output: pathlib.Path,
 ) -> None:
-    """Draws a tanglegram of two trees: the same leaves lie opposite each other where possible."""
-    tree = known_tree([level.labels for level in levels.values()])
+    """Draws a tree of classes and the known one, with the same leaves opposite where possible.
+
+    Groups colour the classes; inner nodes of the tree stand by their heights.
+    """
+    known = known_tree([level.labels for level in levels.values()])
+    known_starts = known.sorted_starts(tree.starts()[: tree.leaves])
+    starts = tree.sorted_starts(known_starts[: tree.leaves])
     names = list(itertools.chain(*(level.names for level in levels.values())))
-    known = Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
-    of_known = _turned(known.tree, linkage.tree.starts())
-    of_linkage = _turned(linkage.tree, of_known)
-    leaves, hues = linkage.tree.leaves, colours(np.bincount(groups)).of
-    figure = Figure(figsize=(sum(_WIDTHS), _ROW * leaves + 0.5), dpi=DPI, layout="constrained")
+    below_root = heights[-1] - heights[tree.leaves :]
+    depths = np.append(np.ones(tree.leaves), below_root * (_INNER / max(below_root[0], 1e-9)))
+    hues = colours(np.bincount(groups)).of
+    figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
-    _draw_side(left, linkage, of_linkage, groups, hues)
-    _draw_side(right, known, of_known, groups, hues)
+    _draw_tree(left, tree, depths, starts, groups, hues)
+    left.set_title("found: average linkage, by height", fontsize=10)
+    _draw_tree(right, known, known.depths / known.depths.max(), known_starts, groups, hues, names)
+    right.set_title(f"known: {', '.join(levels)}", fontsize=10, parse_math=False)
     right.invert_xaxis()
-    ends = of_linkage[:leaves] + 0.5, of_known[:leaves] + 0.5
-    for x, start, align in zip((0, 1), ends, ("left", "right"), strict=True):
-        for name, y, group in zip(known.names, start, groups, strict=False):
+    ends = starts[: tree.leaves] + 0.5, known_starts[: tree.leaves] + 0.5
+    for x, rows, align in zip((0, 1), ends, ("left", "right"), strict=True):
+        for name, y, group in zip(names, rows, groups, strict=False):
             _write(middle, x, y, name, color=hues[group], ha=align, va="center")
     lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
     draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
-    middle.set(xlim=(0, 1), ylim=(leaves, 0))
+    middle.set(xlim=(0, 1), ylim=(tree.leaves, 0))
     for axes in (left, middle, right):
         axes.axis("off")
     save(figure, output)
@@ -231,29 +211,28 @@ def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
     axes.text(x, y, shortened(name, _NAME), fontsize=_SIZE, parse_math=False, **style)
 
 
-def _turned(tree: Tree, opposite: Int[np.ndarray, " others"]) -> Int[np.ndarray, " nodes"]:
-    """The tree's `starts`, with nodes ordered by the mean positions of the opposite leaves."""
-    positions = np.zeros(len(tree.parents))
-    positions[: tree.leaves] = opposite[: tree.leaves]
-    return tree.starts(tree.sums(positions) / tree.sizes)
-
-
-def _draw_side(
-    axes: Axes, side: Side, starts: np.ndarray, groups: np.ndarray, hues: Sequence[str]
+def _draw_tree(
+    axes: Axes,
+    tree: Tree,
+    x: np.ndarray,
+    starts: np.ndarray,
+    groups: Groups,
+    hues: np.ndarray,
+    names: Sequence[str] = (),
 ) -> None:
-    tree, x, y = side.tree, side.depths, starts + side.tree.sizes / 2
+    """Draws a tree from its root at x = 0, and any names of its inner nodes but the root."""
+    y = starts + tree.sizes / 2
     of_group = np.zeros((len(tree.parents), len(hues)))
     of_group[np.arange(tree.leaves), groups] = 1
     counts = tree.sums(of_group)
     pure = counts.max(axis=1) == tree.sizes
-    hue = np.where(pure, np.asarray(hues)[counts.argmax(axis=1)], OTHER)
+    hue = np.where(pure, hues[counts.argmax(axis=1)], OTHER)
     child = np.flatnonzero(tree.parents >= 0)
     above = tree.parents[child]
     corners = np.stack([x[above] + 1j * y[above], x[above] + 1j * y[child]], axis=1)
     edges = np.concatenate([corners, (x[child] + 1j * y[child])[:, None]], axis=1)
     draw_lines(axes, edges, colors=hue[child], linewidths=1)
-    for node in range(tree.leaves, len(side.names)):
+    for node in range(tree.leaves, len(names)):
         middle = (x[node] + x[tree.parents[node]]) / 2
-        _write(axes, middle, y[node], side.names[node], color=hue[node], ha="center", va="bottom")
+        _write(axes, middle, y[node], names[node], color=hue[node], ha="center", va="bottom")
     axes.set(xlim=(-0.01, 1.01))
-    axes.set_title(side.title, fontsize=10, parse_math=False)

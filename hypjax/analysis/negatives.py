@@ -221,4 +221,4 @@ def draw_hardest(
                 colour = "tab:orange" if alone else "none"
                 row.append(Picture((items, item), f"{name}\np {weight:#.3g}", colour))
             rows.append(row)
-    return draw_rows(rows, output, lambda image: read_rgb(*image), together=len(runs))
+    return draw_rows(rows, output, lambda image: read_rgb(*image))

@@ -16,11 +16,10 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.inference.weights import restore_best
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
-from hypjax.runs.workdir import require_provenance, saved_config, saved_objective
+from hypjax.runs.workdir import require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training import setup, states
@@ -39,11 +38,9 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
     runs = []
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
-            config = saved_config(folder)
-            objective = saved_objective(folder, config)
+            runs.append(Run.saved(folder, name=name, workdir=workdir))
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-        runs.append(Run.open(config, objective, name=name, workdir=workdir))
         one, other = runs[0].splits, runs[-1].splits
         pairs = (one.test, other.test), (searched(one), searched(other))
         if one.fingerprint != other.fingerprint or not all(
@@ -98,7 +95,7 @@ def restore_trained(run: Run) -> PyTree:
     """Restores the best model, or else the last, of a run whose images are the same as then."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
-        return restore_best(folder, run.config).params
+        return run.restore_best(folder).params
 
 
 class ScoredHead(NamedTuple):
@@ -115,7 +112,7 @@ def scored_head(run: Run) -> ScoredHead:
     if run.config.objective.name.startswith("hier+"):
         # One checksum protects the objective's parameters together with the optimiser's state, so
         # that all of it has to be read.
-        built = setup.build(run.config, run.splits)
+        built = setup.training_run(run)
         like = jax.eval_shape(
             lambda: states.trees(built.learner, create_state(built.learner, built.spec))
         )
@@ -137,9 +134,7 @@ def scored_head(run: Run) -> ScoredHead:
 
 def untrained_parameters(run: Run) -> PyTree:
     """The model's parameters before the first step of a run: random or pretrained ones."""
-    config = run.config.copy_and_resolve_references()
-    config.run.cache = "none"  # No step is made; the device cache might not fit this device.
-    built = setup.build(config, run.splits)
+    built = setup.training_run(run)
     state = states.random_state(built.learner, built.spec)
     state = states.initialized(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)

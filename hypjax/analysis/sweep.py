@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from hypjax.analysis.disk import COLOURS, MARKERS
 from hypjax.analysis.hit_grid import save
 from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
@@ -22,10 +23,6 @@ from hypjax.runs.files import RESULTS, read_results
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
-# Okabe and Ito's colours, without the yellow, which is too light for lines. With one marker fewer,
-# the first 42 lines all look different.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 _LINE = 30  # Characters of labels that fit below an axis.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
 # Fields that have no effect on a model or its recalls.
@@ -183,8 +180,9 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
     [axes] = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, part) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
-        styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
-        for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
+        # Yellow is too light for lines. Six colours and seven markers tell 42 lines apart.
+        styles = zip(itertools.cycle(COLOURS[:-1]), itertools.cycle(MARKERS), strict=False)
+        for (label, curve), (colour, marker) in zip(drawn.items(), styles, strict=False):
             rows = []
             for value, of_value in curve.items():
                 recalls = [getattr(run, part) for run in of_value if getattr(run, part)]
@@ -192,19 +190,13 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
                     mean = statistics.mean(scores)
                     rows.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, mean, *bars = np.array(rows).reshape(-1, 4).T
-            axis.errorbar(x, mean, yerr=bars, elinewidth=1, color=colour, marker=marker)
+            style = {"elinewidth": 1, "color": colour, "marker": marker, "label": label}
+            axis.errorbar(x, mean, yerr=bars, **style)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
-    seeds = any(len(of_value) > 1 for of_value in points)
-    if len(drawn) > 1 or seeds:  # Names the lines below the panels, and says what the bars are.
-        lines = [line for line, *_ in axes[-1].containers]
-        figure.legend(
-            *((lines, list(drawn)) if len(drawn) > 1 else ([], [])),
-            title="mean, and lowest to highest, over seeds" if seeds else None,
-            loc="outside lower center",
-            ncols=len(panels),
-            frameon=False,
-        )
+    if len(drawn) > 1:
+        lines = axes[-1].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=len(panels), frameon=False)
     return figure
 
 

@@ -65,6 +65,11 @@ class Tree:
             starts[level] = starts[parents[level]] + before - before[eldest[family]]
         return starts
 
+    def sorted_starts(self, values: Float[ArrayLike, " leaves"]) -> Int[np.ndarray, " nodes"]:
+        """The `starts` with siblings in the order of their leaves' mean values."""
+        of_leaves = np.pad(values, (0, len(self.parents) - self.leaves))
+        return self.starts(self.sums(of_leaves) / self.sizes)
+
     def counts(self, labels: Labels) -> Iterator[Int[np.ndarray, " nodes"]]:
         """Yields, for each label in order, how many leaves of each node have it."""
         labels, starts = np.asarray(labels), self.starts()
@@ -163,15 +168,6 @@ def ancestors(
     return np.where(closer.any(axis=1), nearest, -1)
 
 
-def _with_ancestors(parents: np.ndarray, nodes: np.ndarray) -> Bool[np.ndarray, " all"]:
-    """Marks the nodes, and all above them."""
-    marked = np.zeros(len(parents), bool)
-    while not marked[nodes := np.unique(nodes[nodes >= 0])].all():
-        marked[nodes] = True
-        nodes = parents[nodes]
-    return marked
-
-
 def ancestor_tree(
     of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
@@ -180,7 +176,11 @@ def ancestor_tree(
     Arguments are the proxy above each sample and each proxy, −1 for the origin. Also returns the
     indices of the proxies in the tree.
     """
-    used, n = np.flatnonzero(_with_ancestors(of_proxies, of_samples)), len(of_samples)
+    in_tree, above, n = np.zeros(len(of_proxies), bool), of_samples, len(of_samples)
+    while not in_tree[above := np.unique(above[above >= 0])].all():
+        in_tree[above] = True
+        above = of_proxies[above]
+    used = np.flatnonzero(in_tree)
     nodes = np.full(len(of_proxies) + 1, n + len(used))  # −1 indexes the last, the origin.
     nodes[used] = n + np.arange(len(used))
     return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[used]], [-1]]), n), used
@@ -201,26 +201,3 @@ def average_linkage(
     parents = np.full(2 * n - 1, -1)
     parents[merges[:, :2].astype(int)] = np.arange(n, 2 * n - 1)[:, None]
     return Tree(parents, n), np.concatenate([np.zeros(n), merges[:, 2]])
-
-
-def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inner"]]:
-    """Replaces leaves by their labels, numbers from 0 without gaps.
-
-    A label hangs on the deepest inner node with more than half of its leaves beneath it. The root
-    and inner nodes with several children remain; their indices are returned, too.
-    """
-    parents, root = tree.parents, int(np.flatnonzero(tree.parents < 0)[0])
-    of_labels = []
-    for counts in tree.counts(labels):
-        holding = tree.leaves + np.flatnonzero(2 * counts[tree.leaves :] > counts[root])
-        of_labels.append(holding[np.argmax(tree.depths[holding])])
-    used = _with_ancestors(parents, np.array(of_labels))
-    below = np.flatnonzero(used & (parents >= 0))
-    children = np.bincount([*of_labels, *parents[below]], minlength=len(parents))
-    inner = np.flatnonzero(used & ((children > 1) | (parents < 0)))
-    nodes = np.full(len(parents), -1)  # Number in the new tree of each node, or of that above it.
-    nodes[inner] = len(of_labels) + np.arange(len(inner))
-    for node in below[np.argsort(tree.depths[below], kind="stable")]:
-        nodes[node] = nodes[node] if nodes[node] >= 0 else nodes[parents[node]]
-    above = np.where(parents[inner] >= 0, nodes[parents[inner]], -1)
-    return Tree(np.concatenate([nodes[of_labels], above]), len(of_labels)), inner

@@ -57,10 +57,7 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     if isinstance(encoder, Encoder):
         side = config.data.image_size
         if encoder.image_size != side:
-            raise UserError(
-                f"the encoder is for images of {encoder.image_size} pixels, but "
-                f"config.data.image_size is {side}; make them equal"
-            )
+            raise UserError(f"data.image_size is {side}; the encoder needs {encoder.image_size}")
         config.model.pooling = config.model.eval_pooling = encoder.pooling
     if known is None:
         register_encoder(name, encoder)

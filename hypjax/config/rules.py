@@ -150,17 +150,13 @@ def _of_model(config: ConfigDict) -> Relations:
     if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(CUSTOM):
-            rule = (
-                "known in this process: its code is not hypjax's, so pass the module as encoder= "
-                "to hypjax.load or hypjax.train_and_evaluate, or name it by hypjax.register_encoder"
-            )
+            rule = "known in this process: pass encoder=, or call hypjax.register_encoder first"
         yield True, field, rule
-    sizes = " ".join(f"--config.model.{size}=0" for size in SIZES if model[size])
     for name in SIZES:
         if model.architecture == "vit":
             yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
         elif model.architecture != FEATURES or name != "width":
-            rule = f"0 if an architecture with sizes of its own is named; add {sizes}"
+            rule = "0 if model.architecture has sizes of its own"
             yield model[name] != 0, f"model.{name}", rule
     rule = f"a multiple of model.num_heads ({model.num_heads})"
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
@@ -202,7 +198,8 @@ def _of_learned_scalars(config: ConfigDict) -> Relations:
         rule = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
-        # A user's objective must be scored in its saved space, with the scalars that it learns.
+        # A user's objective must be scored in its saved space, with the scalars that it learns:
+        # only the objective itself shows whether it is.
         objective, initial = create_objective(config), initial_scalars(fields)
         space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
         moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)

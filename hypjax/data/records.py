@@ -24,7 +24,7 @@ import tqdm
 from jaxtyping import Int, Shaped
 
 from hypjax.data.dataset import Dataset, hash_facts
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system.files import write_json
 from hypjax.types import GroundTruth
 
@@ -144,19 +144,20 @@ def _write_split(
     from array_record.python.array_record_module import ArrayRecordWriter
 
     rows = []
-    # Images are compressed already.
-    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-    try:
-        for example in examples:
-            label = labels.setdefault(example.class_name, len(labels))
-            record = serialize({**example._asdict(), "label": label})
-            writer.write(record)
-            image, *facts = example
-            span = record.index(image), len(image)
-            rows.append((label, *facts[:2], zlib.crc32(image), *facts[2:], *span))
-            progress.update()
-    finally:
-        writer.close()
+    try:  # Images are compressed already.
+        with contextlib.closing(
+            ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+        ) as writer:
+            for example in examples:
+                label = labels.setdefault(example.class_name, len(labels))
+                record = serialize({**example._asdict(), "label": label})
+                writer.write(record)
+                image, *facts = example
+                span = record.index(image), len(image)
+                rows.append((label, *facts[:2], zlib.crc32(image), *facts[2:], *span))
+                progress.update()
+    except RuntimeError as error:  # As ArrayRecord reports a full disk.
+        raise OSError(reason(error)) from error
     if not rows:
         path.unlink()
         return Count(0, 0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -39,9 +38,8 @@ class CurvedSpace(InnerProductSpace):
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
         require_positive("c", self.c)
-        radius: Any = self.clip_radius
-        if radius is not None and not (isinstance(radius, numbers.Real) and radius > 0):
-            raise ValueError(f"clip_radius is {radius!r}; it must be a number above 0, or None")
+        if self.clip_radius is not None and not self.clip_radius > 0:
+            raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
@@ -64,9 +62,6 @@ class CurvedSpace(InnerProductSpace):
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
         """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
         return self.functions.dist_matrix(x, y, self.c)
-
-    def length_at(self, radius: Any, xp: ModuleType) -> Any:
-        """√c times the norms of points at √c times some norms of scaled features."""
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
         """Norms up to the longest, and norms of their points."""
@@ -129,7 +124,7 @@ class PoincareBall(CurvedSpace):
         return poincare.logmap0(x, self.c)
 
     def length_at(self, radius: Any, xp: ModuleType) -> Any:
-        """Tanh."""
+        """√c times the norms of points at √c times some norms of scaled features: tanh."""
         return xp.tanh(radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:

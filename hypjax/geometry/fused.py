@@ -57,10 +57,8 @@ class Composite(Space):
             UserError: Their number is not a multiple of the number of parts.
         """
         if jnp.shape(x)[-1] % len(self.parts):
-            raise UserError(
-                f"{jnp.shape(x)[-1]} dimensions cannot be shared by the {len(self.parts)} parts of "
-                f"the space {self}"
-            )
+            count = len(self.parts)
+            raise UserError(f"{jnp.shape(x)[-1]} dimensions cannot be shared by the {count} parts")
         return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
 
     def embed(self, features: Vectors) -> Float[Array, "*b m*k"]:

@@ -104,8 +104,7 @@ def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     largest = np.abs(translated).max()
     if largest == 0:
         raise UserError(
-            f"the {len(points)} sampled points are identical: with a diameter of 0 there is no "
-            "relative delta"
+            f"the {len(points)} sampled points are identical: no delta is relative to 0"
         )
     return (translated / largest).astype(np.float32)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from hypjax.geometry import arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Points, Rows, Vectors
 from hypjax.geometry.ball import CurvedSpace, PoincareBall
-from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
+from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
 
@@ -41,11 +41,6 @@ class Lorentz(CurvedSpace):
         default=1.0, metadata={"learnable": True}
     )
 
-    def __post_init__(self) -> None:
-        """Raises a `ValueError` if a number is out of range, or no number."""
-        super().__post_init__()
-        require_positive("feature_scale", self.feature_scale)
-
     def __str__(self) -> str:
         return f"the hyperboloid of c = {self.c}"
 
@@ -63,8 +58,6 @@ class Lorentz(CurvedSpace):
         return self.ball().clipped(self._scaled(features))
 
     def _scaled(self, features: Vectors) -> Vectors:
-        if isinstance(self.feature_scale, float) and self.feature_scale == 1:
-            return features
         (features,) = arithmetic.inexact(features)
         return features * jnp.asarray(self.feature_scale, features.dtype)
 
@@ -74,7 +67,7 @@ class Lorentz(CurvedSpace):
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def length_at(self, radius: Any, xp: ModuleType) -> Any:
-        """Sinh, of twice the radius."""
+        """See `PoincareBall.length_at`: sinh, of twice the radius."""
         return xp.sinh(2 * radius)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:

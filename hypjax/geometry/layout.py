@@ -129,34 +129,30 @@ def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
     return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
 
 
-def rank_correlation(points: Float[np.ndarray, "n d"], places: Places, space: Space) -> float:
-    """Spearman's rank correlation of the distances of points and of their places in the disk.
-
-    Of more than 1,500 points, so many are compared.
-    """
-    from scipy.stats import spearmanr
-
-    chosen = np.random.default_rng(0).permutation(len(points))[:_PAIRED]
-    pairs = np.triu_indices(len(chosen), 1)
-    own, placed = points[chosen], places[chosen]
-    distances = np.asarray(spaces.distance_matrix(space, own, own))[pairs]
-    one, two = placed[pairs[0]], placed[pairs[1]]
-    drawn = np.abs((one - two) / (1 - one.conj() * two))  # Increases with the distance.
-    return float(spearmanr(distances, drawn).statistic)
-
-
 def faithfulness(
     points: Float[np.ndarray, "n d"], places: Places, space: Space
 ) -> tuple[float, float] | None:
     """How faithful a layout is, beside the simplest one.
 
-    Returns its `rank_correlation`, and that of the features' two principal components; None for
-    fewer than three points.
+    Returns Spearman's rank correlations of distances in the space with those in the disk: of the
+    layout, and of the features' two principal components. Of more than 1,500 points, so many are
+    compared; None for fewer than three.
     """
+    from scipy.stats import spearmanr
+
     if len(points) < 3:
         return None
+    chosen = np.random.default_rng(0).permutation(len(points))[:_PAIRED]
+    pairs = np.triu_indices(len(chosen), 1)
+    distances = spaces.distance_matrix(space, points[chosen], points[chosen])
+
+    def correlation(places: Places) -> float:
+        one, two = (places[chosen][side] for side in pairs)
+        drawn = np.abs((one - two) / (1 - one.conj() * two))  # Increases with the distance.
+        return float(spearmanr(np.asarray(distances)[pairs], drawn).statistic)
+
     plain = to_disk(1e-6 * principal_components(np.asarray(spaces.features(space, points))))
-    return rank_correlation(points, places, space), rank_correlation(points, plain, space)
+    return correlation(places), correlation(plain)
 
 
 @jax.jit

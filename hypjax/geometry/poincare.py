@@ -252,7 +252,13 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
         mean, moving, count = carry
         w, s, p = _mobius_difference(mean[..., None, :], x, c)
         q = s / p
-        move = _majorised_step(w, q, c, weights)
+        # With D = √c·d, the tangent of D² = arccosh² at the mean weights a point by D/sinh D. In
+        # coordinates with the mean at the origin, the weighted sum of points of the hyperboloid
+        # (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
+        a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
+        time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
+        space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
+        move = space / (time + jnp.sqrt(time**2 - c * arithmetic.square_norm(space)))
         mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each on its own.
         moving &= arithmetic.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
         return mean, moving, count + 1
@@ -271,41 +277,15 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
-    """The mean after a Newton step, which does not move it but carries its derivatives."""
-    w, s, p = _mobius_difference(mean[..., None, :], x, c)
-    step = _newton_step(w, s / p, c, weights)
-    return mobius_add(mean, expmap0(step / 2, c), c)
-
-
-def _majorised_step(
-    w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
-) -> Points:
-    """The next mean, in coordinates that have the current mean at the origin: the points are at w.
-
-    With D = √c·d, the tangent of D² = arccosh² at the current mean weights a point by D/sinh D. The
-    weighted sum of hyperboloid coordinates (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
-    """
-    a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
-    time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
-    space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
-    return space / (time + jnp.sqrt(time**2 - c * arithmetic.square_norm(space)))
-
-
-def _newton_step(
-    w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
-) -> Points:
-    """A Newton step on the Fréchet objective; no gradient flows through the Hessian.
+    """The mean after a Newton step, which does not move it but carries its derivatives.
 
     At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
     direction of the point and D is √c times its distance.
     """
+    w, s, p = _mobius_difference(mean[..., None, :], x, c)
+    q = s / p
     logs = 2 * w * arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d
     gradient = -jnp.sum(weights[..., None] * logs, axis=-2)
-    hessian = lax.stop_gradient(_hessian(logs, c, weights))
-    return -jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
-
-
-def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
     square = arithmetic.square_norm(logs)
     across = 1 / arithmetic.tanh_ratio(c * square)
     along = (1 - across) / jnp.where(square > 0, square, 1)
@@ -313,4 +293,6 @@ def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
         "...n,...ni,...nj->...ij", weights * along[..., 0], logs, logs, precision="highest"
     )
     identity = jnp.eye(logs.shape[-1], dtype=logs.dtype)
-    return outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * identity
+    hessian = outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * identity
+    step = -jnp.linalg.solve(lax.stop_gradient(hessian), gradient[..., None])[..., 0]
+    return mobius_add(mean, expmap0(step / 2, c), c)

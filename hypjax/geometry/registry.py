@@ -30,9 +30,7 @@ def register_space(name: str, space: type[Space]) -> None:
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
-        raise UserError(
-            f"the space {name} is no dataclass; decorate it with @dataclass(frozen=True)"
-        )
+        raise UserError(f"the space {name} is no dataclass; decorate it by @dataclass(frozen=True)")
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:

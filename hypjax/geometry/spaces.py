@@ -1,5 +1,6 @@
 """The interface of spaces, and what several of them share."""
 
+import contextlib
 import dataclasses
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -184,9 +185,6 @@ class InnerProductSpace(Space, Protocol):
         """
 
 
-_TREES: set[type] = set()
-
-
 def as_tree(space: type) -> type:
     """Registers a frozen dataclass as a pytree, with fields marked as static in its structure.
 
@@ -194,24 +192,20 @@ def as_tree(space: type) -> type:
     may refuse values: trees of this structure also hold gradients, labels and placeholders. A class
     that is registered already stays as it is.
     """
-    if space in _TREES:
-        return space
-    _TREES.add(space)
     fields = dataclasses.fields(space)
     leaves = [field.name for field in fields if not field.metadata.get("static")]
     static = [field.name for field in fields if field.metadata.get("static")]
 
-    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
-        return children, tuple(getattr(tree, name) for name in static)
+    def flatten(tree: Any) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(getattr(tree, name) for name in names) for names in (leaves, static))
 
     def unflatten(constants: tuple[Any, ...], children: Iterable[Any]) -> Any:
         tree = object.__new__(space)
-        for name, value in zip((*leaves, *static), (*children, *constants), strict=True):
-            object.__setattr__(tree, name, value)
+        vars(tree).update(zip((*leaves, *static), (*children, *constants), strict=True))
         return tree
 
-    jax.tree_util.register_pytree_with_keys(space, flatten, unflatten)
+    with contextlib.suppress(ValueError):  # It is registered already.
+        jax.tree_util.register_pytree_node(space, flatten, unflatten)
     return space
 
 

@@ -3,7 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -178,14 +178,14 @@ def find_hits(
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
-    has_class = functools.cache(gallery.has_class)
+    classes = functools.cache(gallery.classes)  # Only asked for if queries have no class.
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
     if refinement.expansion or refinement.reranking:
         match = None
     return [
         Hits(
             query=images.name(i),
-            label=images.class_name(i) or hits.own_label or _folder_label(named[i], has_class),
+            label=images.class_name(i) or hits.own_label or _folder_label(named[i], classes),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
@@ -195,7 +195,7 @@ def find_hits(
     ]
 
 
-def _folder_label(path: str, has_class: Callable[[str], bool]) -> str:
+def _folder_label(path: str, classes: Callable[[], Sequence[str]]) -> str:
     """The name of a query's folder, if it names one of the classes, or else ''."""
     folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
-    return folder if path and has_class(folder) else ""
+    return folder if path and folder in classes() else ""

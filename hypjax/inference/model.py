@@ -20,8 +20,8 @@ from hypjax.errors import UserError, redacted, require_package
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits, read_matches
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
+from hypjax.inference.run import Run
 from hypjax.inference.save import describe
-from hypjax.inference.weights import restore_best
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
@@ -45,8 +45,9 @@ class Model(ImageEmbedder):
         source: Where it was loaded from.
         part: Which embedding is computed: "head", "encoder", or another name of `scored_spaces`,
             such as "head@16".
+        run: Its run, whose images are opened on first use.
         config: The configuration of its run.
-        model: The encoder and the head, with the parameters `params`.
+        module: The encoder and the head, a Flax module, with the parameters `params`.
         projection: What follows them, if `eval.pca` is set.
     """
 
@@ -64,14 +65,15 @@ class Model(ImageEmbedder):
         with reading(source) as folder:
             if encoder is not None:
                 _register(folder, encoder)
-            trained = restore_best(folder)
+            self.run = Run.saved(folder)
+            trained = self.run.restore_best(folder)
             if part not in trained.spaces:
                 raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
             self.projection, self.fingerprint = trained.projection(folder, part)
             self.match = read_matches(folder).get(self.fingerprint)
             if not is_published(folder) and not (folder / RESULTS).exists():
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
-        self.config, self.model, self.params, _ = trained
+        self.config, self.module, self.params, _ = trained
         self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size
         self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
@@ -131,7 +133,7 @@ class Model(ImageEmbedder):
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
-        encoder, given = self.model.encoder, dataset.vectors
+        encoder, given = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and given is not None:
             raise UserError("this run embeds images, but was given features; pixels are uint8")
         if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
@@ -157,11 +159,11 @@ class Model(ImageEmbedder):
     @property
     def takes_pixels(self) -> bool:
         """Whether it embeds images, and not features of another model."""
-        return self.model.encoder.takes_pixels
+        return self.module.encoder.takes_pixels
 
     def _embed_batch(self, params: PyTree, images: Array) -> dict[str, Array]:
         scaling, spaces = (self.config.data.mean, self.config.data.std), {self.part: self.space}
-        return embed_function(self.model, scaling, spaces, self.config.eval.scales)(params, images)
+        return embed_function(self.module, scaling, spaces, self.config.eval.scales)(params, images)
 
     def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
         """The embedding of a batch on each of some devices."""

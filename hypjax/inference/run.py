@@ -1,6 +1,5 @@
-"""A run: its configuration, objective, images and devices, and the scores of its models."""
+"""A run: its configuration, model, objective, images and devices, and the scores of its models."""
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
@@ -18,88 +17,141 @@ from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import own_rows
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_scalars
-from hypjax.inference.embedding import DatasetEmbedder, part_of, scored_spaces
+from hypjax.geometry.learned import initial_scalars, learned_scalars
+from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, choose, match_distance
 from hypjax.inference.scoring import task_scores
-from hypjax.inference.weights import Projections, TrainedModel
-from hypjax.models import create_embedder
+from hypjax.inference.weights import Projections, TrainedModel, read_models
+from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
-from hypjax.objectives import Objective, create_objective
+from hypjax.objectives import Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
-from hypjax.runs.images import open_splits
+from hypjax.runs.images import fit_to_features, open_splits
+from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder
+from hypjax.types import View
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A run, as training, evaluation and analyses share it; devices are opened on first use."""
+    """A run, as training, evaluation, embedding, analyses and exports share it.
 
-    config: ConfigDict
-    objective: Objective
-    splits: Splits
-    name: str = ""  # In reports.
-    workdir: str = ""  # Folder or URL of a trained run.
-    parts: Sequence[str] = PARTS  # Scored parts of the model.
-    # The parameters of the model that was scored last, and its projections.
-    _projected_model: list[Any] = dataclasses.field(default_factory=list, init=False)
+    Each part is made once: on first use, unless it is passed.
 
-    @classmethod
-    def open(
-        cls,
+    Attributes:
+        config: The validated configuration, with the model's sizes for given features.
+        name: Name in reports.
+        workdir: Folder or URL of a trained run.
+        parts: Scored parts of the model.
+    """
+
+    def __init__(
+        self,
         config: ConfigDict,
+        *,
+        model: Embedder | None = None,
         objective: Objective | None = None,
         splits: Splits | None = None,
-        **fields: Any,
-    ) -> Self:
-        """Opens the images and creates the objective of a validated configuration.
+        mesh: Mesh | None = None,
+        saved_space: Space | None = None,
+        name: str = "",
+        workdir: str = "",
+        parts: Sequence[str] = PARTS,
+    ) -> None:
+        """Takes a validated configuration; opens nothing.
 
-        Saved runs pass the objective that was saved with them.
+        A custom loss, whose code may be unknown, is replaced by the `saved_space`.
         """
-        objective, splits = objective or create_objective(config), splits or open_splits(config)
-        _check_depth(config, splits)
-        return cls(config=config, objective=objective, splits=splits, **fields)
+        self.config = fit_to_features(config)
+        self.name, self.workdir, self.parts = name, workdir, parts
+        self._saved_space = saved_space
+        self._device = None if mesh is None else mesh.devices.flat[0]
+        passed = {"model": model, "objective": objective, "splits": splits, "mesh": mesh}
+        # Values of the properties below.
+        vars(self).update({name: part for name, part in passed.items() if part is not None})
+        # The parameters of the model that was scored last, and its projections.
+        self._projected_model: list[Any] = []
+
+    @classmethod
+    def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
+        """Opens the run in a local folder, see `hypjax.runs.cloud_copy.reading`."""
+        return cls(saved_config(folder), saved_space=saved_space(folder), **fields)
+
+    @functools.cached_property
+    def model(self) -> Embedder:
+        """The encoder and the head, as evaluation uses them."""
+        return create_embedder(self.config, evaluating=True, device=self._device)
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The objective; learned scalars have their values before training."""
+        if self._saved_space is None or self.config.objective.name in BUILT_IN:
+            return create_objective(self.config)
+        return SavedObjective(self._saved_space)
+
+    @functools.cached_property
+    def splits(self) -> Splits:
+        """The images."""
+        splits = open_splits(self.config)
+        _check_depth(self.config, splits)
+        return splits
 
     @functools.cached_property
     def mesh(self) -> Mesh:
         """The devices that share the work."""
         return parallel.create_mesh(self.config.run.mesh)
 
+    @property
+    def shapes(self) -> PyTree:
+        """Shapes of the model's parameters, learned scalars among them."""
+        scalars = initial_scalars(self.config.objective)
+        return model_shapes(self.model, View.of(self.config.data), scalars)
+
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
         """Embeds datasets with the evaluated model; a frozen encoder embeds each image once."""
         config, splits, cached, folder = self.config, self.splits, [], None
-        model = create_embedder(config, evaluating=True)
-        if freezes_encoder(config.optim.frozen) and model.encoder.takes_pixels:
+        if freezes_encoder(config.optim.frozen) and self.model.encoder.takes_pixels:
             cached = [splits.test, splits.gallery, splits.validation]
             needs_train = config.train.cached_features or config.train.sampling == "tuples"
             if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
                 cached.append(splits.train)
-        kind = type(model.encoder)
+        kind = type(self.model.encoder)
         # The code of a user's encoder may change under the same name.
         if kind is not CustomEncoder and kind.__module__.startswith("hypjax."):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-        return DatasetEmbedder(model, config, self.mesh, list(filter(None, cached)), folder)
+        return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
+
+    def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
+        """Restores the last model in a folder and the best one, if any, named as by `evaluate`."""
+        models = read_models(folder, self.config, self.model)
+        return {name: self.trained(params) for name, params in models.items()}
+
+    def restore_best(self, folder: pathlib.Path) -> TrainedModel:
+        """Restores the best model in a folder, or else the last."""
+        return [*self.restore(folder).values()][-1]
+
+    def trained(self, params: PyTree) -> TrainedModel:
+        """The trained model with these parameters; its fingerprint needs them in one piece."""
+        return TrainedModel(self.config, self.model, params, self.trained_objective(params))
+
+    def replicated(self, params: PyTree) -> PyTree:
+        """Parameters, perhaps sharded, in full on each device."""
+        return parallel.place(params, parallel.replicated(self.mesh))
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        spaces = scored_spaces(self.config, self.trained_objective(params), params)
-        return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
+        spaces = self.trained(params).spaces.items()
+        return {name: space for name, space in spaces if part_of(name) in self.parts}
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""
         return self.objective.with_scalars(learned_scalars(self.config.objective, params))
-
-    def trained(self, params: PyTree) -> TrainedModel:
-        """The trained model with these parameters, which may be sharded."""
-        params = parallel.place(params, parallel.replicated(self.mesh))
-        objective = self.trained_objective(params)
-        return TrainedModel(self.config, self.embedder.model, params, objective)
 
     def projections(self, params: PyTree) -> Projections:
         """The projections of `eval.pca` for a model, fitted on the training images."""
@@ -170,8 +222,8 @@ class Run:
         if (chosen := choose(self.splits)) is None:
             return {}
         split, queries, gallery = chosen
-        points, trained, matches = self._points(params, queries), self.trained(params), {}
-        alone = gallery is queries
+        points, trained = self._points(params, queries), self.trained(self.replicated(params))
+        matches, alone = {}, gallery is queries
         items = points if alone else self._points(params, gallery)
         own_ids = None if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
         for part in PARTS:

@@ -20,16 +20,15 @@ from hypjax.config.custom import choose_encoder, choose_space, custom_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
+from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
-from hypjax.objectives import SavedObjective
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
-from hypjax.types import View
 
 _ELSEWHERE = custom_name("a loop of its own")  # The objective of such a model.
 
@@ -83,13 +82,12 @@ def save(
     choose_space(config, space)
     choose_encoder(config, head.encoder if head else encoder)
     validate(config)
-    model = create_embedder(config, evaluating=True)
+    run = Run(config, saved_space=space)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
     params = {part: own for part, own in params.items() if part != "scalars"}  # It is given.
-    _require_shapes(params, model_shapes(model, View.of(config.data)))
-    trained = TrainedModel(config, model, params, SavedObjective(space))
+    _require_shapes(params, run.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
-        write_model(staged, trained, provenance={})
+        write_model(staged, run.trained(params), provenance={})
 
 
 def _require_shapes(params: PyTree, shapes: PyTree) -> None:

@@ -1,4 +1,4 @@
-"""A model's parameters: from a run's folder, or pretrained."""
+"""A trained model, and how its parameters are read from a run's folder."""
 
 import contextlib
 import pathlib
@@ -6,35 +6,22 @@ import shutil
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.custom import custom_name
-from hypjax.errors import UserError, redacted
-from hypjax.geometry import SPACES, Space, learned
+from hypjax.errors import UserError
+from hypjax.geometry import Space, learned
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
-from hypjax.models import Embedder, create_embedder, model_shapes, pretrained
-from hypjax.models.architectures import published_weights, same_architecture
+from hypjax.models import Embedder, model_shapes, pretrained
 from hypjax.models.custom import CUSTOM_ENCODERS
-from hypjax.models.encoder import Encoder
-from hypjax.models.weight_files import read_state_dict, timm_weights
+from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import (
-    has_checkpoint,
-    require_identity,
-    saved_config,
-    saved_fields,
-    saved_fingerprint,
-    saved_objective,
-)
-from hypjax.system import console
-from hypjax.system.cloud import is_url
+from hypjax.runs.workdir import has_checkpoint, saved_fields
 from hypjax.types import View
 
 # By the names of `scored_spaces`; parts without PCA (`eval.pca`) have no projection.
@@ -101,26 +88,10 @@ class TrainedModel(NamedTuple):
         return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
 
 
-def restore_models(workdir: pathlib.Path, config: ConfigDict) -> dict[str, TrainedModel]:
-    """Restores a run's last model and its best one, if there is one, named as by `evaluate`.
-
-    Only fields of the configuration that shape the images or the model must be the run's.
-    """
-    read = _read_published
-    if not files.is_published(workdir):
-        require_identity(workdir, config, ("data.", "model.", "objective."))
-        read = _read_checkpoints
-    model, models = create_embedder(config, evaluating=True), {}
-    states, objective = read(workdir, config, model), saved_objective(workdir, config)
-    for name, params in states.items():
-        scalars = learned.learned_scalars(config.objective, params)
-        models[name] = TrainedModel(config, model, params, objective.with_scalars(scalars))
-    return models
-
-
-def restore_best(workdir: pathlib.Path, config: ConfigDict | None = None) -> TrainedModel:
-    """Restores a run's best model, or else its last; by default, its configuration is read."""
-    return [*restore_models(workdir, config or saved_config(workdir)).values()][-1]
+def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    """Reads the parameters of a run's last model and of its best one, named as by `evaluate`."""
+    read = _read_published if files.is_published(folder) else _read_checkpoints
+    return read(folder, config, model)
 
 
 def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -153,104 +124,3 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}
-
-
-def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
-    """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run."""
-    weights = config.model.weights
-    if not weights:
-        raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
-    if not _is_run(weights):
-        published = published_weights(timm_weights(weights))
-        scaling = tuple(config.data.mean), tuple(config.data.std)
-        if published and scaling != (published.mean, published.std):
-            mean, std = (",".join(map(str, each)) for each in (published.mean, published.std))
-            console.warn(
-                f"in pretraining of {weights}, pixels were scaled otherwise; set "
-                f"--config.data.mean={mean} --config.data.std={std}"
-            )
-        return pretrained.load_timm(weights, encoder, config.data.channels)
-    return _restored(config, encoder).params["encoder"]
-
-
-def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "scalars"."""
-    weights = config.model.weights
-    if not config.model.load_head:
-        return {"encoder": pretrained_encoder(config, model.encoder)}
-    if not _is_run(weights):
-        raise UserError(
-            f"config.model.load_head is set, but config.model.weights is {weights}; name the "
-            "folder or URL of a run, since only runs have a head"
-        )
-    run = _restored(config, model.encoder)
-    for field in ("head", "head_dim"):
-        if run.config.model[field] != config.model[field]:
-            raise UserError(
-                f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
-                f"{run.config.model[field]}, so its head does not fit"
-            )
-    parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
-    return parts | _learned_by_run(config, run.params.get("scalars", {}))
-
-
-def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """The "scalars" with the values that the run in `model.weights` learned.
-
-    Scalars that it did not learn, or of another number of values, start from the configuration.
-    """
-    fields, weights = config.objective, config.model.weights
-    c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
-    if not fields.learn_c and curved and c not in (None, fields.c):
-        console.warn(
-            f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
-        )
-    first = learned.scalar_parameters(learned.initial_scalars(fields))
-    known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
-    bounded = learned.within_bounds(first | known, learned.bounds(fields))
-    return {"scalars": bounded} if first else {}
-
-
-def warn_of_known_classes(config: ConfigDict, images: str) -> None:
-    """Warns if the run in `model.weights` had other images of this dataset, or another split."""
-    weights = config.model.weights
-    if not weights or not _is_run(weights):
-        return
-    with reading(weights) as folder:
-        fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
-    same_name, *same_split = (
-        fields[f"data.{name}"] == config.data[name]
-        for name in ("name", "split", "split_seed", "test_classes")
-    )
-    if same_name and not (all(same_split) and fingerprint == images):
-        console.warn(
-            f"the run in {redacted(weights)} had other images or another split; if it was trained "
-            "on images or classes of this test, the recall here is too high"
-        )
-
-
-def _is_run(weights: str) -> bool:
-    return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
-
-
-def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, and converts its parameters to those of the encoder."""
-    weights = config.model.weights
-    with reading(weights) as folder:
-        run = restore_best(folder)
-    if not same_architecture(run.model.encoder, encoder):
-        raise UserError(
-            f"the encoder of the run in {weights} has a different architecture or size; set "
-            "model.architecture and its sizes as in that run's config.json"
-        )
-    data = run.config.data
-    if (data.mean, data.std) != (config.data.mean, config.data.std):
-        console.warn(f"the run in {weights} uses a different data.mean and data.std")
-    if not encoder.takes_pixels:
-        return run
-    try:
-        state = pretrained.timm_state_dict(run.params["encoder"], run.model.encoder)
-        converted = pretrained.convert_timm(state, encoder, config.data.channels)
-    except UserError as error:
-        raise UserError(f"weights {weights}: {error}") from error
-    return run._replace(params={**run.params, "encoder": converted})

@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError
+from hypjax.inference.run import Run
 from hypjax.inference.save import describe, replacing_model, write_model
-from hypjax.inference.weights import TrainedModel, restore_best
+from hypjax.inference.weights import TrainedModel
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm
@@ -126,7 +127,7 @@ def push(
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        trained = restore_best(run)
+        trained = Run.saved(run).restore_best(run)
         began = _base_model(trained.config)
         without_paths(trained.config)
         results = files.read_results(run / files.RESULTS) or {}

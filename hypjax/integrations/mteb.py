@@ -14,7 +14,7 @@ from mteb.models.model_meta import ModelMeta
 
 from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
-from hypjax.geometry import Space
+from hypjax.geometry.spaces import distance_matrix
 from hypjax.inference.model import load
 from hypjax.retrieval.inputs import blocks
 
@@ -66,9 +66,9 @@ class MtebEncoder:
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32."""
         one, other = _rows(embeddings1), _rows(embeddings2)
-        with jax.enable_x64(True):
-            found = (_distances(self.space, one[rows], other) for rows in blocks(len(one), _BLOCK))
-            return -np.concatenate(list(map(np.asarray, found)))
+        with jax.enable_x64(True):  # Or one matrix product would lose the digits of close points.
+            found = (distance_matrix(self.space, one[x], other) for x in blocks(len(one), _BLOCK))
+            return -np.concatenate(list(map(np.float32, found)))
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
@@ -77,12 +77,6 @@ class MtebEncoder:
         rows = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):
             return -np.asarray(self.space.distance(*rows), np.float32)
-
-
-@jax.jit
-def _distances(space: Space, one: Any, other: Any) -> Any:
-    # In float64, one matrix product keeps the digits of close points.
-    return space.distance_matrix(one, other).astype(np.float32)
 
 
 def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:

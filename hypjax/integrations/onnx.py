@@ -17,7 +17,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from PIL import Image
 
-from hypjax import __version__
+from hypjax import __version__, parallel
 from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import array, from_array
 from hypjax.errors import UserError, writing
@@ -25,9 +25,8 @@ from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.model import Model
+from hypjax.inference.run import Run
 from hypjax.integrations.torch_model import TorchModel, flatten
-from hypjax.models import create_embedder
-from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing
 from hypjax.types import View
 
@@ -170,7 +169,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
             f"the model has {size / 1e9:.1f} GB of weights, more than the 2 GB that an ONNX file "
             "can hold; use a smaller encoder"
         )
-    shape, dtype, name = (embedder.model.encoder.dim,), torch.float32, "features"
+    shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It tells what it does not optimise.
@@ -224,7 +223,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
     """Images of the view, or features: the run's test images to measure on, if they are there."""
     if measured:
         with contextlib.suppress(OSError, UserError):
-            test = open_splits(embedder.config).test
+            test = embedder.run.splits.test
             chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
             ((images, broken),) = readable_batches(test.take(chosen), view, len(chosen))
             images = np.delete(images, list(broken), axis=0)
@@ -233,7 +232,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
                 return f"{len(images)} test images of the run", images
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
-        shape = (_PATTERNS, embedder.model.encoder.dim)
+        shape = (_PATTERNS, embedder.module.encoder.dim)
         return f"{_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth pictures: pixels that are independent would all look alike to a model.
     coarse = rng.integers(0, 256, (_PATTERNS, 4, 4, view.channels), np.uint8)
@@ -254,7 +253,7 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
-    model = create_embedder(config, evaluating=True, device=device)
+    model = Run(config, mesh=parallel.create_mesh(devices=[device])).model
     scaling, spaces = (config.data.mean, config.data.std), {embedder.part: embedder.space}
     embed = embed_function(model, scaling, spaces, config.eval.scales)
     with jax.default_device(device):

@@ -11,7 +11,7 @@ from onnx import load
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from PIL import Image
 
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, explained, require_package
 from hypjax.system.files import sha256
 
 _CONFIG = "preprocessor_config.json"
@@ -38,10 +38,8 @@ class OnnxEncoder:
         settings, available = onnxruntime.SessionOptions(), onnxruntime.get_available_providers()
         settings.log_severity_level = 3
         providers = [name for name in _PROVIDERS if name in available]
-        try:
+        with explained(f"cannot load {path}"):
             self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
-        except Exception as error:  # ONNX Runtime has many types of its own.
-            raise UserError(f"cannot load {path} ({reason(error)})") from error
         outputs = [own.name for own in self._session.get_outputs()]
         self._output = output or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not output):
@@ -100,14 +98,13 @@ class OnnxEncoder:
         """Returns the output for each image, float32; a batch of fixed size is padded."""
         size = self._batch if isinstance(self._batch, int) else len(prepared)
         found = []
-        try:
+        # They may be of another shape, or of several shapes.
+        with explained(f"{self._path} cannot embed its images"):
             for first in range(0, len(prepared), size):
                 batch = np.stack(prepared[first : first + size])
                 padded = np.pad(batch, [(0, size - len(batch)), *[(0, 0)] * 3])
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
                 found.append(np.asarray(rows)[: len(batch)])
-        except Exception as error:  # Of images of another shape, or of several shapes.
-            raise UserError(f"{self._path} cannot embed its images ({reason(error)})") from error
         return np.concatenate(found).astype(np.float32)
 
 
@@ -128,13 +125,9 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
     require_package("transformers", config.name, "hypjax[hf]")
     from transformers import AutoImageProcessor
 
-    try:
+    with explained(f"cannot use {config}", "; give --mean and --std instead"):
         processor = AutoImageProcessor.from_pretrained(config.parent)
         steps = processor.to_json_string()
-    except Exception as error:  # Transformers raises almost anything.
-        raise UserError(
-            f"cannot use {config} ({reason(error)}); give --mean and --std instead"
-        ) from error
     return steps, lambda image: np.moveaxis(
         np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]), 0, -1
     )

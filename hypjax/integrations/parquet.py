@@ -11,7 +11,6 @@ import pyarrow.parquet
 
 from hypjax import __version__
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import hub
@@ -46,33 +45,15 @@ The ten nearest to an image, here the first:
 ```python
 import datasets
 import numpy as np
+from hypjax.geometry.registry import space_of
 
 gallery = datasets.load_dataset("{name}", split="gallery").with_format("numpy")
-points = np.float64(gallery["vector"][:])
-{distance}
-
-distances = distance(points[0], points)
+points, space = gallery["vector"][:], space_of({described})
+distances = space.distance(points[0], points)
 for i in np.argsort(distances)[:10].tolist():
     print(f"{{distances[i]:.4f}} {{gallery[i]['id']}}")
 ```
 """
-_SPHERE = """
-
-def distance(x, y):
-    return 2 - 2 * np.sum(x * y, axis=-1)
-"""
-_BALL = """\
-c = {c}
-
-
-def distance(x, y):{to_ball}
-    s = np.sum((x - y) ** 2, axis=-1)
-    p = (1 - c * np.sum(x * x, axis=-1)) * (1 - c * np.sum(y * y, axis=-1))
-    return 2 / c**0.5 * np.arcsinh(np.sqrt(c * s / p))
-"""
-# From the hyperboloid, whose points are given without their time coordinate.
-_TO_BALL = """
-    x, y = (v / (1 + np.sqrt(1 + c * np.sum(v * v, axis=-1, keepdims=True))) for v in (x, y))"""
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -119,21 +100,10 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
             space=embeddings.space,
             dim=embeddings.vectors.shape[1],
             searched=embeddings.search_vectors().shape[1],
-            distance=_distance(embeddings.space),
+            described=describe_space(embeddings.space),
         )
         write_text(folder / _CARD, card)
     return str(folder)
-
-
-def _distance(space: Space) -> str:
-    """A program's function of the space's distance, in NumPy."""
-    kind = describe_space(space)
-    if kind["name"] == "sphere":
-        return _SPHERE
-    if kind["name"] in ("poincare", "lorentz") and kind["c"]:
-        to_ball = _TO_BALL if kind["name"] == "lorentz" else ""
-        return _BALL.format(c=kind["c"], to_ball=to_ball)
-    raise UserError(f"there is no formula of the distance in {space} for a card; export parquet")
 
 
 def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:

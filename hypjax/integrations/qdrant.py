@@ -24,7 +24,7 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tqdm import tqdm
 
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
@@ -77,10 +77,6 @@ class QdrantGallery:
 
     def __len__(self) -> int:
         return self._ask("count").count
-
-    def has_class(self, name: str) -> bool:
-        """See `Gallery`."""
-        return self._ask("count", count_filter=_filter(label=name)).count > 0
 
     def classes(self) -> list[str]:
         """See `Gallery`; the classes of a thousand images."""
@@ -336,12 +332,10 @@ def _load(folder: pathlib.Path) -> QdrantClient:
     """
     if not folder.exists():
         return QdrantClient(":memory:")
-    with tempfile.TemporaryDirectory() as copy:
-        try:
-            shutil.copytree(folder, copy, dirs_exist_ok=True)
-            return QdrantClient(path=copy)
-        except Exception as error:  # SQLite, JSON and pickle raise almost anything.
-            raise UserError(f"{folder} is damaged; remove it, and export again") from error
+    problem, advice = f"{folder} is damaged", "; remove it, and export again"
+    with tempfile.TemporaryDirectory() as copy, explained(problem, advice):
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        return QdrantClient(path=copy)
 
 
 def _filter(label: str | None = None, without: str | None = None) -> models.Filter:

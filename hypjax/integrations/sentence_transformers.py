@@ -25,7 +25,6 @@ from hypjax.inference.save import describe
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.runs.images import open_splits
 from hypjax.system.files import replacing, write_json, write_text
 
 _MOST_IMAGES = 2000  # Whose norms are compared.
@@ -129,7 +128,7 @@ def write_folder(
     a `UserError` if sentence-transformers has no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
-    config, model, space = embedder.config, embedder.model, embedder.space
+    config, model, space = embedder.config, embedder.module, embedder.space
     _require_counterpart(config, model, space)
     exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
     compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
@@ -229,7 +228,7 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
         images, what = find_images(where), f"images in {where}"
     else:
         try:
-            images, what = open_splits(embedder.config).images(scored=True), "test images"
+            images, what = embedder.run.splits.images(scored=True), "test images"
         except UserError as error:
             raise UserError(
                 f"whether cosine ranks as the distance in {embedder.space} does depends on the "

@@ -1,11 +1,10 @@
 """Encoders of timm and Transformers, with the preparation of images that belongs to each."""
 
-import contextlib
 import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, explained
 from hypjax.system import hub
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,7 +26,7 @@ class TimmEncoder:
 
     def __init__(self, name: str) -> None:
         name, _, checkpoint = name.partition("@")
-        with _explained(f"timm:{name}"):
+        with explained(f"cannot load timm:{name}"):
             import timm
 
             model = timm.create_model(name, pretrained=not checkpoint, num_classes=0)
@@ -71,7 +70,7 @@ class TransformersEncoder:
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             hub.download(name, ["config.json"])  # Transformers tries for a minute without it.
-        with _explained(f"hf:{name}"):
+        with explained(f"cannot load hf:{name}"):
             import transformers
 
             transformers.logging.set_verbosity_error()  # It reports weights that are not used.
@@ -139,14 +138,3 @@ def _hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = 
         digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _explained(spec: str) -> Iterator[None]:
-    """Reports that a model cannot be loaded in one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # Both libraries raise almost anything.
-        raise UserError(f"cannot load {spec} ({reason(error)})") from error

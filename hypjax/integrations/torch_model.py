@@ -32,7 +32,7 @@ class TorchModel(nn.Module):
 
     def __init__(self, embedder: Model) -> None:
         super().__init__()
-        config, model, params = embedder.config, embedder.model, embedder.params
+        config, model, params = embedder.config, embedder.module, embedder.params
         self.space = embedder.space
         self.prefix = prefix_of(embedder.part)
         scales = config.eval.scales if embedder.takes_pixels else ()

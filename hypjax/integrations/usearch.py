@@ -26,7 +26,7 @@ import pyarrow
 import pyarrow.parquet
 from jaxtyping import Float, Float32, Float64, Int
 
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean
@@ -116,7 +116,8 @@ class GraphGallery(ArrayGallery):
         path = pathlib.Path(path)
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
-        try:
+        problem = f"{path} is damaged, or no gallery of usearch"
+        with explained(problem, "; export the gallery again"):
             facts = json.loads((path / _FACTS).read_text())
             for name, expected in facts.pop("checksums").items():  # usearch crashes on damage.
                 if sha256(path / name) != expected:
@@ -129,10 +130,6 @@ class GraphGallery(ArrayGallery):
             metric = index.metric
             (index.load if writable else index.view)(str(path / _GRAPH))
             index.metric = metric  # The file holds none.
-        except Exception as error:  # pyarrow and usearch raise almost anything.
-            raise UserError(
-                f"{path} is damaged, or no gallery of usearch ({error}); export the gallery again"
-            ) from error
         return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:

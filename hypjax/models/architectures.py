@@ -237,8 +237,8 @@ FAMILIES = (
         {"image_size": 224},
         "avg",
         {
-            "resnet50": {"stage_sizes": (3, 4, 6, 3)},
-            "resnet101": {"stage_sizes": (3, 4, 23, 3)},
+            "resnet50": {"depths": (3, 4, 6, 3)},
+            "resnet101": {"depths": (3, 4, 23, 3)},
         },
         (
             Weights("*.tv*", *_IMAGENET, _BSD),
@@ -342,18 +342,14 @@ def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(
-            f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}, as "
-            "model.pooling and model.eval_pooling"
-        )
+        raise UserError(f"model.pooling is {encoder.pooling!r}; this encoder can pool by {names}")
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)
     if any(side % patch or not smallest <= side <= most for side in sides):
         limits = f"at least {smallest}" + f" and at most {most}" * (patch > 1)
         raise UserError(
-            f"data.image_size is {encoder.image_size}; for this encoder it must be {limits}, and a "
-            f"multiple of {patch}"
+            f"data.image_size is {encoder.image_size}; it must be {limits}, a multiple of {patch}"
         )
     return encoder
 

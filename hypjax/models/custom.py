@@ -49,8 +49,7 @@ class CustomEncoder(Encoder):
     def layers(self) -> list[list[str]]:
         """Only an `Encoder` says what its layers are."""
         raise UserError(
-            "an encoder of your own has no layers: config.optim.layer_decay must be 1, and "
-            "config.train.cached_features needs optim.frozen=encoder"
+            "your encoder has no layers: set optim.layer_decay=1, and optim.frozen=encoder to cache"
         )
 
     def __call__(self, images: Images) -> Float[Array, "batch dim"]:
@@ -68,15 +67,13 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     try:
         found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     except Exception as error:  # Of the user's code.
-        reason = " ".join(str(error).split())[:500]
         raise UserError(
-            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {reason})"
+            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {error})"
         ) from error
     if set(variables) - {"params"} or getattr(found, "ndim", 0) != 2 or len(found) != 2:
         raise UserError(
-            f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone, "
-            f"without BatchNorm; it has {', '.join(variables)}, and returns "
-            f"{jax.tree.map(lambda x: x.shape, found)}"
+            f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone; it "
+            f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, found)}"
         )
     return CustomEncoder(module, found.shape[1], view.side)
 

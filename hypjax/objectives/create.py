@@ -80,10 +80,7 @@ def create_objective(config: ConfigDict) -> Objective:
     fields = config.objective
     loss = declaration(fields.name)
     if loss.spaces and fields.space not in loss.spaces:
-        raise UserError(
-            f"config.objective.space is {fields.space}; it must be {' or '.join(loss.spaces)} for "
-            f"{fields.name}"
-        )
+        raise UserError(f"objective.space must be {' or '.join(loss.spaces)} for {fields.name}")
     return loss.create(config, create_space(fields))
 
 
@@ -94,9 +91,8 @@ def declaration(name: str | None) -> Declaration:
 
 def _refuse(config: ConfigDict, space: Space) -> Objective:
     raise UserError(
-        f"the objective {config.objective.name} is not known in this process, which can embed and "
-        "search with the model, but not train it; pass it to hypjax.train_and_evaluate, or "
-        "register it by hypjax.register_objective"
+        f"the objective {config.objective.name} is not known in this process; to train, pass it to "
+        "hypjax.train_and_evaluate, or register it by hypjax.register_objective"
     )
 
 
@@ -112,10 +108,7 @@ def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = 
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
     name = config.objective.name
     if name not in divisors:
-        raise UserError(
-            f"the objective {name} has no softmax over the negatives of an anchor; "
-            f"{', '.join(divisors)} have one"
-        )
+        raise UserError(f"{name} has no softmax over negatives; {', '.join(divisors)} have one")
     return float(divisors[name]({**config.objective, **(scalars or {})}))
 
 
@@ -144,10 +137,7 @@ def register_objective(name: str, objective: Objective | Callable[..., Any]) -> 
     elif callable(objective):
         OBJECTIVES[name] = _declared(f"the loss {name.removeprefix('own:')}", objective)
     else:
-        raise UserError(
-            f"{type(objective).__name__} is no objective; give an Objective or a function of "
-            "embeddings and labels"
-        )
+        raise UserError(f"{objective!r:.40} is no objective; give an Objective or a function")
 
 
 def _declared(title: str, function: Callable[..., Any]) -> Declaration:
@@ -185,8 +175,8 @@ class FunctionObjective(Objective):
         loss, curves = result if isinstance(result, tuple) else (result, {})
         if not isinstance(curves, Mapping) or any(map(jnp.ndim, (loss, *curves.values()))):
             raise UserError(
-                f"{self.title} returns {jax.tree.map(jnp.shape, result)}; it must return a scalar, "
-                "or a scalar and scalars by name"
+                f"{self.title} must return a scalar, or (scalar, {{name: scalar}}), not "
+                f"{jax.tree.map(jnp.shape, result)}"
             )
         curves = {name: jnp.asarray(value, jnp.float32) for name, value in curves.items()}
         metrics = batch_metrics(features, points, labels, self.space, samples)

@@ -146,10 +146,7 @@ def create_hier(
     fields = config.objective
     points = fields.hier_optimizer == "riemannian"
     if points and fields.learn_c:
-        raise UserError(
-            "config.objective.hier_optimizer is riemannian; it must be adam if c is learned, since "
-            "proxies are points of one ball"
-        )
+        raise UserError("config.objective.hier_optimizer must be adam if c is learned")
     settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
     del settings["optimizer"]
     return Hier(base=create_base(config, Sphere()), ball=space, points=points, **settings)

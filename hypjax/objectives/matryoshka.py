@@ -56,8 +56,8 @@ class Matryoshka(Extension):
         """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
-                f"a prefix of {self.dims[-1]} dimensions is not shorter than the head's output, "
-                f"which has {spec.head_dim}; lower config.objective.dims"
+                f"objective.dims: a prefix of {self.dims[-1]} dimensions is not shorter than the "
+                f"head's output, which has {spec.head_dim}"
             )
         return {"base": self.base.init(key, spec)[0]}, {}
 

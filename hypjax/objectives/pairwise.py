@@ -52,10 +52,8 @@ def pairwise_cross_entropy(
     """
     embeddings = jnp.asarray(embeddings)
     if embeddings.ndim != (3 if labels is None else 2):
-        raise ValueError(
-            "needs embeddings [classes, samples, dim], or [images, dim] with labels, got "
-            f"{embeddings.shape} {'without' if labels is None else 'with'} labels"
-        )
+        shape = "[classes, samples, dim]" if labels is None else "[images, dim]"
+        raise ValueError(f"needs embeddings {shape}, got {embeddings.shape}")
     if labels is not None:
         grouped, balanced = _by_class(embeddings, labels, samples_per_class)
         loss = pairwise_cross_entropy(grouped, space=space, temperature=temperature)
@@ -72,18 +70,14 @@ def _by_class(
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
     """Groups a flat batch by class, and says whether its classes have that number of images."""
     if jnp.shape(labels) != embeddings.shape[:1]:
-        raise ValueError(
-            f"needs one label for each image, got {jnp.shape(labels)} for {embeddings.shape}"
-        )
+        raise ValueError(f"{jnp.shape(labels)} is not one label for each of {embeddings.shape}")
     if not isinstance(labels, jax.core.Tracer):
         _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         samples = samples or int(sizes.max(initial=1))
         if np.any(sizes != samples):
             found = f"{sizes.min()} to {sizes.max()}"
             raise ValueError(f"needs {samples} images in each class, got {found}")
-    if samples is None:
-        raise ValueError("samples_per_class is required where labels are traced, as by jit")
-    if samples < 2 or len(embeddings) % samples:
+    if samples is None or samples < 2 or len(embeddings) % samples:
         raise ValueError(f"samples_per_class is {samples}, for {len(embeddings)} images")
     labels = jnp.asarray(labels)
     order = jnp.argsort(labels, stable=True)
@@ -260,14 +254,10 @@ def negative_weights(
 ) -> Float[Array, "anchors items"]:
     """Weights of an anchor's negatives in the gradient of a softmax loss (HypMix, Fig. 3).
 
-    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. The
-    cross-entropy's derivative by the logit of a negative is its share of the whole denominator,
-    which also holds the positive. Among the negatives of one denominator, these derivatives are in
-    proportion to p, whatever the positive is.
-
-    With two images of each class in a batch, an anchor of the pairwise cross-entropy has one
-    denominator. With s images it has s − 1, one for each positive: negatives of the anchor's own
-    subset are in all of them, each other one in one.
+    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. Among the
+    negatives of one denominator, the cross-entropy's derivatives by their logits are in proportion
+    to p, whatever the positive is. With s images of each class in a batch, an anchor of the
+    pairwise cross-entropy has s − 1 denominators, one for each positive.
 
     Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
     τ > 0 of `softmax_temperature`. `negatives` marks at least one item for each anchor.

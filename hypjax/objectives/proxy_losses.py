@@ -277,8 +277,7 @@ def _create(function: Callable[..., Array], config: ConfigDict, space: Space) ->
     points = fields.proxy_optimizer == "riemannian"
     if points and (fields.learn_c or space.ball() is not space):
         raise UserError(
-            "config.objective.proxy_optimizer is riemannian; it must be adam unless "
-            "proxies are in the space poincare, with one c that is not learned (HIER's are not)"
+            "config.objective.proxy_optimizer must be adam, unless proxies lie in a fixed ball"
         )
     proxies = fields.get("centres"), fields.proxy_rate, points
     return ProxyObjective(space, function, *proxies, adjacent_samples(config))

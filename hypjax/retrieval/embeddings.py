@@ -181,8 +181,7 @@ class Embeddings(ArrayGallery):
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
         if not hasattr(self.space, "search_vectors"):
             raise UserError(
-                f"distances in {self.space} are no inner products; search the gallery with "
-                "hypjax.search, or embed with a run in one space: poincare, lorentz or sphere"
+                f"distances in {self.space} are no inner products; search by hypjax.search"
             )
         with jax.enable_x64(True):
             vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)

@@ -188,7 +188,6 @@ def tune(
         if recall >= WANTED:
             return recall
     console.warn(
-        f"searches of the graph find {recall:.1%} of the {NEAREST} nearest neighbours; a search of "
-        "the .npz file finds all"
+        f"searches of the graph find {recall:.1%} of the {NEAREST} nearest; the .npz file finds all"
     )
     return recall

@@ -65,9 +65,7 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     for rows in inputs.blocks(len(features), _CHECKED):
         wrong = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
         if len(wrong):
-            raise UserError(
-                f"row {rows.start + wrong[0]} of the features of {source} is not finite"
-            )
+            raise UserError(f"features of {source}: row {rows.start + wrong[0]} is not finite")
     count = len(features)
     columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
     for name, unknown in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):

@@ -58,9 +58,6 @@ class Gallery(Protocol):
         of the space.
         """
 
-    def has_class(self, name: str) -> bool:
-        """Whether an image is of this class."""
-
     def classes(self) -> list[str]:
         """Names of the classes in order; those of a sample where there may be too many to list."""
 
@@ -130,10 +127,6 @@ class ArrayGallery:
         """Rows of the images at real paths; −1 for others."""
         return np.array([self._row_of_path.get(path, -1) for path in paths], int)
 
-    def has_class(self, name: str) -> bool:
-        """See `Gallery`."""
-        return name in self._classes
-
     def classes(self) -> list[str]:
         """See `Gallery`."""
         return sorted(self._classes)
@@ -173,6 +166,5 @@ def require_model(gallery: Gallery, fingerprint: str) -> None:
     """Raises an error unless the model with this fingerprint embedded the gallery."""
     if gallery.fingerprint != fingerprint:
         raise UserError(
-            "the gallery was embedded by another run, by other parameters or as another embedding; "
-            "embed it again with this model, or name the same --embedding"
+            "the gallery was embedded by another run, or as another --embedding; embed it again"
         )

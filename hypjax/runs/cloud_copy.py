@@ -16,11 +16,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
-from hypjax.errors import UserError, reason, redacted
+from hypjax.errors import UserError, explained, reason, redacted
 from hypjax.runs import files
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
+from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.locks import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.

@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import IN_MEMORY
+from hypjax.config.rules import validate_relations
 from hypjax.data import photos, splits
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
@@ -84,4 +85,5 @@ def fit_to_features(config: ConfigDict) -> ConfigDict:
     dim = photos.read_vectors(config.data.path, config.data.labels).vectors.shape[1]
     unset = [field for field in ("width", "head_dim") if model[field] is None]
     config.model.update(dict.fromkeys(unset, dim))
+    validate_relations(config)
     return config

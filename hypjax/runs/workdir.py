@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
 from hypjax.config.defaults import default_config
 from hypjax.errors import UserError, reason, writing
+from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Objective, SavedObjective, create_objective
-from hypjax.objectives.create import BUILT_IN
+from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
@@ -37,9 +37,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
     """Reads a run's configuration without validation; `run` of a published model is the default."""
-    fields = saved_fields(workdir)
-    if not fields:
-        raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
+    fields = _required(workdir)["all"]
     published = files.is_published(workdir)
     if published:
         fields = {name: x for name, x in fields.items() if not name.startswith("run.")}
@@ -66,23 +64,21 @@ def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
     return config
 
 
-def saved_objective(workdir: pathlib.Path, config: ConfigDict) -> Objective:
-    """The objective of a run; for a custom loss, only the space that was saved with it.
+def saved_space(workdir: pathlib.Path) -> Space:
+    """Reads the space in which evaluation compares head outputs of the run in a folder.
 
-    Scalars have their values before training, see `Objective.with_scalars`.
+    Unless the model is published, learned scalars have their values before training.
     """
-    if config.objective.name in BUILT_IN:
-        return create_objective(config)
-    saved = files.read_object(path := _config_path(workdir))
-    try:  # The loss's code may have changed, or be unknown.
-        return SavedObjective(space_of(saved.get(SPACE) or saved[FIRST_SPACE]))
+    saved = _required(workdir)
+    try:
+        return space_of(saved.get(SPACE) or saved[FIRST_SPACE])
     except KeyError as error:
         raise UserError(
             f"the run is scored in the space {error.args[0]}, which is not known in this process; "
             "register it by hypjax.register_space"
         ) from error
     except (TypeError, ValueError) as error:
-        raise files.damaged(path, reason(error)) from error
+        raise files.damaged(_config_path(workdir), reason(error)) from error
 
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
@@ -183,6 +179,15 @@ def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
     return saved
 
 
+def _required(workdir: pathlib.Path) -> dict[str, Any]:
+    if (saved := _saved(workdir)) is None:
+        raise UserError(
+            f"{workdir} holds no run (there is no {files.CONFIG}); train first, or name a run's "
+            "folder with --workdir"
+        )
+    return saved
+
+
 class Workdir:
     """Folder of a run that is trained; for a URL, its local copy.
 
@@ -229,17 +234,23 @@ class Workdir:
 
     @contextlib.contextmanager
     def locked(
-        self, provenance: Mapping[str, str], filled: ConfigDict | None = None
+        self,
+        provenance: Mapping[str, str],
+        filled: ConfigDict | None = None,
+        space: Space | None = None,
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
-        `filled` is the configuration with the fields that were chosen to fit the images.
+        `filled` is the configuration with the fields that were chosen to fit the images; `space` is
+        the objective's `score_space`, in which models of a custom loss are compared without it.
         """
+        fields = {"all": for_files(filled or self._config)}
+        fields[FIRST_SPACE] = space and describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
-                self._begin(provenance, filled or self._config)
+                self._begin(provenance, fields)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
@@ -247,19 +258,14 @@ class Workdir:
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
-    def _begin(self, provenance: Mapping[str, str], filled: ConfigDict) -> None:
+    def _begin(self, provenance: Mapping[str, str], fields: dict[str, Any]) -> None:
         """Writes config.json, and adds this start to run.json."""
         require_identity(self.path, self._config)  # Another process may have begun meanwhile.
         require_provenance(self.path, provenance)
-        begun = {
-            "identity": identity(self._config),
-            "provenance": dict(provenance),
-            "all": for_files(filled),
-            FIRST_SPACE: describe_space(create_objective(filled).score_space),
-        }
+        facts = {"identity": identity(self._config), "provenance": dict(provenance)}
         now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
         with writing(self.path):
-            write_json(self.path / files.CONFIG, begun)
+            write_json(self.path / files.CONFIG, facts | fields)
             write_json(self.path / _STARTS, now)
 
     def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:

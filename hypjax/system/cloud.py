@@ -1,12 +1,11 @@
 """Cloud storage: gs://, s3:// and every other scheme that fsspec has a driver for."""
 
-import contextlib
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError
 
 _URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
@@ -86,14 +85,3 @@ class CloudFolder:
         """Removes files."""
         for name in names:
             self._storage.rm_file(f"{self._base}/{name}")
-
-
-@contextlib.contextmanager
-def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns any failure into a `UserError` with the problem, its reason, and advice."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{problem} ({reason(error)}){advice}") from error

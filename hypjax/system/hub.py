@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, explained, reason
 from hypjax.system import console
 
 SCHEME = "hf://"
@@ -93,7 +93,7 @@ def upload(
 
     if not get_token():
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
-    try:
+    with explained(f"cannot write to {name} on the hub"):
         api = HfApi()
         api.create_repo(name, private=private, exist_ok=True, repo_type=repo_type)
         present = api.list_repo_files(name, repo_type=repo_type)
@@ -104,8 +104,4 @@ def upload(
         operations += [CommitOperationAdd(file, str(folder / file)) for file in files]
         message = f"Upload a hypjax {repo_type}"
         commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
-    except UserError:
-        raise
-    except Exception as error:  # HTTP clients raise errors of many types.
-        raise UserError(f"cannot write to {name} on the hub ({reason(error)})") from error
     return str(commit.commit_url)

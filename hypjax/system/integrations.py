@@ -8,12 +8,6 @@ from typing import Any, Literal, NamedTuple
 from hypjax.errors import UserError, nearest, require_package
 
 Ability = Literal["export", "open", "convert", "encode"]
-_USES = {
-    "export": "exporting to",
-    "open": "searching in",
-    "convert": "converting to",
-    "encode": "embedding with",
-}
 
 
 class Integration(NamedTuple):
@@ -64,7 +58,7 @@ def find(ability: Ability, name: str) -> Callable[..., Any]:
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     row = INTEGRATIONS[name]
     for package in row.packages.split():
-        require_package(package, f"{_USES[ability]} {name}", row.install)
+        require_package(package, name, row.install)
     module, _, function = getattr(row, ability).partition(":")
     return operator.attrgetter(function)(importlib.import_module(f"hypjax.integrations.{module}"))
 

@@ -7,10 +7,11 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.geometry.learned import CURVATURES, Scalars, bounds, initial_scalars
-from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Group, Objective, create_objective
+from hypjax.inference.run import Run
+from hypjax.models import Embedder
+from hypjax.models.embedder import pooled_by
+from hypjax.objectives import Group, Objective
 from hypjax.training.lora import Lora
 from hypjax.training.optim import configured_optimizer, layer_rates, learning_rate
 from hypjax.types import View
@@ -41,13 +42,16 @@ class Learner:
     seed: int  # Of the initial parameters and of the steps' random keys.
 
 
-def build_learner(
-    config: ConfigDict, mesh: Mesh | None = None, model: Embedder | None = None
-) -> Learner:
-    """Builds the learner that a validated configuration describes."""
-    mesh = mesh or parallel.create_mesh(config.run.mesh)
-    model = model or create_embedder(config, device=mesh.devices.flat[0])
-    train, fields, objective = config.train, config.objective, create_objective(config)
+def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
+    """Builds the learner that a validated configuration describes, without images."""
+    return learner_of(Run(config, mesh=mesh))
+
+
+def learner_of(run: Run) -> Learner:
+    """Builds the learner of a run, whose model it pools as training does."""
+    config, objective = run.config, run.objective
+    model = pooled_by(run.model, config.model.pooling)
+    train, fields = config.train, config.objective
     schedule = learning_rate(config.optim, train.total_steps)
     scalars = initial_scalars(fields)
     learned = [
@@ -73,7 +77,7 @@ def build_learner(
         ema_decay=train.ema_decay,
         pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),
-        mesh=mesh,
+        mesh=run.mesh,
         microbatch=config.run.microbatch,
         skip_nonfinite=train.on_nonfinite == "skip",
         cached_features=train.cached_features,

@@ -31,7 +31,7 @@ class Loop:
 
     run: TrainingRun
     train_step: TrainStep
-    probe_step: TrainStep  # The step while the encoder does not change.
+    head_step: TrainStep  # While the encoder does not change.
     source: Input
     checkpoints: Checkpoints
     monitor: Monitor
@@ -99,7 +99,7 @@ class Loop:
         probes = self.run.config.train.probe_steps
         if step == probes + 1 and not announced:
             console.say("the encoder is trained, too, from now on: compiling that step")
-        train_step = self.probe_step if step <= probes else self.train_step
+        train_step = self.head_step if step <= probes else self.train_step
         with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
             return train_step(state, shard_batch(self.run.learner.mesh, batch))
 

@@ -43,8 +43,7 @@ def with_adapters(
         own = {path for path in kernels if matches(parameter_path(target), path)}
         if not own:
             raise UserError(
-                f"config.train.lora_targets names {target}, but this model has no kernel there "
-                "that optim.frozen leaves; name some of its parameters, such as encoder"
+                f"lora_targets names {target}, but this model has no kernel there that is trained"
             )
         chosen |= own
     for path, own_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):

@@ -35,7 +35,7 @@ def collect_results(
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
-        projections, trained = run.projections(params), run.trained(params)
+        projections, trained = run.projections(params), run.trained(run.replicated(params))
         processes.from_first(lambda: trained.save_projections(folder, projections))
         return run.test_scores(params)
 

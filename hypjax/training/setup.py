@@ -7,11 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.config import flatten
 from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
@@ -22,83 +20,78 @@ from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledP
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
-from hypjax.models import compute_dtype, create_embedder
+from hypjax.models import compute_dtype
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives import ProblemSizes
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
-from hypjax.runs.images import fit_to_features, images_in_memory, open_splits
+from hypjax.runs.images import images_in_memory
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
-from hypjax.training.learner import Learner, build_learner
+from hypjax.training.learner import Learner, learner_of
 from hypjax.training.optim import matches, split_frozen
 from hypjax.training.step import create_state
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingRun(Run):
-    """A run with what only training needs; without a layout, the host crops images."""
+    """A run with what only training needs."""
 
-    learner: Learner
-    spec: ProblemSizes
     plans: Plans
-    layout: CacheLayout | None  # Of the device cache.
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices of the train step, which evaluation shares."""
-        return self.learner.mesh
+    spec: ProblemSizes
+    learner: Learner
+    layout: CacheLayout | None = None  # Of the device cache; None if the host crops images.
 
 
-def build(config: ConfigDict, splits: Splits | None = None, **fields: str) -> TrainingRun:
+def build(config: ConfigDict, **fields: str) -> TrainingRun:
     """Builds a run from its validated configuration, without computing or writing anything.
 
-    Opens the images unless `splits` holds them. `fields` are further fields of `Run`.
+    `fields` are further fields of `Run`.
     """
-    mesh = parallel.create_mesh(config.run.mesh)
-    config = fit_to_features(config)
-    model = create_embedder(config, device=mesh.devices.flat[0])  # Reports an unknown one at once.
+    run = training_run(Run(config, **fields))
+    if run.config.run.cache == "device":
+        run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
+    return run
+
+
+def training_run(run: Run) -> TrainingRun:
+    """Adds to a run what training needs, and fits its configuration to the images."""
+    config, model, mesh = run.config, run.model, run.mesh
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         allowed = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, allowed)
-    splits = splits or open_splits(config)
-    train = splits.training_images()
+    splits, train = run.splits, run.splits.training_images()
     if config.train.cached_features:  # Of a class with one image, they would all be equal.
         paired = np.flatnonzero(np.bincount(train.labels) > 1)
         if len(paired) < train.num_classes:
             console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
-        splits = splits._replace(train=train.with_classes(paired))
-    config = fit_to_images(config, splits)
-    validate_relations(config)
-    learner = build_learner(config, mesh, model)
-    plans, train = create_plans(config, splits), splits.train
-    spec = ProblemSizes(
+        train = train.with_classes(paired)
+        splits = splits._replace(train=train)
+    fitted = fit_to_images(config, splits)
+    validate_relations(fitted)
+    # An objective may depend on the sizes of batches.
+    objective = run.objective if fitted is config else None
+    parts = {"model": model, "mesh": mesh, "splits": splits, "objective": objective}
+    run = TrainingRun(fitted, **parts, name=run.name, workdir=run.workdir)
+    run.plans = plans = create_plans(fitted, splits)
+    run.spec = ProblemSizes(
         classes=train.num_classes,
-        samples_per_class=config.train.samples_per_class,
+        samples_per_class=fitted.train.samples_per_class,
         encoder_dim=model.encoder.dim,
         head_dim=model.head_dim,
         training_images=len(train),
-        batch_size=config.train.batch_size,
+        batch_size=fitted.train.batch_size,
         tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
         coarse_labels=train.coarse_labels_of_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
-    jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
-    check_paths(config, learner, spec)
-    if config.train.cached_features and not freezes_encoder(config.optim.frozen):
-        learner = dataclasses.replace(learner, cached_block=_highest_frozen_block(learner, spec))
-    device = config.run.cache == "device"
-    return TrainingRun.open(
-        config,
-        learner.objective,
-        splits,
-        learner=learner,
-        spec=spec,
-        plans=plans,
-        layout=plan_layout(plans.sizes, mesh, learner.view.channels) if device else None,
-        **fields,
-    )
+    jax.eval_shape(lambda: run.objective.init(jax.random.key(0), run.spec))
+    run.learner = learner = learner_of(run)
+    check_paths(fitted, learner, run.spec)
+    if fitted.train.cached_features and not freezes_encoder(fitted.optim.frozen):
+        block = _highest_frozen_block(learner, run.spec)
+        run.learner = dataclasses.replace(learner, cached_block=block)
+    return run
 
 
 def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> None:
@@ -241,11 +234,13 @@ _PASSES_OF_HEAD, _PASSES = 25, 4
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     """Returns the configuration with fields that are None fitted to the training images."""
+    unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
+    if not unset:
+        return config
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
-    unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, images)
     if fields.batch_size is None:
@@ -255,9 +250,8 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
         fields.total_steps = _steps(config, splits)
     if optim.warmup_steps is None:
         optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, splits)))
-    if unset:
-        chosen = [f"{name}={flatten(config)[name]}" for name in unset]
-        console.say(f"chosen for these images: {', '.join(chosen)}")
+    chosen = [f"{name}={flatten(config)[name]}" for name in unset]
+    console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
 
 

@@ -9,8 +9,7 @@ from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
-from hypjax.inference.weights import pretrained_parameters, warn_of_known_classes
-from hypjax.models import model_shapes
+from hypjax.inference.pretrained import pretrained_parameters, warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
@@ -93,7 +92,7 @@ def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
     config, learner = run.config, run.learner
     if config.model.weights is None:
         return None
-    shapes = model_shapes(learner.model, learner.view, learner.scalars)
+    shapes = run.shapes
     parts = ("encoder", "head", "scalars") if config.model.load_head else ("encoder",)
     loaded = [part for part in parts if part in shapes]
 

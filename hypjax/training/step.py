@@ -109,14 +109,14 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
     return jax.lax.with_sharding_constraint(whole, parallel.parameter_shardings(mesh, whole))
 
 
-def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
+def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
     The loss is that of the whole batch, for any number of devices and microbatches. The gradient
     and its norm cover the trained parameters only. An update that is not finite is dropped if
     `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
-    A probing step, for the first `train.probe_steps` only, takes no gradient with respect to the
+    With `head_only`, for the first `train.probe_steps`, there is no gradient with respect to the
     encoder, which saves memory and most of the time.
 
     With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
@@ -150,7 +150,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
                 teacher = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
 
         # Parameters with a gradient, and those whose gradient is 0 until the encoder is trained.
-        active, waiting = optim.split_frozen(trained, ("encoder",)) if probing else (trained, {})
+        active, waiting = optim.split_frozen(trained, ("encoder",)) if head_only else (trained, {})
 
         def loss_of(active: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(optim.merge(active, waiting), frozen)
@@ -283,8 +283,8 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 def jit_train_steps(
     learner: Learner, state: TrainState, store: device_crops.Store | None
 ) -> tuple[TrainStep, TrainStep]:
-    """Jits the step of a run, and the step that is probing; they cut images from the store."""
-    steps = (make_train_step(learner, probing=probing) for probing in (False, True))
+    """Jits the step of a run and that of its head alone; they cut images from the store."""
+    steps = (make_train_step(learner, head_only=x) for x in (False, True))
     return tuple(
         functools.partial(jit_train_step(step, learner.mesh, state), store=store) for step in steps
     )

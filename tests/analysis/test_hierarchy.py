@@ -15,7 +15,6 @@ from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import load_config
 from hypjax.data.groupings import base_letter, groupings
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.run import Run
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
 
@@ -34,7 +33,7 @@ def images_of(labels, most=100, seed=0, name="cub200", **fields):
     config = SimpleNamespace(data=SimpleNamespace(name=name))
     names = [f"image {i}" for i in range(len(labels))]
     splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
-    return ChosenImages.of(Run(config=config, objective=None, splits=splits), most, seed)
+    return ChosenImages.of(SimpleNamespace(config=config, splits=splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
@@ -54,14 +53,14 @@ def test_whole_classes_are_chosen_while_they_fit():
 
 
 def test_what_classes_are_grouped_by():
-    groups = {"groups": np.array(["x", "y"])[np.array(LABELS) // 2]}
+    groups = {"coarse_labels": np.array(["x", "y"])[np.array(LABELS) // 2]}
     found = groupings("cub200", dataset_without_images(LABELS, class_names=NAMED, **groups))
     assert list(found) == ["class", "super-class", "genus"]
     assert found["class"].names[1] == "001.Red_Gull"
     of_images = {name: [each.names[i] for i in each.labels] for name, each in found.items()}
     assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
     assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
-    paths = {"groups": np.array(["A/x", "A/y", "B/x", "A/y"])}
+    paths = {"coarse_labels": np.array(["A/x", "A/y", "B/x", "A/y"])}
     found = groupings("grocery", dataset_without_images([0, 1, 2, 1], **paths))
     assert list(found) == ["class", "coarse class", "department"]
     assert found["coarse class"].labels.tolist() == [0, 1, 2, 1]

@@ -16,7 +16,6 @@ from hypjax.analysis.trees import (
     ancestors,
     average_linkage,
     chance_purity,
-    label_tree,
     purity,
     separation,
 )
@@ -166,12 +165,3 @@ def test_geodesics_are_arcs_orthogonal_to_the_boundary(start, end):
     # |z|² + 1 = 2 Re(m̄z) for its points: for some m, or the line Re(m̄z) = 0, after scaling.
     rows = np.stack([arc.real, arc.imag, -(np.abs(arc) ** 2 + 1) / 2], axis=1)
     assert np.linalg.svd(rows, compute_uv=False)[-1] < 1e-9
-
-
-def test_labels_hang_on_the_deepest_node_with_most_of_their_leaves():
-    """Leaves 0 to 5 are under nodes 6, 7 and 8, these under 10 or 9, and these under the root."""
-    tree = Tree(np.array([6, 6, 7, 7, 8, 8, 10, 10, 9, 11, 11, -1]), 6)
-    found, kept = label_tree(tree, np.array([0, 0, 1, 0, 2, 2]))
-    # Label 0 has two of its three leaves under 6, label 1 its only one under 7.
-    assert kept.tolist() == [10, 11] and found.leaves == 3
-    assert found.parents.tolist() == [3, 3, 4, 4, -1]

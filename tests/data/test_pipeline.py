@@ -125,8 +125,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
             views = {"crop": (BOX, 32, channels), "test_view": (View(32, 40, channels),)}
             for view, arguments in views.items():
                 np.testing.assert_array_equal(
-                    getattr(cached, view)(i, *arguments),
-                    getattr(exact, view)(j, *arguments),
+                    getattr(cached, view)(i, *arguments), getattr(exact, view)(j, *arguments)
                 )
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
@@ -192,6 +191,11 @@ def test_evaluation_views_come_in_order_with_the_last_batch_padded():
         frame = centre_crop(image.height, image.width, VIEW)
         np.testing.assert_array_equal(view, pixels.show(image, frame, 16))
     assert not views[2][2:].any()
+    dataset.records[1] = b"no image"
+    images, broken = next(readable_batches(dataset, VIEW, 4))
+    assert broken == {1: "not an image"} and not images[1].any() and images[2].any()
+    with pytest.raises(UserError, match="cannot read record 1"):
+        list(readable_batches(dataset, VIEW, 4, tolerant=False))
 
 
 def test_device_normalises_and_mirrors():

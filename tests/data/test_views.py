@@ -51,7 +51,7 @@ def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_pa
         dataset = dataclasses.replace(dataset, decoded=decoded)
         fill_cache(dataset, channels)
     plans, view = plans_of(dataset), VIEW._replace(channels=channels)
-    for step, batch in enumerate(training_batches(dataset, plans, range(6), view)):
+    for step, batch in zip(range(6), training_batches(dataset, plans, range(6), view), strict=True):
         np.testing.assert_array_equal(batch.flips, plans(step).flips)
         for found, i, (top, left, height, width) in zip(
             batch.images, batch.ids, plans(step).images.box, strict=True
@@ -69,7 +69,8 @@ def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
     store = fill(layout, dataset, parallel.create_mesh((1, 1)))
     cut = jax.jit(device_crops.cut, static_argnums=2)
     device = crop_batches(layout, plans, range(4), range(8))
-    for ours, hosts in zip(device, training_batches(dataset, plans, range(4), VIEW), strict=True):
+    host = training_batches(dataset, plans, range(4), VIEW)
+    for _, ours, hosts in zip(range(4), device, host, strict=True):
         np.testing.assert_array_equal(cut(store, ours.images, 16), hosts.images)
         np.testing.assert_array_equal(ours.flips, hosts.flips)
 

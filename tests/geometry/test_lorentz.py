@@ -1,6 +1,7 @@
 """The hyperboloid against the ball, whose closed forms are tested, and its entailment cones."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -8,8 +9,9 @@ from hypjax.geometry import Lorentz, PoincareBall, cones, lorentz
 from tests.helpers.programs import compiled
 
 programs = compiled(lorentz)
-angle = jax.jit(cones.exterior_angle)
-aperture = jax.jit(cones.half_aperture)
+embed = jax.jit(lambda space, v: space.embed(v))
+search_terms = jax.jit(lambda space, x, centre: space.search_terms(x, centre))
+angle, aperture = jax.jit(cones.exterior_angle), jax.jit(cones.half_aperture)
 CURVATURES = [0.01, 0.1, 1.0, 10.0]
 FEATURES = np.random.default_rng(0).normal(size=(40, 6))
 
@@ -51,45 +53,62 @@ def test_float32_distances_and_angles_are_as_accurate_as_the_tables_say(c):
             compare(angle, x, y, rtol=0, atol=in_one_direction)
 
 
+@jax.jit
+def results(space, x):
+    matrix = jnp.where(jnp.eye(len(x), dtype=bool), 0, space.distance_matrix(x, x))
+    mean = space.to_ball(space.mean(x, jnp.arange(1.0, 41)))
+    found = {"ball": space.to_ball(x), "features": space.features(x), "matrix": matrix}
+    found |= {"distance": space.distance(x[:, None], x), "mean": mean}
+    return found | {"separation": space.separation(x[:, None], x)}
+
+
 @pytest.mark.parametrize("c", [0.0, *CURVATURES])
 @pytest.mark.parametrize("scale", [1e-4, 0.3, 3.0, 30.0])
 def test_it_is_isometric_to_the_ball(float64, c, scale):
-    radius = 20 * scale if c else None
-    space, ball = Lorentz(c, radius), PoincareBall(c, radius)
+    space, ball = Lorentz(c, None), PoincareBall(c, None)
     assert space.ball() == ball
-    x, p = space.embed(scale * FEATURES), ball.embed(scale * FEATURES)
+    x, p = embed(space, scale * FEATURES), embed(ball, scale * FEATURES)
     # Where features reach the bound of the ball, 1 − c‖p‖² has but few digits.
     rtol = 1e-10 if scale * np.sqrt(c) < 1 else 1e-5
-    np.testing.assert_allclose(space.to_ball(x), p, rtol=1e-12)
-    np.testing.assert_allclose(lorentz.from_poincare(p, c), x, rtol=rtol)
-    np.testing.assert_allclose(space.features(x), ball.features(p), rtol=rtol)
-    for name in ("distance", "separation"):
-        theirs = getattr(ball, name)(p[:, None], p)
-        np.testing.assert_allclose(getattr(space, name)(x[:, None], x), theirs, rtol=rtol)
-    matrices = space.distance_matrix(x, x), ball.distance_matrix(p, p)
-    off = ~np.eye(len(x), dtype=bool)
-    np.testing.assert_allclose(matrices[0][off], matrices[1][off], rtol=rtol)
+    ours, theirs = results(space, x), results(ball, p)
+    np.testing.assert_allclose(ours.pop("ball"), p, rtol=1e-12)
+    np.testing.assert_allclose(programs.from_poincare(p, c), x, rtol=rtol)
+    means = ours.pop("mean"), theirs.pop("mean")
+    for name, found in ours.items():
+        np.testing.assert_allclose(found, theirs[name], rtol=rtol, err_msg=name)
     if rtol < 1e-5:
-        weights = np.arange(1.0, 41)
-        mean = space.mean(x, weights)
-        np.testing.assert_allclose(space.to_ball(mean), ball.mean(p, weights), atol=1e-12)
+        np.testing.assert_allclose(*means, atol=1e-12)
 
 
 @pytest.mark.parametrize("c", [0.0, 0.1, 2.0])
 def test_search_terms_are_those_of_the_ball(float64, c):
     space, ball = Lorentz(c, 1.0), PoincareBall(c, 1.0)
-    x, p = space.embed(FEATURES), ball.embed(FEATURES)
+    x, p = embed(space, FEATURES), embed(ball, FEATURES)
     centre = np.mean(x, axis=0)
-    ours = space.search_terms(x, centre)
-    theirs = ball.search_terms(p, space.to_ball(centre))
+    ours = search_terms(space, x, centre)
+    theirs = search_terms(ball, p, space.to_ball(centre))
     np.testing.assert_allclose(ours.offset, theirs.offset, rtol=1e-10)
     for name in ("query", "gallery"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9)
-    separations = space.separation(x[:, None], x)
-    products = ours.query @ ours.gallery.T - ours.offset[:, None] - ours.offset
+    separations = programs.separation(x[:, None], x, c)
+    products = np.asarray(ours.query @ ours.gallery.T) - ours.offset[:, None] - ours.offset
     np.testing.assert_allclose(products, -separations, atol=1e-10)
-    at_centre = space.search_terms(centre[None], centre)
+    at_centre = search_terms(space, centre[None], centre)
     assert not np.any(at_centre.query) and not np.any(at_centre.offset)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_cones_equal_their_closed_forms(float64, c):
+    """Exterior angles are those of the hyperbolic law of cosines, in triangles with the origin."""
+    near, far = 1.2, 2.0
+    x, y = pairs((near, far), c, np.linspace(0.1, 3, 30))
+    apart = np.sqrt(c) * programs.dist(x, y, c)
+    cosines = (np.cosh(near) * np.cosh(apart) - np.cosh(far)) / (np.sinh(near) * np.sinh(apart))
+    np.testing.assert_allclose(angle(x, y, c), np.pi - np.arccos(cosines), rtol=1e-9)
+    np.testing.assert_allclose(aperture(x, c, 0.3), np.arcsin(0.6 / np.sinh(near)), rtol=1e-12)
+    # Close to the origin a cone is a half-space, and at it or at y itself there is no angle.
+    for right in (aperture(x / 9, c, 0.3), angle(0 * x, y, c), angle(x, x, c)):
+        np.testing.assert_array_equal(right, np.pi / 2)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
@@ -124,9 +143,3 @@ def test_curvature_zero_is_flat():
     s = flat[0] ** 2  # d² = 4q·(1 − c·q/3), q = s/4 − c(‖x‖² − ‖y‖²)²/16, to first order in c.
     expected = -((xx - yy) ** 2) / (8 * flat[0]) - flat[0] * s / 24
     np.testing.assert_allclose(slope, expected, rtol=1e-5)
-
-
-def test_a_matrix_has_a_row_for_each_point_of_the_first_and_a_column_for_the_second(float64):
-    x, y = FEATURES[:5], FEATURES[5:9]
-    expected = programs.dist(x[:, None], y, 0.1)
-    np.testing.assert_allclose(programs.dist_matrix(x, y, 0.1), expected, rtol=1e-8)

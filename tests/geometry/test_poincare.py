@@ -58,13 +58,13 @@ def test_float32_distances_are_accurate_at_the_clip_radius(dim, spread):
     """
     c, rng = 0.1, np.random.default_rng(dim)
     v = rng.normal(size=dim) + spread * rng.normal(size=(400, dim)) * np.sqrt(dim)
-    v = poincare.clip_features((100 * v).astype(np.float32), 2.3)
-    x = np.asarray(poincare.expmap0(v, c))
+    v *= 2.3 / np.linalg.norm(v, axis=1, keepdims=True)
+    x = np.asarray(programs.expmap0(v.astype(np.float32), c))
     with jax.enable_x64(True):
         x64 = x.astype(np.float64)
-        expected = np.asarray(poincare.dist(x64[:, None], x64[None], c))
-    np.testing.assert_allclose(poincare.dist(x[:, None], x, c), expected, rtol=1e-5)
-    error = np.abs(np.asarray(jax.jit(poincare.dist_matrix)(x, x, c)) - expected)
+        expected = np.asarray(programs.dist(x64[:, None], x64[None], c))
+    np.testing.assert_allclose(programs.dist(x[:, None], x, c), expected, rtol=1e-5)
+    error = np.abs(np.asarray(programs.dist_matrix(x, x, c)) - expected)
     assert error.max() < 5e-3
     assert (error / np.maximum(expected, 1)).max(where=expected > 1, initial=0) < 1e-5
 
@@ -153,15 +153,14 @@ def test_gradients_of_expmap_are_finite_and_right(float64):
     for ones, others in zip(found, expected, strict=True):
         assert np.all(np.isfinite(ones))
         for one, other in zip(ones, others, strict=True):
-            if np.all(np.isfinite(other)) and np.abs(other).max() < 1e5:
-                np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())
 
 
 def test_project_changes_only_points_outside():
     c = 0.1
     inside = points(0, (20, 3), c, 0.9999).astype(np.float32)
-    np.testing.assert_array_equal(poincare.project(inside, c), inside)
-    outside = poincare.project(10 * points(0, (20, 3), c, 2.0, smallest=1.0), c)
+    np.testing.assert_array_equal(programs.project(inside, c), inside)
+    outside = programs.project(10 * points(0, (20, 3), c, 2.0, smallest=1.0), c)
     np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
 
 
@@ -203,14 +202,14 @@ def test_gradients_are_finite_everywhere(c):
 
 
 def test_results_have_the_dtypes_of_inputs_but_at_least_float32(float64):
-    x = jnp.asarray(points(0, (5, 3), 0.1, 0.9), jnp.bfloat16)
-    assert poincare.dist_matrix(x, x, 0.1).dtype == jnp.float32
-    assert poincare.expmap0(x, 0.1).dtype == jnp.float32
+    x = jax.ShapeDtypeStruct((5, 3), jnp.bfloat16)
+    assert jax.eval_shape(poincare.dist_matrix, x, x, 0.1).dtype == jnp.float32
+    assert jax.eval_shape(poincare.expmap0, x, 0.1).dtype == jnp.float32
     assert jax.eval_shape(poincare.frechet_mean, x, 0.1).dtype == jnp.float32
     assert jax.eval_shape(poincare.frechet_mean, x, 0.1, np.ones(5)).dtype == jnp.float64
 
 
 def test_distance_from_a_point_outside_is_nan():
     outside, inside = np.array([[1.01, 0.0]]), np.array([[0.0, 0.5]])
-    assert np.isnan(poincare.dist(outside, inside, 1.0)).all()
-    assert np.isnan(poincare.dist_matrix(outside, inside, 1.0)).all()
+    assert np.isnan(programs.dist(outside, inside, 1.0)).all()
+    assert np.isnan(programs.dist_matrix(outside, inside, 1.0)).all()

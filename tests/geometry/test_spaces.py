@@ -1,74 +1,76 @@
 """The properties of a space on which losses and search rely."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import (
-    Fused,
-    Lorentz,
-    PoincareBall,
-    Product,
-    Sphere,
-    poincare,
-)
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Product, Sphere, poincare, spaces
 
-RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
-RANKING += [Lorentz(0.1, 2.3), Lorentz(1.0, 1.5), Lorentz(0.0, None)]
+CURVED = [PoincareBall, Lorentz]
+# With one clip radius, a program serves balls of all curvatures.
+RANKING = [Sphere(), *(kind(c, 2.3) for kind in CURVED for c in (0.1, 1.0, 0.0))]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 PARTS = ((Sphere(), 2.0), (PoincareBall(0.5, 2.3), 0.5), (Lorentz(1.0, 1.5), 1.0), (Sphere(), 1.0))
-PRODUCTS = [Product(PARTS), Product(PARTS, summed=True)]
+PRODUCTS = [Product(PARTS[:2]), Product(PARTS[:2], summed=True)]
 SPACES = [*RANKING, FUSED, *PRODUCTS]
-CURVED = [PoincareBall, Lorentz]
-WIDE = PoincareBall(1e-4, None)
+UNCLIPPED = [kind(1e-4, None) for kind in CURVED]
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
 
 
+embed = jax.jit(lambda space, v: space.embed(v))
+clipped = jax.jit(lambda space, v: space.clipped(v))
+distances = jax.jit(lambda space, x: space.distance(x[:, None], x))
+
+
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_embedded_features_are_points_of_the_space(space):
-    space.check(space.embed(features))
-    space.check(space.embed(1e4 * features))
+    space.check(embed(space, features))
+    space.check(embed(space, 1e4 * features))
     similarity = space.similarity(np.linspace(0, 4, 9))
     assert similarity[0] == 1 and np.all(np.diff(similarity) < 0)
 
 
-def total_distance(v, w, space, name):
-    """Weighted sum of the distances of features, for gradients by these and by the space's."""
+@jax.jit
+@functools.partial(jax.jacrev, argnums=(0, 1, 2), has_aux=True)
+def total_distances(v, w, space):
+    """Weighted sums of the distances of features and of their matrix, their gradients, and both."""
     x, y = space.embed(v), space.embed(w)
-    distances = space.distance(x[:, None], y) if name == "distance" else space.distance_matrix(x, y)
-    return jnp.sum(jnp.asarray(WEIGHTS, distances.dtype) * distances)
-
-
-gradients = jax.jit(jax.grad(total_distance, (0, 1, 2)), static_argnums=3)
+    both = jnp.stack([space.distance(x[:, None], y), space.distance_matrix(x, y)])
+    totals = jnp.sum(jnp.asarray(WEIGHTS, both.dtype) * both, axis=(1, 2))
+    return totals, (totals, both)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space, float64):
     space = jax.tree.map(lambda number: number + 0.02, space)  # Steps must not make c negative.
-    v, w = (jnp.asarray(each, float) for each in (features[:5], features[5:9]))
-    total = jax.jit(lambda *given: total_distance(*given, "distance"))
-    jax.test_util.check_grads(total, (v, w, space), order=1, modes=["rev"], rtol=1e-4)
-    names = ("distance_matrix", "distance")
-    both = [jax.tree.leaves(gradients(v, w, space, name)) for name in names]
-    x, y = space.embed(v), space.embed(w)
-    np.testing.assert_allclose(
-        space.distance_matrix(x, y), space.distance(x[:, None], y), rtol=1e-9
+    v = np.float64(features[:5]) * [[0.2], [0.4], [0.6], [1], [2]]  # Clipped and not.
+    at, rng = (v, np.float64(features[5:9]), space), np.random.default_rng(3)
+    move = jax.tree.map(lambda x: rng.normal(size=np.shape(x)), at)
+    gradients, (_, both) = total_distances(*at)
+    ahead, behind = (
+        total_distances(*jax.tree.map(lambda x, d, h=h: x + h * d, at, move))[1][0]
+        for h in (1e-5, -1e-5)
     )
-    for found, expected in zip(*both, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(move), strict=True)
+    slopes = sum(np.reshape(gradient, (2, -1)) @ np.ravel(d) for gradient, d in pairs)
+    np.testing.assert_allclose(slopes, (ahead - behind) / 2e-5, rtol=1e-4)
+    np.testing.assert_allclose(both[1], both[0], rtol=1e-9)
+    for found in jax.tree.leaves(gradients):
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-7, atol=1e-9)
 
 
 @jax.jit
 def _all_gradients(v, w, space):
     def total(v, w, space):
         x, y = space.embed(v), space.embed(w)
-        results = [space.distance(x, y), space.distance_matrix(x, y), space.distance_matrix(x, x)]
-        results += [space.separation(x, y), space.features(x), space.mean(jnp.stack([x, y]))]
-        results += [space.embed(100 * v)] + ([space.to_ball(x)] if space.ball() else [])
+        results = [space.distance(x, y), space.distance_matrix(x, y), space.separation(x, y)]
+        results += [space.features(x), space.mean(jnp.stack([x, y]))]
+        results += [space.to_ball(x)] if space.ball() else []
         return sum(jnp.sum(result) for result in results)
 
     return jax.value_and_grad(total, argnums=(0, 1, 2))(v, w, space)
@@ -78,80 +80,94 @@ def _all_gradients(v, w, space):
 def test_gradients_are_finite_everywhere(space):
     v, w = features[:4], features[4:8]
     clipped = 2.3 * v / np.linalg.norm(v, axis=1, keepdims=True)  # At the clip radius.
-    for pair in ((v, w), (v, v), (v, -v), (0 * v, 0 * v), (v, 0 * v), (clipped, w)):
+    pairs = ((v, w), (v, v), (v, -v), (0 * v, 0 * v), (v, 0 * v), (clipped, w), (0.1 * v, 100 * w))
+    for pair in pairs:
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(_all_gradients(*pair, space)))
+
+
+@jax.jit
+def _products_and_distances(space, v, w):
+    x, y = space.embed(v), space.embed(w)
+    product = space.search_vectors(x, "query") @ space.search_vectors(y, "gallery").T
+    return product, space.distance(x[:, None], y[None])
 
 
 @pytest.mark.parametrize("space", RANKING, ids=str)
 def test_search_vectors_rank_by_distance(space, float64):
     rng = np.random.default_rng(0)
     for scale in (0.1, 1.0, 3.0):
-        x, y = (space.embed(scale * rng.normal(size=(n, 5))) for n in (40, 30))
-        product = space.search_vectors(x, "query") @ space.search_vectors(y, "gallery").T
-        distance = space.distance(x[:, None], y[None])
+        v, w = (scale * rng.normal(size=(n, 5)) for n in (40, 30))
+        product, distance = map(np.asarray, _products_and_distances(space, v, w))
         np.testing.assert_array_equal(np.argsort(-product, axis=1), np.argsort(distance, axis=1))
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", [*SPACES, *UNCLIPPED], ids=str)
 def test_radii_and_directions_are_what_embed_and_features_return(space):
-    far = np.concatenate([features, 30 * features])  # Clipped, or as far as points are.
+    far = np.concatenate([features[:15], 30 * features[15:]])  # Clipped, or as far as points are.
     norms = np.linalg.norm(far, axis=1, keepdims=True)
-    x = space.embed(far)
-    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-5, atol=1e-6)
+    x = embed(space, far)
+    found = np.asarray(spaces.features(space, x))
+    np.testing.assert_allclose(embed(space, found), x, rtol=1e-5, atol=1e-6)
     if isinstance(space, Product):
         assert space.radii(norms, np) is None
         return
     length, radii = space.radii(norms, np)
     points = np.concatenate([far / norms * radius for radius in radii], axis=1)
     np.testing.assert_allclose(points, x, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(far / norms * length, space.features(x), rtol=1e-2, atol=1e-6)
+    np.testing.assert_allclose(far / norms * length, found, rtol=1e-2, atol=1e-6)
+
+
+@jax.jit
+def _means(space, x, weights):
+    """Means of x and of copies of each first point, weighted means, and distances of all from x."""
+    means = space.mean(jnp.stack([x, x[:, :1].repeat(6, 1)]))
+    weights = jnp.broadcast_to(weights[:, None], (2, 5, 6))
+    means = jnp.concatenate([means, space.mean(jnp.stack([x, x]), weights)])
+    return means, space.distance(means[:, :, None], x)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_mean_is_a_point_that_is_near_its_points(space):
     """Of equal points it is that one; it is drawn towards those that weigh more."""
-    x = space.embed(features).reshape(5, 6, -1)
-    mean, of_others = space.mean(x), space.mean(x[:, :5])
-    space.check(mean)
-    np.testing.assert_allclose(space.mean(x[:, :1].repeat(6, 1)), x[:, 0], rtol=1e-5, atol=1e-6)
-    heavy = space.mean(x, np.array([1.0, 0, 0, 0, 0, 9]))
-    assert np.all(space.distance(heavy, x[:, 5]) < space.distance(heavy, x[:, 0]))
+    x = np.asarray(embed(space, features)).reshape(5, 6, -1)
+    weights = np.array([[1.0, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 9]])
+    means, apart = map(np.asarray, _means(space, x, weights))
+    space.check(means[0])
+    np.testing.assert_allclose(means[1], x[:, 0], rtol=1e-5, atol=1e-6)
+    assert np.all(apart[3, :, 5] < apart[3, :, 0])
     if space in RANKING:  # The mean has the least sum of squares.
         power = 1 if space == Sphere() else 2  # The distance on the sphere is a square already.
-        sums = [np.sum(space.distance(z[:, None], x) ** power, axis=1) for z in (mean, of_others)]
-        assert np.all(sums[0] < sums[1])
+        sums = np.sum(apart**power, axis=2)
+        assert np.all(sums[0] < sums[2])
 
 
 def test_fused_distances_are_weighted_sums_over_one_direction():
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    sphere, ball = unit, PoincareBall(0.1, 2.3).embed(unit)
-    points = FUSED.embed(features)
+    sphere, ball = unit, np.asarray(embed(PoincareBall(0.1, 2.3), unit))
+    points = np.asarray(embed(FUSED, features))
     np.testing.assert_allclose(points, np.concatenate([sphere, ball], axis=1), atol=1e-6)
-    pairs = 2 * Sphere().distance(sphere[:, None], sphere)
-    pairs += 0.5 * PoincareBall(0.1).distance(ball[:, None], ball)
-    np.testing.assert_allclose(FUSED.distance(points[:, None], points), pairs, rtol=1e-4, atol=1e-4)
-    longer = Fused(FUSED.parts, normalized=False).embed(features)
-    np.testing.assert_allclose(longer[:, 8:], PoincareBall(0.1, 2.3).embed(features), atol=1e-6)
+    pairs = 2 * distances(Sphere(), sphere) + 0.5 * distances(PoincareBall(0.1), ball)
+    np.testing.assert_allclose(distances(FUSED, points), pairs, rtol=1e-4, atol=1e-4)
+    longer = embed(Fused(FUSED.parts, normalized=False), features)
+    np.testing.assert_allclose(longer[:, 8:], embed(PoincareBall(0.1, 2.3), features), atol=1e-6)
 
 
-@pytest.mark.parametrize("space", PRODUCTS, ids=["root", "sum"])
-def test_a_product_combines_the_distances_of_its_parts(space, float64):
+@pytest.mark.parametrize("summed", [False, True], ids=["root", "sum"])
+def test_a_product_combines_the_distances_of_its_parts(summed, float64):
+    space = Product(PARTS, summed=summed)
     v = features.astype(np.float64)
-    x, shares = space.embed(v), np.split(v, 4, axis=1)
     apart = 0
-    for (part, weight), share in zip(PARTS, shares, strict=True):
-        points = np.asarray(part.embed(share))
-        between = weight * np.asarray(part.distance(points[:, None], points))
-        if not space.summed:  # Weights are those of lengths.
+    for (part, weight), share in zip(PARTS, np.split(v, 4, axis=1), strict=True):
+        between = weight * np.asarray(distances(part, embed(part, share)))
+        if not summed:  # Weights are those of lengths.
             between = weight * between if part == Sphere() else between**2
         apart += between
-    expected = apart if space.summed else np.sqrt(apart)
-    np.testing.assert_allclose(space.distance(x[:, None], x), expected, rtol=1e-9, atol=1e-9)
+    found = np.asarray(distances(space, embed(space, v)))
+    np.testing.assert_allclose(found, apart if summed else np.sqrt(apart), rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):  # Equal points are at the distance 0, without a gradient.
-        slope = jax.grad(lambda x: space.distance(x, x[::-1]).sum())(
-            np.float32(np.array(x)[[0, 0]])
-        )
-    assert np.isfinite(slope).all() and not space.distance(x, x).any()
+        x = np.asarray(embed(space, features))[[0, 0]]
+        slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(x)
+    assert np.isfinite(slope).all() and not np.diagonal(found).any()
     with pytest.raises(ValueError, match="parts"):
         Product(((Sphere(), 1.0), (FUSED, 1.0)))
     with pytest.raises(UserError, match="7 dimensions cannot be shared by the 4 parts"):
@@ -159,30 +175,33 @@ def test_a_product_combines_the_distances_of_its_parts(space, float64):
 
 
 def test_riemannian_gradients_are_scaled_by_the_inverse_metric_but_for_the_curvature():
-    plain, scaled = PoincareBall(0.1, 2.3), PoincareBall(0.1, 2.3, riemannian=True)
-    np.testing.assert_array_equal(plain.embed(features), scaled.embed(features))
+    @jax.jit
+    def pulled_back(space, weights):
+        x, pullback = jax.vjp(lambda v, space: space.embed(v), features, space)
+        return x, *pullback(weights)
+
     weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
-    x, pullback = jax.vjp(plain.embed, features)
-    expected = pullback(weights * (1 - 0.1 * jnp.sum(x**2, axis=-1, keepdims=True)) ** 2 / 4)[0]
-    got = jax.vjp(scaled.embed, features)[1](weights)[0]
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
-    gradients = [
-        jax.grad(lambda c, r=riemannian: PoincareBall(c, 2.3, r).embed(features).sum())(0.1)
-        for riemannian in (False, True)
-    ]
-    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5)
+    plain, scaled = PoincareBall(0.1, 2.3), PoincareBall(0.1, 2.3, riemannian=True)
+    x, _, by_curvature = pulled_back(plain, weights)
+    same, gradient, same_by_curvature = pulled_back(scaled, weights)
+    np.testing.assert_allclose(same, x, rtol=1e-6)
+    factors = (1 - 0.1 * np.sum(np.square(x), axis=-1, keepdims=True)) ** 2 / 4
+    expected = pulled_back(plain, weights * factors)[1]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(same_by_curvature.c, by_curvature.c, rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_what_is_not_finite_is_no_point(space):
     for value in (np.nan, np.inf, -np.inf):
-        x = np.array(space.embed(features))
+        x = np.array(embed(space, features))
         x[[7, 9], 3] = value
         with pytest.raises(UserError, match=r"embedding 7 is not finite \(2 of 30 rows\)"):
             space.check(x)
-        embedded = space.embed(np.array([value, 1, 1, 1], np.float32))
-        with pytest.raises(UserError, match="embedding 0 is not finite"):
-            space.check(embedded[None])
+        v = features.copy()
+        v[4, 0] = value
+        with pytest.raises(UserError, match="embedding 4 is not finite"):
+            space.check(embed(space, v))
 
 
 def test_check_rejects_points_outside_the_space():
@@ -192,6 +211,7 @@ def test_check_rejects_points_outside_the_space():
         Lorentz(1.0).check(np.array([[9e5, 0], [2e6, 0]]))
     with pytest.raises(UserError, match="embedding 0 is not of length 1"):
         Sphere().check(np.array([[0.5, 0.5], [0.6, 0.8]]))
+    PoincareBall(1e-12).check(np.zeros((1, 2)))  # The smallest c that can be searched.
 
 
 def test_embedding_does_not_depend_on_overflow():
@@ -200,34 +220,39 @@ def test_embedding_does_not_depend_on_overflow():
     for length in (1e-30, 1e-3, 1.0, 1e18, 1e25, 3e37):
         long = (directions * length).astype(np.float32)
         unit = long / np.linalg.norm(long.astype(float), axis=-1, keepdims=True)
-        np.testing.assert_allclose(Sphere().embed(long), unit, atol=3e-7)
-        for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 1.5)):
+        np.testing.assert_allclose(embed(Sphere(), long), unit, atol=3e-7)
+        for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 2.3)):
             ball = PoincareBall(c, radius)
             norm = np.tanh(np.sqrt(c) * min(length, radius or np.inf)) / np.sqrt(c)
             norm = min(norm, poincare.MAX_NORM / np.sqrt(c))
-            np.testing.assert_allclose(ball.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
+            np.testing.assert_allclose(embed(ball, long), norm * unit, rtol=1e-5, atol=1e-38)
             hyperboloid = Lorentz(c, radius)
             norm = min(length, radius or np.inf, np.arctanh(poincare.MAX_NORM) / np.sqrt(c))
             norm = np.sinh(2 * np.sqrt(c) * norm) / np.sqrt(c)
-            np.testing.assert_allclose(hyperboloid.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
+            np.testing.assert_allclose(embed(hyperboloid, long), norm * unit, rtol=1e-5, atol=1e-38)
             for space in (ball, hyperboloid):
-                assert np.all(space.clipped(long) == (length > (radius or np.inf)))
+                assert np.all(clipped(space, long) == (length > (radius or np.inf)))
     with jax.enable_x64(True):
         long = np.array([[1e200, 1e200], [1e-200, 0], [0, 0]])
-        np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0], [0, 0]])
+        np.testing.assert_allclose(embed(Sphere(), long), [[0.5**0.5] * 2, [1, 0], [0, 0]])
 
 
-@pytest.mark.parametrize("space", CURVED)
+@pytest.mark.parametrize("space", [PoincareBall, Lorentz])
 def test_a_curved_space_that_does_not_exist_is_refused(space):
     for fields in ({"c": -1}, {"c": np.nan}, {"c": "a"}, {"clip_radius": -2.3}):
         with pytest.raises(ValueError, match=f"{next(iter(fields))} is .*; it must be"):
             space(**fields)
 
 
-@pytest.mark.parametrize("space", [Sphere(), WIDE, Lorentz(1e-4, None)], ids=str)
-@pytest.mark.parametrize("name", ["distance", "distance_matrix", "separation"])
-def test_integers_count_as_floats(space, name):
+@pytest.mark.parametrize("space", [Sphere(), *UNCLIPPED], ids=str)
+def test_integers_count_as_floats(space):
     """Differences and squares of bytes would wrap around."""
+
+    @jax.jit
+    def results(x, y):
+        return space.distance(x, y), space.distance_matrix(x, y), space.separation(x, y)
+
     x = np.random.default_rng(0).integers(0, 32, (4, 4), np.uint8)
-    found, expected = (getattr(space, name)(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    found, expected = (results(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """Crowded points, and the order and the ranks of items by subtraction in float64."""
 
+import jax
 import numpy as np
 
 from hypjax.geometry import Composite, Fused, Lorentz, PoincareBall, Product, Sphere
@@ -13,7 +14,7 @@ def crowds(space, spread, n=1000, dim=32):
     """Three crowds far from each other, with some duplicates."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(3, dim))[rng.integers(0, 3, n)] + spread * rng.normal(size=(n, dim))
-    x = np.array(space.embed(features.astype(np.float32)))
+    x = np.array(jax.jit(space.embed)(features.astype(np.float32)))
     x[100:200] = x[:100]
     return x
 

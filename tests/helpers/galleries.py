@@ -11,6 +11,8 @@ from hypjax.geometry import poincare
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 
+_embed = jax.jit(lambda space, features: space.embed(features))
+
 
 def embeddings(points, space, first=0, fingerprint="model"):
     """Embeddings of images 0.png, 1.png and so on, whose classes alternate."""
@@ -22,7 +24,7 @@ def embeddings(points, space, first=0, fingerprint="model"):
 def points(space, seed, n, dim=5):
     """Embeddings of normally distributed features."""
     features = np.random.default_rng(seed).normal(size=(n, dim))
-    return np.array(space.embed(features.astype(np.float32)))
+    return np.array(_embed(space, features.astype(np.float32)))
 
 
 def clusters(space, count, dim=32, seed=0):
@@ -30,7 +32,7 @@ def clusters(space, count, dim=32, seed=0):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(50, dim))
     features = centres[rng.integers(0, 50, count)] + 0.5 * rng.normal(size=(count, dim))
-    return np.asarray(space.embed((0.4 * features).astype(np.float32)))
+    return np.asarray(_embed(space, (0.4 * features).astype(np.float32)))
 
 
 def labelled(space, n, classes, noise=1.0, dim=6, seed=0):
@@ -39,7 +41,7 @@ def labelled(space, n, classes, noise=1.0, dim=6, seed=0):
     labels = rng.integers(0, classes, n)
     centres = np.random.default_rng(9).normal(size=(classes, dim))
     features = centres[labels] + noise * rng.normal(size=(n, dim))
-    return np.array(space.embed(features.astype(np.float32))), labels
+    return np.array(_embed(space, features.astype(np.float32))), labels
 
 
 def tree(c, dim, levels=8):

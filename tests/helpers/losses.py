@@ -1,5 +1,6 @@
 """Spaces, configurations and batches that tests of losses share."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -10,6 +11,9 @@ from hypjax.types import Batch, Outputs
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 both_spaces = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "poincare"])
+mostly_sphere = pytest.mark.parametrize(
+    "space", [SPHERE, pytest.param(BALL, marks=pytest.mark.slow)], ids=["sphere", "poincare"]
+)
 
 
 def configured(name, **fields):
@@ -22,6 +26,13 @@ def configured(name, **fields):
 def objective(name, **fields):
     """The objective of that configuration."""
     return create_objective(configured(name, **fields))
+
+
+@jax.jit
+def embedded(space, features):
+    """The points of features, and the distances of all pairs by subtraction."""
+    points = space.embed(features)
+    return points, space.distance(points[:, None], points)
 
 
 def loss_of(objective, started, features, labels=None, *, ids=None, key=None, teacher=None):

@@ -31,10 +31,10 @@ SMALL = [
     *("train.total_steps=12", "train.batch_size=8", "train.samples_per_class=2"),
     *("optim.warmup_steps=2", "data.validation_classes=3", "data.test_classes=3"),
     *("eval.every=4", "eval.ks=1,2", "run.log_every=2", "run.checkpoint_every=3"),
-    *("run.eval_batch_size=32", "run.report=False"),
+    *("run.eval_batch_size=16", "run.report=False"),
 ]
 # Further overrides of the run that tests share. Only the encoder's embeddings are projected.
-SHARED = ["run.eval_batch_size=16", "eval.pca.encoder=5", "optim.frozen=patch_projection"]
+SHARED = ["eval.pca.encoder=5", "optim.frozen=patch_projection"]
 # Overrides for configs/glyphs.py.
 SHORT_GLYPHS = [
     *("model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
@@ -89,7 +89,8 @@ def save_untrained(config, workdir):
         for _ in range(2)
     )
     run = Workdir(workdir, built.config)
-    with run.locked(setup.provenance(built.config, built.splits)) as checkpoints:
+    provenance, space = setup.provenance(built.config, built.splits), built.objective.score_space
+    with run.locked(provenance, space=space) as checkpoints:
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
     return best

@@ -10,7 +10,7 @@ from hypjax import parallel
 from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
-from hypjax.training.step import jit_train_step, make_train_step
+from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
 COARSE = (0, 1, 2) * 4  # Groups of the classes.
@@ -22,12 +22,27 @@ def learner_of(config, **changes):
     return dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), **changes)
 
 
+def sizes_of(config):
+    dims = config.model.width, config.model.head_dim
+    return ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=COARSE)
+
+
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    dims = config.model.width, config.model.head_dim
-    state = random_state(learner, ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=COARSE))
+    state = random_state(learner, sizes_of(config))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
+
+
+def first_shapes(config):
+    """A learner, and the shapes of its first state."""
+    learner = learner_of(config)
+    return learner, jax.eval_shape(lambda: create_state(learner, sizes_of(config)))
+
+
+def copied(state):
+    """A state for a step, which overwrites it."""
+    return jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), state)
 
 
 def random_batch(seed=0, size=24):

@@ -14,7 +14,6 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
-from hypjax.inference.weights import restore_models
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.projection import fit
@@ -145,8 +144,8 @@ def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
 
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
-    config = saved_config(run)
-    models = restore_models(run, config)
+    opened = Run.saved(run)
+    models = opened.restore(run)
     kept = {path.name for path in (run / "projections").iterdir()}
     prints = {name: model.fingerprint("encoder") for name, model in models.items()}
     assert kept == {f"encoder-{value}.npz" for value in prints.values()}
@@ -157,7 +156,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     plain = load(tmp_path / "plain", "encoder")
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed_images(photos, few=True).vectors
-    opened, spaces = Run.open(config), {"encoder": Sphere()}
+    spaces = {"encoder": Sphere()}
     training = opened.embedder.points(models["best"].params, opened.splits.train, spaces)["encoder"]
     expected = fit(training, space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
@@ -167,7 +166,8 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 def test_scores_are_those_of_refined_searches(run):
     config = saved_config(run)
     config.eval.expansion, config.eval.rerank = 2, True
-    params, opened = restore_models(run, config)["best"].params, Run.open(config, parts=["encoder"])
+    opened = Run(config, parts=["encoder"])
+    params = opened.restore_best(run).params
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])

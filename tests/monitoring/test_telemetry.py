@@ -3,15 +3,10 @@
 import json
 import math
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from hypjax.geometry import PoincareBall, Sphere
 from hypjax.monitoring.monitor import summarised
-from hypjax.objectives import PairwiseCrossEntropy, loss_function
-from hypjax.types import Batch, Outputs
 
 
 def lines(folder):
@@ -53,34 +48,3 @@ def test_reports_summarise_finite_steps():
     extremes = {"logit_min": 1, "logit_max": 4, "learning_rate": 4, "skipped": 1}
     assert summarised(steps, {"learning_rate"}) == {"loss": pytest.approx(7 / 3), **extremes}
     assert summarised(steps[2:3], ()) == {"skipped": 1}
-
-
-@pytest.mark.parametrize("space", [PoincareBall(0.5, 1.5), Sphere()])
-def test_the_objective_tells_norms_logits_and_nearest_neighbours(space):
-    rng = np.random.default_rng(0)
-    classes, samples, dim = 7, 3, 5
-    features = rng.normal(size=(classes * samples, dim)).astype(np.float32)
-    labels = np.repeat(np.arange(classes), samples)
-    batch = Batch(None, labels, None, None)
-    loss = loss_function(PairwiseCrossEntropy(space, 0.2, samples))
-    _, (_, told) = jax.jit(
-        lambda projected: loss({}, {}, Outputs(None, projected), None, batch, None)
-    )(features)
-    points = np.asarray(space.embed(features))
-    distances = np.asarray(space.distance(points[:, None], points[None]))
-    others = ~np.eye(len(labels), dtype=bool)
-    nearest = np.argmin(np.where(others, distances, np.inf), axis=1)
-    norms = np.linalg.norm(features, axis=1)
-    clipped = 0 if space == Sphere() else np.mean(norms > 1.5)
-    wanted = {
-        "feature_norm": norms.mean(),
-        "embedding_norm": np.linalg.norm(points, axis=1).mean(),
-        "clipped_share": clipped,
-        "logit_min": -distances[others].max() / 0.2,
-        "logit_max": -distances[others].min() / 0.2,
-        "batch_recall@1": np.mean(labels[nearest] == labels),
-        "chance_loss": samples * (samples - 1) * np.log(2 * classes - 1),
-    }
-    assert told.keys() == wanted.keys() and 0 < wanted["batch_recall@1"] < 1
-    for name, value in wanted.items():
-        np.testing.assert_allclose(told[name], value, rtol=2e-4, err_msg=name)

@@ -44,10 +44,15 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
         return loss_of(built, (params, state), features, LABELS, key=KEY)
 
     found, (after, told) = compute(params, features)
-    hyperboloid, own = Lorentz(0.1, 2.3), np.array(COARSE)[LABELS][:, None] == np.arange(3)
-    apexes, points = map(hyperboloid.embed, (params["apexes"], features))
-    angles = cones.exterior_angle(apexes, points[:, None], 0.1)
-    outside = np.asarray(angles - cones.half_aperture(apexes, 0.1, 0.05))
+
+    @jax.jit
+    def angles_outside(apexes, features):
+        apexes, points = map(Lorentz(0.1, 2.3).embed, (apexes, features))
+        angles = cones.exterior_angle(apexes, points[:, None], 0.1)
+        return angles - cones.half_aperture(apexes, 0.1, 0.05)
+
+    own = np.array(COARSE)[LABELS][:, None] == np.arange(3)
+    outside = np.asarray(angles_outside(params["apexes"], features))
     push = np.mean(np.maximum(0.2 - outside[~own], 0))
     expected = np.mean(np.maximum(outside[own], 0)) + 0.3 * push
     np.testing.assert_allclose(told["cone_loss"], expected, rtol=1e-5)
@@ -71,9 +76,9 @@ def test_apexes_start_with_half_apertures_of_45_degrees_and_have_a_rate_of_their
 def test_what_has_no_cones_is_refused():
     with pytest.raises(UserError, match="poincare or lorentz"):
         objective(NAME, space="sphere")
-    with pytest.raises(UserError, match="larger c or clip_radius, or a smaller cone_"):
+    with pytest.raises(UserError, match="raise c or clip_radius"):
         objective(NAME, c=1e-3)
     objective(NAME, c=1e-3, clip_radius=None)
-    with pytest.raises(UserError, match="data set has none"):
+    with pytest.raises(UserError, match="needs coarse classes"):
         objective(NAME).init(KEY, SPEC._replace(coarse_labels=()))
     assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

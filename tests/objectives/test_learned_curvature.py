@@ -19,7 +19,7 @@ from hypjax.geometry.learned import (
     within_bounds,
 )
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, ProblemSizes, create_objective
+from hypjax.objectives import OBJECTIVES, Objective, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, loss_of
 
@@ -28,13 +28,14 @@ CLASSES, SAMPLES, DIM = 5, 3, 4
 # held constant, the gradient is no derivative. ArcFace needs the sphere. Losses of
 # prefixes are sums of the others.
 LOSSES = [name for name in OBJECTIVES if "+" not in name and name not in ("circle", "arcface")]
-LOSSES += ["cones+pairwise_cross_entropy"]
-QUICK = ("pairwise_cross_entropy", "hypmix")
+LOSSES += ["cones+pairwise_cross_entropy", "pairwise_cross_entropy, lorentz"]
+QUICK = ("pairwise_cross_entropy", "hypmix", "pairwise_cross_entropy, lorentz")
 STEP = 1e-5
 
 
 def configured(name):
-    config = losses.configured(name, learn_c=True)
+    name, _, space = name.partition(", ")
+    config = losses.configured(name, learn_c=True, **({"space": space} if space else {}))
     config.train.samples_per_class = SAMPLES
     if name == "tuple_contrastive":
         config.train.sampling, config.train.tuples.negatives = "tuples", SAMPLES - 2
@@ -42,12 +43,11 @@ def configured(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES],
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES]
 )
 def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     config, rng = configured(name), np.random.default_rng(1)
-    fields = OBJECTIVES[name].fields
+    fields = OBJECTIVES[config.objective.name].fields
     config.objective.learn = tuple(each for each, field in fields.items() if field.learnable)
     labels = np.repeat(np.arange(CLASSES), SAMPLES)
     size = len(labels)
@@ -127,6 +127,8 @@ def test_a_space_has_the_curvature_of_its_parameters(c):
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
     assert type(found.c) is float and np.float32(found.c) == np.float32(scalar_values(params)["c"])
+    plain = type("Plain", (Objective,), {})()  # No dataclass, so it has no scalars.
+    assert plain.with_scalars({"c": c}) is plain
     assert BALL.with_scalars({}) is BALL and Sphere().with_scalars({"c": c}) == Sphere()
 
 

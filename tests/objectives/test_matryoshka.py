@@ -8,15 +8,7 @@ import pytest
 from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.objectives import (
-    Group,
-    Matryoshka,
-    ProblemSizes,
-    create_objective,
-    pairwise_cross_entropy,
-    proxy_anchor,
-    supcon,
-)
+from hypjax.objectives import Group, Matryoshka, ProblemSizes, create_objective
 from tests.helpers import losses
 from tests.helpers.losses import BALL, SPHERE
 
@@ -34,11 +26,11 @@ def configured(name, space, **fields):
 def by_hand(name, x, space, proxies):
     points, others = space.embed(x), space.embed(proxies)
     return {
-        "pairwise_cross_entropy": lambda: pairwise_cross_entropy(
+        "pairwise_cross_entropy": lambda: objectives.pairwise_cross_entropy(
             points, space=space, temperature=0.2, labels=LABELS
         ),
-        "supcon": lambda: supcon(points, LABELS, space=space),
-        "proxy_anchor": lambda: proxy_anchor(points, LABELS, others, space=space),
+        "supcon": lambda: objectives.supcon(points, LABELS, space=space),
+        "proxy_anchor": lambda: objectives.proxy_anchor(points, LABELS, others, space=space),
     }[name]()
 
 
@@ -53,15 +45,16 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
     params, state = objective.init(jax.random.key(0), SPEC)
     assert not jax.tree.leaves(state)
     # Some features, and prefixes of some of these, are beyond the clip radius.
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(len(LABELS), DIM)), jnp.float32)
+    x = np.random.default_rng(0).normal(size=(len(LABELS), DIM)).astype("f")
 
     @jax.jit
     def both(x, params):
         proxies = params["base"].get("proxies", x)
         parts = [by_hand(name, x[:, :m], objective.space, proxies[:, :m]) for m in (*DIMS, DIM)]
-        return losses.loss_of(objective, (params, state), x, LABELS), parts
+        norm = jnp.mean(jnp.linalg.norm(objective.space.embed(x), axis=1))
+        return losses.loss_of(objective, (params, state), x, LABELS), parts, norm
 
-    (loss, (_, metrics)), parts = both(x, params)
+    (loss, (_, metrics)), parts, norm = both(x, params)
     np.testing.assert_allclose(loss, sum(parts), rtol=1e-5)
     for dim, part in zip(DIMS, parts, strict=False):
         np.testing.assert_allclose(metrics[f"loss@{dim}"], part, rtol=1e-5)
@@ -70,7 +63,6 @@ def test_is_the_sum_of_the_losses_of_slices(name, space):
         assert objective.groups == (Group(("base", "proxies"), rate=100.0),)
     if name == "pairwise_cross_entropy":  # Of points that coincide.
         np.testing.assert_allclose(metrics["chance_loss"], 3 * 2 * np.log(2 * CLASSES - 1))
-    norm = np.linalg.norm(objective.space.embed(x), axis=1).mean()
     np.testing.assert_allclose(metrics["embedding_norm"], norm, rtol=1e-5)
 
 
@@ -80,6 +72,6 @@ def test_wrong_fields_are_refused():
         config.update_from_flattened_dict({field: value})
         with pytest.raises(UserError, match=f"config.{field} is .*; it must be "):
             validate(config)
-    base = objectives.PairObjective(SPHERE, supcon, None)
+    base = objectives.PairObjective(SPHERE, objectives.supcon, None)
     with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
         Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)

@@ -41,8 +41,7 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("objective", "cases"),
-    [("taught", ["1/1/5", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])],
+    ("objective", "cases"), [("taught", ["1/1/5", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])]
 )
 def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, cases, tmp_path):
     """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
@@ -104,6 +103,14 @@ def test_meshes_take_all_devices_or_the_first(monkeypatch):
     assert parallel.create_mesh(devices=devices) == [[0], [1], [2], [3]]
     assert parallel.create_mesh((-1, 2), devices) == [[0, 1], [2, 3]]
     assert parallel.create_mesh((1, 3), devices) == [[0, 1, 2]]
+
+
+def test_copies_that_each_process_has_become_an_array_of_all(monkeypatch):
+    """Unlike `device_put`, which would compare the copies of all processes."""
+    monkeypatch.setattr(jax, "device_put", None)
+    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, _, part: part(np.s_[1:]))
+    everywhere = SimpleNamespace(is_fully_addressable=False)
+    assert parallel.place(jax.numpy.arange(3), everywhere).tolist() == [1, 2]
 
 
 def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():

@@ -42,7 +42,7 @@ def small_lite():
 def small_resnet():
     sizes = (1, 2, 1, 1)
     peer = timm.models.ResNet(timm.models.resnet.Bottleneck, sizes, num_classes=0)
-    return peer, ResNet(image_size=75, stage_sizes=sizes)
+    return peer, ResNet(image_size=75, depths=sizes)
 
 
 def randomised(model):
@@ -69,7 +69,6 @@ def as_torch(images):
 
 @pytest.mark.parametrize("build", [small_convnext, small_lite, small_resnet])
 def test_tokens_embeddings_and_gradients_agree(build):
-    """On images with odd sides; gradients of a random function of the embeddings."""
     peer, encoder = build()
     randomised(peer)
     params = convert_timm(state_of(peer), encoder)

@@ -115,7 +115,7 @@ def train_ours(config, params, batches):
     trained, _ = optim.split_frozen(params, learner.frozen)
     state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), {}, jnp.int32(0))
     state = state._replace(**start_averages(learner, params))
-    steps = [jax.jit(make_train_step(learner, probing=probing)) for probing in (False, True)]
+    steps = [jax.jit(make_train_step(learner, head_only=x)) for x in (False, True)]
     losses, norms = [], []
     for number, batch in enumerate(batches):
         state, metrics = steps[number < PROBE_STEPS](state, jax.device_put(batch))

@@ -11,7 +11,7 @@ import pytest
 
 from hypjax import train
 from hypjax.config import load_config
-from hypjax.inference.weights import restore_best
+from hypjax.inference.run import Run
 from hypjax.training.head_init import pca_head
 from hypjax.training.setup import build
 from tests.helpers import small_runs
@@ -54,7 +54,7 @@ def trained_by_hypjax(config, folder):
     results = train.train_and_evaluate(config, folder)
     metrics = small_runs.step_metrics(folder)
     rows = np.array([(*metrics[step], C, TEMPERATURE)[:4] for step in sorted(metrics)])
-    head = restore_best(folder)[2]["head"]
+    head = Run.saved(folder).restore_best(folder).params["head"]
     recall = results["final"]["head"]["recall@1"]
     return Head(*rows.T, np.array(head["kernel"]), np.array(head["bias"]), recall)
 

@@ -74,7 +74,6 @@ def shapes_of(model):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.title.split(" (")[0])
 def test_every_architecture_has_the_tensors_of_timm(family):
-    """With one block, and the number of blocks; pixel scaling and licence of all weights."""
     for name in family.members:
         encoder, cut = create_encoder(name), {}
         with torch.device("meta"):
@@ -259,7 +258,7 @@ def test_points_at_several_scales_equal_a_loop(kind):
         torch.manual_seed(0)
         layers = (1, 1, 1, 1)
         native = timm.models.ResNet(timm.models.resnet.Bottleneck, layers, num_classes=0).eval()
-        encoder = ResNet(image_size=64, stage_sizes=layers)
+        encoder = ResNet(image_size=64, depths=layers)
         peers = dict.fromkeys((64, 45, 32), native)  # 45.3 pixels become 45.
     images = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
     inputs, normalize = as_torch((images / 255 - MEAN) / STD), torch.nn.functional.normalize

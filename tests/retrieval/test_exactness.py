@@ -32,7 +32,7 @@ SPACES += [PoincareBall(0.0, None), PoincareBall(10.0, None), Lorentz(0.0, None)
 SPREADS = [0.003, 0, 1, 0.1, 0.01, 1e-6]
 CROWDS = [*itertools.product(SPACES[:3], SPREADS)]
 CROWDS += itertools.product([*SPACES[3:], FUSED, *PRODUCTS], SPREADS[:3])
-QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]] + [(PRODUCTS[0], SPREADS[0])]
+QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]]
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_crowds_are_searched_and_ranked_exactly(space, spread):
     x = crowds(space, spread)
     labels = np.random.default_rng(1).integers(0, 100, len(x))
     order = true_order(space, x, x)
-    distances, ids = nearest_neighbors(x[:200], x, k=10, space=space)
-    np.testing.assert_array_equal(ids, order[:200, :10])
+    distances, ids = nearest_neighbors(x, x, k=10, space=space)
+    np.testing.assert_array_equal(ids, order[:, :10])
     assert (np.diff(distances, axis=1) >= 0).all()
     expected = true_ranks(order, labels, labels, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
@@ -67,7 +67,7 @@ def far_out(space, n, dim):
 @pytest.mark.parametrize(
     ("kind", "c", "dim"),
     [
-        (PoincareBall, 1.0, 16),
+        (PoincareBall, 1.0, 32),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in ((PoincareBall, 0.01, 512), (Lorentz, 1.0, 16), (Lorentz, 10.0, 2))
@@ -75,12 +75,12 @@ def far_out(space, n, dim):
     ],
 )
 def test_points_near_the_surface_are_searched_exactly(kind, c, dim):
-    space = kind(c, None)
-    x = far_out(space, 300, dim)
+    space = kind(c, 2.3)  # As the crowds: programs depend on the clip radius and on shapes.
+    x = far_out(space, 1000, dim)
     order = true_order(space, x, x)
-    _, ids = nearest_neighbors(x, x, k=5, space=space)
-    np.testing.assert_array_equal(ids, order[:, :5])
-    labels = np.arange(300) % 40
+    _, ids = nearest_neighbors(x, x, k=10, space=space)
+    np.testing.assert_array_equal(ids, order[:, :10])
+    labels = np.arange(1000) % 40
     expected = true_ranks(order, labels, labels, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 
@@ -111,8 +111,13 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
     np.testing.assert_array_equal(ids, expected)
 
 
+_separations = jax.jit(lambda space, x: space.separation(x[:, None], x))
+OFTEN = [*SPACES[:3], PRODUCTS[0]]
+RARE = [pytest.param(x, marks=pytest.mark.slow) for x in (*SPACES[3:], FUSED, PRODUCTS[1])]
+
+
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
-@pytest.mark.parametrize("space", [*SPACES, FUSED, *PRODUCTS], ids=str)
+@pytest.mark.parametrize("space", [*OFTEN, *RARE], ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
 @settings(max_examples=8, deadline=None)
 def test_scores_bound_separations(space, dtype, seed, scale):
@@ -124,8 +129,7 @@ def test_scores_bound_separations(space, dtype, seed, scale):
         scores = np.asarray(highest(space, factors.query, factors.gallery), np.float64)
         least = np.asarray(lowest(space, factors, factors), np.float64)
     with jax.enable_x64(True):
-        x = x.astype(np.float64)
-        separations = np.asarray(space.separation(x[:, None], x))
+        separations = np.asarray(_separations(space, x.astype(np.float64)))
     assert (-separations <= scores).all()
     assert (least <= -separations).all()
 
@@ -133,6 +137,7 @@ def test_scores_bound_separations(space, dtype, seed, scale):
 @given(st.lists(st.floats(-1e40, 1e40), min_size=1, max_size=50))
 @settings(deadline=None)
 def test_scores_in_float64_are_rounded_up(values):
+    values = np.resize(values, 50)  # One size to compile for.
     with jax.enable_x64(True):
         highest = np.max(values)
         rounded = np.asarray(selection._below(highest, jnp.asarray(values)), np.float64)
@@ -141,10 +146,10 @@ def test_scores_in_float64_are_rounded_up(values):
 
 @pytest.mark.parametrize("space", [PoincareBall, Lorentz])
 def test_the_smallest_curvature_is_searched_as_flat_space_is(space):
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-    items = nearest_neighbors(x, x, k=5, space=space(1e-12, None))[1]
+    x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+    items = nearest_neighbors(x, x, k=8, space=space(1e-12, None))[1]
     distances = np.linalg.norm(x[:, None].astype(float) - x, axis=-1)
-    np.testing.assert_array_equal(items, np.argsort(distances, axis=1)[:, :5])
+    np.testing.assert_array_equal(items, np.argsort(distances, axis=1)[:, :8])
 
 
 @pytest.mark.parametrize("c", [9e-13, 1e-20, -1.0, np.nan])
@@ -156,21 +161,21 @@ def test_curvature_that_cannot_be_searched_is_an_error(c):
 
 def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(caplog):
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 300, 3000)
-    features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
-    x, crowd = np.array(Sphere().embed(features.astype(np.float32))), crowds(Sphere(), 1e-3)
+    labels = rng.integers(0, 100, 1000)
+    features = rng.normal(size=(100, 32))[labels] + 1.2 * rng.normal(size=(1000, 32))
+    x, crowd = np.array(SPACES[1].embed(features.astype(np.float32))), crowds(SPACES[1], 1e-3)
     with caplog.at_level(logging.INFO, logger="hypjax.retrieval.subtraction"):
-        recall_at_k(x, labels, ks=(1, 10, 100), space=Sphere())
+        recall_at_k(x, labels, ks=(1, 10, 100), space=SPACES[1])
         for queries, gallery in ((x, x), (crowd, crowd), (crowd[:20], crowd)):
-            nearest_neighbors(queries, gallery, k=10, space=Sphere())
+            nearest_neighbors(queries, gallery, k=10, space=SPACES[1])
     ranked, healthy, collapsed, few = (record.getMessage() for record in caplog.records)
-    assert "certified=3000" in ranked and "certified=3000" in healthy
+    assert "certified=1000" in ranked and "certified=1000" in healthy
     assert "certified=0 by products in float32, 1000 by products in float64" in collapsed
     assert "20 by subtraction" in few  # For a few queries, that is the fastest way.
 
 
 @pytest.mark.parametrize(
-    "space", [PoincareBall(), Lorentz(), Sphere(), Fused(((Sphere(), 1.0),))], ids=str
+    "space", [Lorentz(), Fused(((Sphere(), 1.0), (PoincareBall(), 1.0)))], ids=str
 )
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")

@@ -1,5 +1,6 @@
 """Retrieval metrics against their definitions, computed query by query."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -39,7 +40,7 @@ def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
     monkeypatch.setattr(metrics, "_MAX_ENTRIES", 2000)  # Several parts.
     scores = query_scores(x, labels, *gallery, metrics=NAMES, space=BALL)
     y, y_labels = gallery or (x, labels)
-    distances = np.asarray(BALL.distance_matrix(x, y), np.float64)
+    distances = np.asarray(jax.jit(BALL.distance_matrix)(x, y), np.float64)
     if not separate_gallery:
         np.fill_diagonal(distances, np.inf)
     for i, row in enumerate(distances):
@@ -48,10 +49,7 @@ def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
         for name in NAMES:
             expected = by_definition(name, hits, hits.sum())
             assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
-    means = {
-        "map@r": retrieval.mean_average_precision_at_r,
-        "r_precision": retrieval.r_precision,
-    }
+    means = {"map@r": retrieval.mean_average_precision_at_r, "r_precision": retrieval.r_precision}
     for name, mean in means.items():
         assert mean(x, labels, *gallery, space=BALL) == pytest.approx(scores[name].mean())
 
@@ -105,6 +103,7 @@ def test_invalid_arguments_are_an_error():
         ((labels,), "recall@0", BALL, "unknown metric"),
         ((labels,), "mrr", "poincare", "must be a space"),
         ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
+        ((labels.astype(object),), "mrr", BALL, "whole numbers or strings"),
         ((labels, *of_other_types), "mrr", BALL, "both be numbers or strings"),
     ):
         with pytest.raises(UserError, match=keyword):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import nearest_among, prefix_points
 from hypjax.retrieval.embeddings import Embeddings
@@ -54,7 +55,9 @@ def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     short = [prefix_points(x, 4, space=space) for x in (queries, gallery)]
     listed = true_order(space, *short)[:, :20]
     with jax.enable_x64(True):
-        every = np.asarray(space.distance(np.float64(queries)[:, None], np.float64(gallery)))
+        every = np.asarray(
+            jax.jit(space.distance)(np.float64(queries)[:, None], np.float64(gallery))
+        )
     own = np.take_along_axis(every, listed, axis=1)
     order = np.argsort(own, axis=1)[:, :3]
     np.testing.assert_array_equal(ids, np.take_along_axis(listed, order, axis=1))
@@ -72,6 +75,8 @@ def test_ties_are_in_the_order_of_the_gallery(tmp_path):
     candidates[:, 0] = 4
     distances, ids = nearest_among(x, candidates, mapped, k=3, space=BALL)
     assert ids[4].tolist() == [4, 9, 30] and not distances[4].any()
+    with pytest.raises(UserError, match="candidates must be indices of the gallery"):
+        nearest_among(x, candidates + 1, mapped, k=3, space=BALL)  # Of 50 items, item 50.
 
 
 def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):

@@ -13,12 +13,13 @@ from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.galleries import labelled, points
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
+_distances = jax.jit(lambda space, x, y: space.distance(x[:, None], y))
 
 
 def looped(space, queries, gallery, own_ids, k, alpha):
     """Means over sorted distances, in float64."""
     points, weights = [], []
-    distances = np.asarray(space.distance(np.float64(queries)[:, None], np.float64(gallery)))
+    distances = np.asarray(_distances(space, np.float64(queries), np.float64(gallery)))
     for i, d in enumerate(distances):
         nearest = [j for j in np.argsort(d, kind="stable") if j != own_ids[i]][:k]
         similarities = 1 - d / 2 if space == SPHERE else np.exp(-d)
@@ -60,7 +61,7 @@ def test_dissimilar_items_count_only_in_averages():
 def distances_of(space, points):
     with jax.enable_x64(True):
         x = np.asarray(points, np.float64)
-        return np.asarray(space.distance(x[:, None], x[None]))
+        return np.asarray(_distances(space, x, x))
 
 
 def transcription(d, k1, k2, weight):

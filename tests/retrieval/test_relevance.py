@@ -3,7 +3,6 @@
 The protocol of Revisited Oxford and Paris is written from its description.
 """
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +21,7 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
-from tests.helpers.exact_order import FUSED
+from tests.helpers.exact_order import FUSED, true_order
 
 KS = (1, 5, 10)
 METRICS = ["map", *(f"mp@{k}" for k in KS)]
@@ -42,12 +41,6 @@ def by_protocol(ranking, positives, ignored):
     return [area, *(sum(place <= n for place in places) / n for n in listed)]
 
 
-def ranking_of(space, query, gallery):
-    with jax.enable_x64(True):
-        separations = space.separation(query.astype(np.float64), gallery.astype(np.float64))
-    return np.argsort(np.asarray(separations), kind="stable").tolist()
-
-
 @pytest.mark.filterwarnings("ignore:.* queries have no match")
 @pytest.mark.parametrize("space", [Sphere(), pytest.param(FUSED, marks=pytest.mark.slow)], ids=str)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 1e-3, 0]))
@@ -64,8 +57,9 @@ def test_scores_are_those_of_the_protocol(space, data, seed, spread):
     positives, ignored = [x[: len(x) // 2] for x in lists], [x[len(x) // 2 :] for x in lists]
     relevance = Relevance(positives, ignored)
     got = relevance_scores(queries, gallery, relevance, metrics=METRICS, space=space)
+    order = true_order(space, queries, gallery)
     for i, lists in enumerate(zip(positives, ignored, strict=True)):
-        expected = by_protocol(ranking_of(space, queries[i], gallery), *lists)
+        expected = by_protocol(order[i], *lists)
         np.testing.assert_allclose([got[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
@@ -123,8 +117,8 @@ def test_refined_results_are_scored_without_what_is_ignored(level):
     )
     expanded = np.asarray(refinement.expanded(queries, None, gallery, space))
     _, first = rerank(expanded, gallery, space=space, numbers=refinement.reranking)
-    for i, query in enumerate(expanded):
-        rest = [item for item in ranking_of(space, query, gallery) if item not in first[i]]
+    for i, order in enumerate(true_order(space, expanded, gallery)):
+        rest = [item for item in order if item not in first[i]]
         assert len(rest) == 40
         expected = by_protocol([*first[i], *rest], *counted(ground_truth, level, i))
         np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)

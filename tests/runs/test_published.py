@@ -60,6 +60,7 @@ def test_table_1_tells_of_pretrained_encoders():
     assert published_delta(load("glyphs")) is None
 
 
+@pytest.mark.slow
 def test_every_row_belongs_to_a_command():
     rows = list(published._scores())
     count = collections.Counter(row.paper for row in rows)

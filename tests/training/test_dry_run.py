@@ -2,13 +2,13 @@
 
 import re
 
+from hypjax.runs.workdir import saved_config
 from hypjax.training.dry_run import dry_run
-from tests.helpers import small_runs
 
 
-def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monkeypatch, capsys):
+def test_tells_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    dry_run(small_runs.load(photos_folder))
+    dry_run(saved_config(run))  # Its programs are compiled.
     told = capsys.readouterr().out
     assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told)
     seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told)

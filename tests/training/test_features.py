@@ -35,9 +35,8 @@ def file(squares, tmp_path_factory):
     everything = dataclasses.replace(
         train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
     )
-    embedder = dataclasses.replace(built.embedder, cached=())
-    built = dataclasses.replace(built, splits=built.splits._replace(train=everything))
-    vars(built)["embedder"] = embedder
+    built.embedder = dataclasses.replace(built.embedder, cached=())
+    built.splits = built.splits._replace(train=everything)
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
@@ -82,7 +81,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     images, coarse = built.splits.train, np.array(built.spec.coarse_labels)
     assert len(coarse) == built.spec.classes == images.num_classes
     np.testing.assert_array_equal(coarse[images.labels], images.coarse_labels.astype(int))
-    with pytest.raises(UserError, match="the data set has none; list superlabels"):
+    with pytest.raises(UserError, match="needs coarse classes"):
         build(load_config(CONFIG, [*fields, f"data.path={file}"]))
     scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
     test = given["labels"] >= "i"

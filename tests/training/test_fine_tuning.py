@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 import hypjax
 from hypjax import evaluate, train
 from hypjax.errors import UserError
-from hypjax.inference.weights import restore_best
+from hypjax.inference.run import Run
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import ProblemSizes
@@ -77,7 +77,7 @@ def test_a_merged_kernel_is_the_sum_of_kernel_and_adapter(params):
 
 
 @pytest.mark.slow
-def test_a_probing_step_changes_the_head_alone(load_glyphs):
+def test_a_head_only_step_changes_the_head_alone(load_glyphs):
     """Moments are those of head and adapters; the model that is saved has merged adapters."""
     config = load_glyphs(*ALL, "optim.warmup_steps=0", "optim.weight_decay=0.1")
     learner, (state, _) = learner_of(config), start(config)
@@ -85,7 +85,7 @@ def test_a_probing_step_changes_the_head_alone(load_glyphs):
     head = {name for name in first if "head" in name}
     kernels = {name for name in first if "block" in name and name.endswith("['kernel']")}
     adapters = {name.replace("['kernel']", f"['lora']['{x}']") for name in kernels for x in "ab"}
-    state, metrics = jax.jit(make_train_step(learner, probing=True))(state, random_batch())
+    state, metrics = jax.jit(make_train_step(learner, head_only=True))(state, random_batch())
 
     def moments_of(name):  # The encoder and the head have states of their own.
         parts = optax.tree.get_all_with_path(state.opt_state, name)
@@ -132,7 +132,7 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
 
     again = evaluate.evaluate(config, run)
     assert again == {name: results[name] for name in again}
-    _, model, params, _ = restore_best(run)
+    _, model, params, _ = Run.saved(run).restore_best(run)
     converted = tmp_path / "model.safetensors"
     commands.call("convert", f"--workdir={run}", f"--output={converted}")
     state = read_state_dict(str(converted))

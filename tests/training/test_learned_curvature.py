@@ -14,14 +14,13 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
-from hypjax.inference.weights import restore_models
+from hypjax.inference.run import Run
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from tests.helpers import commands, small_runs
-from tests.helpers.steps import random_batch, start
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
 FIELDS = [*small_runs.SHORT_FEATURES, "model.head_dim=4"]
@@ -50,32 +49,11 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
     results = {state: numbers["c"] for state, numbers in learned.items()}
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
-    for state, model in restore_models(run, saved_config(run)).items():
+    for state, model in Run.saved(run).restore(run).items():
         assert scalar_values(model.params["scalars"])["c"] == results[state]
     found = evaluate(saved_config(run), run)["learned"]
     assert found == {state: learned[state] for state in ("final", "best")}
     assert f"learned: c = {results['final']:.4g} final" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["hypmix", "hier+proxy_anchor", "cones+supcon"])
-def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
-    fields = ["objective.hier_neighbors=4", "objective.hier_proxies=8"] * name.startswith("hier")
-    fields += [f"objective.name={name}", "train.ema_decay=0.9", "optim.warmup_steps=0"]
-    config = load_glyphs(*LEARNED, *fields)
-    state, step = start(config, microbatch=12)  # In slices, too, there is one parameter.
-    found = []
-    for i in range(3):
-        state, metrics = step(state, random_batch(i))
-        found.append((float(metrics["c"]), scalar_values(state.average["scalars"])["c"]))
-    assert np.isfinite(metrics["loss"])
-    last = scalar_values(state.params["model"]["scalars"])["c"]
-    trained = [c for c, _ in found[1:]] + [last]
-    assert found[0][0] == pytest.approx(0.1, rel=1e-6) and len({0.1, *trained}) == 4
-    # The first average is the model itself; later ones lie between the one before and the model.
-    assert found[0][1] == pytest.approx(trained[0], rel=1e-6)
-    low, high = sorted([found[0][1], trained[1]])
-    assert low < found[1][1] < high
 
 
 def test_a_head_that_is_loaded_brings_its_curvature(file, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Groups of parameters, and the learning rate."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,9 +63,9 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
     names = {"scale": 1.0, "proxies": {"free": 1.0, "fixed": 1.0}}
     params = {"objective": jax.tree.map(jnp.float32, names), "model": {}}
     params["model"]["head"] = jax.tree.map(jnp.float32, {"b1": 1.0, "b2": {"x": 1.0}, "b3": 1.0})
-    state = optimizer.init(params)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
     for step in range(4):
-        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+        updates, state = update(jax.tree.map(np.ones_like, params), state, params)
         proxies = {"free": 50 * 1.1 * (step >= 2), "fixed": 1}
         head = {"b1": 5.5, "b2": {"x": 5.5}, "b3": 1.1}
         objective = {"scale": 3 * (step >= 1), "proxies": proxies}
@@ -76,7 +78,7 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
 def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_glyphs):
     config = load_glyphs("optim.weight_decay=0.1", "optim.clip_norm=0.5").optim
     rng = np.random.default_rng(0)
-    points = PoincareBall(0.3, 2.3).embed(rng.normal(size=(5, 3)))
+    points = jax.jit(PoincareBall(0.3, 2.3).embed)(rng.normal(size=(5, 3)))
     params = {"model": {"w": jnp.float32([1.0, 2.0])}, "objective": {"proxies": points}}
     group = Group(("proxies",), rate=20.0, ball_c=0.3)
     found, expected = params, params
@@ -85,15 +87,16 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
     mover = riemannian_adam(0.2, c=0.3)
     state = optimizer.init(params)
     states = others.init(params), mover.init(points)
+    update, update_others, move = (jax.jit(x.update) for x in (optimizer, others, mover))
     for _ in range(3):
         gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-        updates, state = optimizer.update(gradient, state, found)
+        updates, state = update(gradient, state, found)
         found = optax.apply_updates(found, updates)
         # Points have no share in the norm that is clipped.
         proxies, of_proxies = expected["objective"]["proxies"], gradient["objective"]["proxies"]
-        alone = {**gradient, "objective": {"proxies": jnp.zeros_like(of_proxies)}}
-        of_others, first = others.update(alone, states[0], expected)
-        moved, second = mover.update(of_proxies, states[1], proxies)
+        alone = {**gradient, "objective": {"proxies": np.zeros_like(of_proxies)}}
+        of_others, first = update_others(alone, states[0], expected)
+        moved, second = move(of_proxies, states[1], proxies)
         states = first, second
         expected = optax.apply_updates(expected, {**of_others, "objective": {"proxies": moved}})
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), found, expected)
@@ -156,15 +159,20 @@ REFERENCES = {
 
 
 def _trajectory(optimizer, params, gradients):
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
     state = optimizer.init(params)
     for gradient in gradients:
-        updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = step(params, state, gradient)
     return params
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("probe_steps", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "probe_steps"), [*((name, 0) for name in OPTIMIZERS), ("muon", 2)]
+)
 def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
     load_glyphs, name, probe_steps
 ):
@@ -178,42 +186,48 @@ def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
 
     def draw():
         is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
-        return jax.tree.map(lambda s: jnp.float32(rng.normal(size=s)), shapes, is_leaf=is_shape)
+        return jax.tree.map(lambda s: np.float32(rng.normal(size=s)), shapes, is_leaf=is_shape)
 
     params, gradients = draw(), [draw() for _ in range(5)]
     optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-2, probe_steps=probe_steps)
     found = flatten_dict(_trajectory(optimizer, params, gradients))
     settings = {"encoder": (1, 0.1), "head": (3, 0.1), "proxies": (5, 0.0)}
+    alike = collections.defaultdict(list)  # The paths of parameters that are moved alike.
     for path, start in flatten_dict(params).items():
-        factor, decay = settings[path[1]]
         # Muon moves the matrices of the model alone: proxies are no map.
         is_map = start.ndim == 2 and path[0] == "model"
         kind = "adamw" if name == "muon" and not is_map else name
+        alike[kind, *settings[path[1]], probe_steps * (path[1] == "encoder")].append(path)
+    for (kind, factor, decay, skipped), paths in alike.items():
         reference = REFERENCES[kind](factor * 1e-2, decay)
-        alone = [{"x": flatten_dict(gradient)[path]} for gradient in gradients]
-        expected = _trajectory(
-            reference, {"x": start}, alone[probe_steps if path[1] == "encoder" else 0 :]
+        start, *alone = (
+            {path: flatten_dict(x)[path] for path in paths} for x in [params, *gradients]
         )
-        np.testing.assert_allclose(found[path], expected["x"], rtol=1e-5, atol=1e-6)
+        expected = _trajectory(reference, start, alone[skipped:])
+        for path in paths:
+            np.testing.assert_allclose(found[path], expected[path], rtol=1e-5, atol=1e-6)
 
 
 def test_riemannian_adam_takes_the_steps_of_its_paper(float64):
     """With Adam's usual numbers; moments are those of tangent vectors, and go along."""
     c, rate, rng = 0.3, 0.1, np.random.default_rng(0)
-    found = y = PoincareBall(c, 2.0).embed(rng.normal(size=(4, 3)))
+    found = y = np.asarray(jax.jit(PoincareBall(c, 2.0).embed)(rng.normal(size=(4, 3))))
     mean, square = np.zeros((4, 3)), np.zeros((4, 1))
     optimizer = riemannian_adam(rate, c=c)
     state = optimizer.init(found)
+    update, expmap, transport = map(
+        jax.jit, (optimizer.update, poincare.expmap, poincare.transport)
+    )
     for step in range(1, 4):
         gradient = rng.normal(size=(4, 3))
-        update, state = optimizer.update(gradient, state, found)
-        found = found + update
+        moved, state = update(gradient, state, found)
+        found = np.asarray(found) + moved
         conformal = 2 / (1 - c * np.sum(np.square(y), axis=1, keepdims=True))
         tangent = gradient / conformal**2
         mean = 0.9 * mean + 0.1 * tangent
         square = 0.999 * square
         square += 0.001 * conformal**2 * np.sum(tangent**2, axis=1, keepdims=True)
         root = np.sqrt(square / (1 - 0.999**step)) + 1e-8
-        before, y = y, poincare.expmap(y, -rate * mean / (1 - 0.9**step) / root, c)
-        mean = poincare.transport(before, y, mean, c)
+        before, y = y, np.asarray(expmap(y, -rate * mean / (1 - 0.9**step) / root, c))
+        mean = np.asarray(transport(before, y, mean, c))
         np.testing.assert_allclose(found, y, rtol=1e-9)

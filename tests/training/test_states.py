@@ -68,7 +68,8 @@ def test_averages_follow_updated_parameters_and_skipped_updates_are_restored(loa
     checkpoints = Checkpoints(tmp_path)
     states.save(checkpoints, learner, state, states.Measured(untrained={}))
     checkpoints.close()
-    restored, _ = states.restore(Checkpoints(tmp_path), learner, start(config)[0])
+    zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), state)
+    restored, _ = states.restore(Checkpoints(tmp_path), learner, zeros)
     assert restored.skipped == 1 and restored.step == 4
     rates = [float(train(end, 4)[1]["learning_rate"]) for end in (state, restored)]
     assert rates[0] == rates[1] == pytest.approx(0.01 * 3 / 5)  # The rate after three updates.

@@ -9,28 +9,36 @@ import numpy as np
 import optax
 import pytest
 
+from hypjax.config import load_config
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
 from hypjax.training.step import TrainState, _updated, make_train_step
-from tests.helpers.steps import float32_products, learner_of, leaves, lower, random_batch, start
+from tests.helpers import small_runs, steps
+from tests.helpers.steps import learner_of, leaves, lower, random_batch, start
 
 
 def global_norm(arrays):
     return np.sqrt(sum(np.sum(array**2) for array in arrays.values()))
 
 
-def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(load_glyphs):
+CLIP, DECAY, RATE, EPS = 0.01, 0.3, 0.01, 1e-4
+
+
+@pytest.fixture(scope="module")
+def begun(data_dir):
+    """A configuration, its first state and its step."""
+    fields = [*small_runs.SHORT_GLYPHS, f"run.data_dir={data_dir}", "optim.schedule=constant"]
+    fields += ["optim.warmup_steps=0", "optim.frozen=patch_projection", f"optim.eps={EPS}"]
+    fields += [f"optim.clip_norm={CLIP}", f"optim.weight_decay={DECAY}"]
+    config = load_config("glyphs", [*fields, f"optim.learning_rate={RATE}"])
+    return config, *start(config)
+
+
+def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(begun):
     """One step beside AdamW written out: clip by the global norm, decay everything, decoupled."""
-    clip, decay, rate, eps = 0.01, 0.3, 0.01, 1e-4
-    config = load_glyphs(
-        *("optim.schedule=constant", "optim.warmup_steps=0", "optim.frozen=patch_projection"),
-        *(f"optim.clip_norm={clip}", f"optim.weight_decay={decay}"),
-        *(f"optim.learning_rate={rate}", f"optim.eps={eps}"),
-    )
-    state, step = start(config)
-    learner = learner_of(config)
-    batch = random_batch()
+    config, state, step = begun
+    state, learner, batch = steps.copied(state), learner_of(config), random_batch()
 
     def loss_of(params):
         images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
@@ -43,21 +51,22 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(lo
     everything = global_norm(gradient)
     gradient = {name: g for name, g in gradient.items() if "patch_embed" not in name}
     norm = global_norm(gradient)
-    assert everything > 1.002 * norm > 100 * clip
+    assert everything > 1.002 * norm > 100 * CLIP
     state, metrics = step(state, batch)
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
     after = leaves(state.params["model"])
     moments = leaves(optax.tree.get(state.opt_state, "mu")["model"])
     assert moments.keys() == gradient.keys()
     for name, g in gradient.items():
-        clipped = g * clip / norm
+        clipped = g * CLIP / norm
         np.testing.assert_allclose(moments[name], 0.1 * clipped, rtol=1e-3, atol=1e-8)
-        moved = rate * (clipped / (np.abs(clipped) + eps) + decay * before[name])
+        moved = RATE * (clipped / (np.abs(clipped) + EPS) + DECAY * before[name])
         np.testing.assert_allclose(after[name], before[name] - moved, rtol=1e-4, atol=1e-5)
 
 
-def test_the_step_compiles_once_and_reuses_its_state(load_glyphs):
-    state, step = start(load_glyphs())
+def test_the_step_compiles_once_and_reuses_its_state(begun):
+    _, state, step = begun
+    state = steps.copied(state)
     kernel, batch = state.params["model"]["head"]["kernel"], random_batch()
     state, _ = step(state, batch)
     assert kernel.is_deleted()
@@ -67,12 +76,11 @@ def test_the_step_compiles_once_and_reuses_its_state(load_glyphs):
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("variant", ["hyp", "sph"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("precision", "variant"), [("float32", "sph"), ("bfloat16", "hyp")])
 def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
-    config = load_glyphs(f"model.precision={precision}", variant=variant)
-    learner = learner_of(config)
-    state, _ = start(config)
+    learner, state = steps.first_shapes(
+        load_glyphs(f"model.precision={precision}", variant=variant)
+    )
     step = make_train_step(learner)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
     scaling, scales = learner.pixel_scaling, (1.0, 0.5)
@@ -82,7 +90,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
         "embed": lower(embed, state.params["model"], random_batch().images),
     }
     for name, program in programs.items():
-        found = float32_products(program)
+        found = steps.float32_products(program)
         assert found, name
         for product in found:
             assert isinstance(product, re.Match), f"{name}: {product}"

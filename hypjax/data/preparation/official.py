@@ -28,7 +28,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.records import Contents, Count, Example, write_records
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, explained
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
@@ -104,7 +104,10 @@ class Archive(NamedTuple):
         console.say(f"unpacking {path} temporarily")
         target = (folder / self.file).parent
         bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
-        try:
+        advice = (
+            "; fetch it again, or unpack it yourself and pass that folder with --manual_dir=FOLDER"
+        )
+        with explained(f"cannot unpack {path} to {folder.parent}", advice):
             target.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
                 if path.suffix == ".zip":
@@ -112,11 +115,6 @@ class Archive(NamedTuple):
                 else:  # The filter refuses members that lead out of the folder.
                     with tarfile.open(fileobj=stream) as packed:
                         packed.extractall(target, filter="data")
-        except Exception as error:  # Damaged and encrypted archives raise almost anything.
-            raise UserError(
-                f"cannot unpack {path} to {folder.parent} ({reason(error)}); fetch it again, or "
-                "unpack it yourself and pass that folder with --manual_dir=FOLDER"
-            ) from error
 
     def download(self, root: pathlib.Path, advice: str) -> None:
         """Downloads it to a folder, where it appears when verified, unless it is there."""
@@ -126,11 +124,8 @@ class Archive(NamedTuple):
             console.say(f"downloading {self.url} to {root}")
         pooch.get_logger().setLevel(logging.WARNING)
         known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
-        try:
+        with explained(f"cannot download {self.url}", f"; {advice}"):
             pooch.retrieve(self.url, known, self.file, root, progressbar=bar)
-        except (OSError, ValueError) as error:  # Requests' errors are OSErrors.
-            why = getattr(error, "strerror", None) or str(error).partition(". ")[0]
-            raise UserError(f"cannot download {self.url} ({why}); {advice}") from error
 
 
 Listing = dict[str, list[Entry]]  # Images by split.

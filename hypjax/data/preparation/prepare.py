@@ -17,10 +17,10 @@ from hypjax.data.records import (
     open_folder,
     write_records,
 )
-from hypjax.errors import UserError, nearest, reason
+from hypjax.errors import UserError, explained, nearest, writing
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, explained, is_url, url_hash
+from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.files import remove, replacing
 from hypjax.system.locks import locked
 
@@ -52,7 +52,7 @@ def prepare(
     folder = pathlib.Path(root, name, VERSION)
     official = _official(name, part)
     with contextlib.ExitStack() as stack:
-        with _explaining_write_errors(folder):
+        with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
         if absent:
             console.say(f"preparing {name} in {folder} (once)")
@@ -61,7 +61,7 @@ def prepare(
                 manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
                 files = stack.enter_context(official.open(manual, downloads))
                 _check_listing(official, files.images, allow_partial)
-            with _explaining_write_errors(folder), replacing(folder) as unfinished:
+            with writing(folder), replacing(folder) as unfinished:
                 if official:
                     write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
                 else:
@@ -161,18 +161,6 @@ def _root(data_dir: str | None) -> str:
     default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
     root = os.fspath(data_dir or default)
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
-
-
-@contextlib.contextmanager
-def _explaining_write_errors(folder: pathlib.Path) -> Iterator[None]:
-    """Turns errors of writing into a message that names the flags to change."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # ArrayRecord's writer raises the latter.
-        raise UserError(
-            f"cannot write to {folder} ({reason(error).split(';')[0]}); choose another folder with "
-            "--data_dir, of a run with --config.run.data_dir"
-        ) from error
 
 
 def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:

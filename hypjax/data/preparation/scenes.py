@@ -73,11 +73,10 @@ DIFFICULTIES = {
 
 
 class Rendered(NamedTuple):
-    """A picture, the box of the letter's canvas in it, and the visible fraction of its ink."""
+    """A picture, and the box of the letter's canvas in it."""
 
     pixels: UInt8[np.ndarray, "side side"]
     box: Box
-    shown: float
 
 
 def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
@@ -91,7 +90,7 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
     ground = rng.uniform(*GROUND)
     background = _background(rng, ground, DIFFICULTIES[difficulty])
     ink, box = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
-    whole, cover = ink.sum(), np.zeros(ink.shape, bool)
+    cover = np.zeros(ink.shape, bool)
     if "hide" in effects:
         ink, cover = _hide(rng, ink)
     if "cover" in effects:
@@ -103,7 +102,7 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
         blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
         pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
     pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
-    return Rendered(pixels, box, float(ink[~cover].sum() / whole))
+    return Rendered(pixels, box)
 
 
 def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:

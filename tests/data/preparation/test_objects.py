@@ -92,7 +92,7 @@ def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
     assert list(splits.tasks) == ["sfm120k", "roxford5k+1m"]
     gallery = splits.tasks["roxford5k+1m"].gallery
     assert [gallery.name(i) for i in (0, 5, 6, 7)] == [
-        *("oxford_000000", "oxford_000005", "jpg/a.jpg", "jpg/b.jpg"),
+        *("oxford_000000", "oxford_000005", "jpg/a.jpg", "jpg/b.jpg")
     ]
     assert opened("sfm120k", tmp_path / "data").fingerprint == splits.fingerprint
     assert list(splits.fingerprints) == ["images", "images of roxford5k+1m"]
