@@ -2,6 +2,7 @@
 
 import collections
 import io
+import itertools
 import pathlib
 import re
 import tempfile
@@ -19,8 +20,8 @@ from hypjax.system import console
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names are the last parts of those in the dataset, as many as tell the images of a class apart,
-    without spaces. Names without a suffix get that of the image's format.
+    Names are the last parts of those in the dataset, after the folders that tell images of a class
+    apart, without spaces. Names without a suffix get that of the image's format.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
@@ -55,14 +56,15 @@ def _short_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
     for i, folder in enumerate(folders):
         rows_of[folder.lower()].append(i)
     for rows in rows_of.values():
-        for depth in range(1, max(len(parts[i]) for i in rows) + 1):
-            tails = ["_".join(parts[i][-depth:]) for i in rows]
-            if len({tail.lower() for tail in tails}) == len(rows):
-                break
-        else:
-            tails = [f"{i}_{tail}" for i, tail in enumerate(tails)]
-        for i, tail in zip(rows, tails, strict=True):
-            short[i] = tail
+        columns = itertools.zip_longest(*(reversed(parts[i]) for i in rows), fillvalue="")
+        last, *folders_above = columns
+        telling = [column for column in folders_above if len({*column}) > 1]
+        longer = ["_".join(filter(None, row)) for row in zip(*reversed(telling), last, strict=True)]
+        numbered = [f"{i}_{name}" for i, name in enumerate(longer)]
+        candidates = (list(last), longer, numbered)
+        unique = (x for x in candidates if len({name.lower() for name in x}) == len(rows))
+        for i, name in zip(rows, next(unique), strict=True):
+            short[i] = name
     return short
 
 

@@ -156,12 +156,16 @@ def test_exported_files_are_the_prepared_ones(tmp_path, cub):
 
 
 def test_exported_files_have_short_names_without_spaces():
-    folders = ["a", "a", "b", "b", "B", "c", "c"]
-    names = ["train/x y/1.jpg", "train/x y/2.jpg", "train/p/1.jpg", "val/p/1.jpg", "val/q/1.JPG"]
-    names += ["x?.png", "x*.png"]
-    short = ["1.jpg", "2.jpg", "train_p_1.jpg", "val_p_1.jpg", "val_q_1.JPG", "0_x.png", "1_x.png"]
-    found = _short_names(folders, names)
-    assert [name.replace("_.", ".") for name in found] == short
+    pepper = "Vegetables/Pepper/Red-Bell-Pepper/Red-Bell-Pepper_001.jpg"
+    for folder, names, expected in [
+        ("a", ["train/x y/1.jpg", "train/x y/2 3.jpg"], ["1.jpg", "2_3.jpg"]),
+        ("b", [f"test/{pepper}", f"val/{pepper}"], ["test_", "val_"]),
+        ("c", ["p/1.jpg", "q/1.JPG", "1.jpg"], ["p_1.jpg", "q_1.JPG", "1.jpg"]),
+        ("d", ["x?.png", "x*.png"], ["0_x_.png", "1_x_.png"]),
+    ]:
+        expected = [f"{x}Red-Bell-Pepper_001.jpg" if x.endswith("_") else x for x in expected]
+        assert _short_names([folder] * len(names), names) == expected
+    assert _short_names(["B", "b"], ["1/x.png", "2/X.png"]) == ["1_x.png", "2_X.png"]
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
