@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
-from hypjax.data.repeats import OwnIds, described, own_rows
+from hypjax.data.repeats import OwnIds, own_rows, repeat_notes
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import GroundTruth
@@ -142,7 +142,7 @@ def with_repeats(splits: Splits) -> Splits:
     own_ids = None
     if gallery is not None and judged is None:
         own_ids = own_rows(test.names.tolist(), gallery.names.tolist())
-    repeats = described(splits.train, splits.validation, test, gallery, own_ids, judged)
+    repeats = repeat_notes(splits.train, splits.validation, test, gallery, own_ids, judged)
     return splits._replace(own_ids=own_ids, repeats=repeats)
 
 

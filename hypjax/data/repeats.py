@@ -24,15 +24,14 @@ def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnIds:
 def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnIds:
     """Rows in a gallery that equal the queries; of several, the one with the query's number."""
     rows = {item: row for row, item in enumerate(gallery)}
-    found = np.array([rows.get(query, -1) for query in queries], int)
-    same = [
-        row for row, pair in enumerate(zip(queries, gallery, strict=False)) if len({*pair}) == 1
-    ]
-    found[same] = same
-    return found if (found >= 0).any() else None
+    own_ids = np.array([rows.get(query, -1) for query in queries], int)
+    for row, (query, item) in enumerate(zip(queries, gallery, strict=False)):
+        if query == item:
+            own_ids[row] = row
+    return own_ids if (own_ids >= 0).any() else None
 
 
-def described(
+def repeat_notes(
     train: Dataset | None,
     validation: Dataset | None,
     test: Dataset,
@@ -41,18 +40,18 @@ def described(
     ground_truth: GroundTruth | None,
 ) -> tuple[str, ...]:
     """Says how many queries are in the gallery, and how many images are identical to others."""
-    told = []
+    notes = []
     if own_ids is not None:
-        told.append(
+        notes.append(
             f"{np.sum(own_ids >= 0)} of {len(own_ids)} queries are in the gallery, and do not find "
             "themselves"
         )
     parts = [part for part in (train, validation, test, gallery) if part is not None]
     checksums = {id(part): _checksums(part) for part in parts}
     if any(column is None for column in checksums.values()):
-        return tuple(told)
+        return tuple(notes)
     if ground_truth is None:  # Classes of judged images say little.
-        told += _in_two_classes(parts, np.concatenate([*checksums.values()]))
+        notes += _in_two_classes(parts, np.concatenate([*checksums.values()]))
     tested = "test" if gallery is None else "query"
     pairs = [(tested, test, "training", train), ("gallery", gallery, "training", train)]
     pairs += [("validation", validation, "training", train), ("query", test, "gallery", gallery)]
@@ -63,16 +62,16 @@ def described(
         if rows is None:
             continue
         repeated = rows >= 0
-        if name == "query" and own_ids is not None:
+        if other == "gallery" and own_ids is not None:
             repeated &= own_ids < 0
         if count := np.sum(repeated):
             first = int(np.argmax(repeated))
             example = f"{images.name(first)} and {others.name(rows[first])}"
-            told.append(
+            notes.append(
                 f"{count} of {len(images)} {name} images are identical to {other} images, such as "
                 f"{example}"
             )
-    return tuple(told)
+    return tuple(notes)
 
 
 def _checksums(images: Dataset) -> Int[np.ndarray, " images"] | None:
@@ -85,17 +84,11 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Int[np.ndarray, " image
     """Says how many images occur in more than one class."""
     names = [part.name(i) for part in parts for i in range(len(part))]
     labels = np.concatenate([part.class_names for part in parts]).astype(str)
-    _, image = np.unique(checksums, return_inverse=True)
-    pairs, first = np.unique(
-        np.stack([image, np.unique(labels, return_inverse=True)[1]], axis=1),
-        axis=0,
-        return_index=True,
-    )
-    several = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
-    if not len(several):
+    columns = (np.unique(column, return_inverse=True)[1] for column in (checksums, labels))
+    pairs, first_rows = np.unique(np.stack([*columns], axis=1), axis=0, return_index=True)
+    repeated = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
+    if not len(repeated):
         return []
-    one, other = first[pairs[:, 0] == several[0]][:2]
-    return [
-        f"{len(several)} images are in more than one class, such as {names[one]} ({labels[one]}) "
-        f"and {names[other]} ({labels[other]})"
-    ]
+    examples = first_rows[pairs[:, 0] == repeated[0]][:2]
+    places = " and ".join(f"{names[row]} ({labels[row]})" for row in examples)
+    return [f"{len(repeated)} images are in more than one class, such as {places}"]
