@@ -28,8 +28,9 @@ def main(
         workdir: Folder of a trained run, or its URL.
         external: An encoder instead of a run.
         images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
-            file with one path per line, a .csv or .parquet table, a dataset in Parquet, Arrow or
-            tar files, or hf://OWNER/NAME.
+            file with one path per line, a .csv or .parquet table, a .zip or .tar.gz file of a
+            folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or the address of an
+            image, https://....
         dataset: A prepared dataset, such as cub200 or glyphs, instead of --images.
         data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.

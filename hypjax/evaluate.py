@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
+from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
 from hypjax.geometry.registry import describe_space, space_of
@@ -76,7 +77,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test classes")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
-    return _report(f"the models in {workdir}", results, splits.notes, run.config, learned)
+    return _report(f"the models in {workdir}", results, splits, run.config, learned)
 
 
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     params = _pretrained(run)
     console.say("evaluating on the test classes")
     results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run.splits.notes, run.config)
+    return _report(config.model.weights, results, run.splits, run.config)
 
 
 def pretrained_features(
@@ -145,14 +146,15 @@ def _pretrained(run: Run) -> PyTree:
 def _report(
     models: str,
     results: Mapping[str, Recalls],
-    notes: tuple[str, ...],
+    splits: Splits,
     config: ConfigDict,
     learned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes and learned scalars."""
     print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
-    noted_results = {**results, **noted(notes), **({"learned": learned} if learned else {})}
+    notes = noted(splits.notes, splits.repeats)
+    noted_results = {**results, **notes, **({"learned": learned} if learned else {})}
     print_notes(noted_results)
     if lines := published.compare(noted_results, config):
         print(lines)

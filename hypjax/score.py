@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from hypjax import command
 from hypjax.errors import UserError
 
+_USUAL_KS = (1, 2, 4, 8, 10, 100, 1000)
+
 
 @dataclasses.dataclass(frozen=True)
 class Files:
@@ -79,8 +81,9 @@ def main(
     images: Images,
     features: FeatureSpace,
     prefix: command.Positive | None = None,
-    ks: tuple[int, ...] = (1, 2, 4, 8, 10, 100, 1000),
+    ks: tuple[int, ...] | None = None,
     metrics: tuple[str, ...] = (),
+    keep_self: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
 ) -> None:
     """Prints the scores and their intervals, and writes them.
@@ -91,9 +94,11 @@ def main(
         images: What it embeds.
         features: The space of features.
         prefix: Score the first N dimensions of the features alone.
-        ks: The K of Recall@K, below the number of items.
+        ks: The K of Recall@K. Default: those of 1, 2, 4, 8, 10, 100 and 1000 below the number of
+            items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default:
             recall, map@r and r_precision; with a ground truth map.
+        keep_self: Queries that are in the gallery find themselves.
         output: File to write the scores to, such as scores.json.
 
     Example:
@@ -105,16 +110,30 @@ def main(
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    task = _task(files, external, images, features)
+    task = _task(files, external, images, features, keep_self)
     if prefix:
         queries, gallery = (part and part.prefix(prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
     usual = ["recall", "map@r", "r_precision"] if task.ground_truth is None else ["map"]
-    names = metric_names(metrics or usual, [k for k in ks if k < task.num_items] or [1])
+    names = metric_names(metrics or usual, _findable(ks, task.num_items))
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
     if output:
         _write(scores, task, output)
+
+
+def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
+    """The numbers of neighbours that a search can find; says which others were asked for."""
+    from hypjax.system import console
+
+    if ks is None:
+        return [k for k in _USUAL_KS if k < items] or [1]
+    known = [k for k in ks if k <= items]
+    if not known:
+        raise UserError(f"--ks is {', '.join(map(str, ks))}, but there are {items} images to find")
+    if beyond := ", ".join(str(k) for k in ks if k > items):
+        console.say(f"K of {beyond} is left out: there are {items} images to find")
+    return known
 
 
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
@@ -164,7 +183,11 @@ def _check_flags(files: Files, external: command.ExternalEncoder, images: Images
 
 
 def _task(
-    files: Files, external: command.ExternalEncoder, images: Images, features: FeatureSpace
+    files: Files,
+    external: command.ExternalEncoder,
+    images: Images,
+    features: FeatureSpace,
+    keep_self: bool,
 ) -> Any:
     """The `Task` of the flags, with embeddings."""
     from hypjax.data.ground_truth import read_ground_truth
@@ -186,7 +209,8 @@ def _task(
             require_images(embeddings, splits)
     if files.queries:
         queries = Embeddings.load(files.queries, space, labels=files.query_labels)
-    return task_of(embeddings, queries, truth, splits.ground_truth if splits else None)
+    truths = truth, splits.ground_truth if splits else None
+    return task_of(embeddings, queries, *truths, keep_self=keep_self)
 
 
 def _embedded(

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from hypjax import command
 from hypjax.errors import UserError
 
-if TYPE_CHECKING:  # It imports JAX.
+if TYPE_CHECKING:  # They import JAX.
+    from hypjax.data.dataset import Dataset
+    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.refinement import Refinement
 
 
@@ -49,6 +51,7 @@ def main(
     k: command.Positive = 10,
     steps: RefinedSearch,
     embedding: str = "head",
+    keep_self: bool = False,
     output: command.Figure | None = None,
 ) -> None:
     """Searches the gallery and prints one table per query.
@@ -59,11 +62,13 @@ def main(
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search a
             .usearch or .qdrant folder, or qdrant://host:6333/name.
-        query: An image, or several as in --images of python -m hypjax.embed.
+        query: An image, also at an address https://..., or several as in --images of python -m
+            hypjax.embed.
         k: Number of neighbours.
         steps: What refines the search.
         embedding: Embedding of the run that the gallery contains: head, encoder, or a scored prefix
             (head@16).
+        keep_self: Queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
 
     Example:
@@ -92,13 +97,27 @@ def main(
                 f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]};"
                 " compute the queries' features with the model of the gallery"
             )
-    results = find_hits(queries, images, items, k, steps.refinement(), match)
+    queries, images = _readable(queries, images)
+    refined = steps.refinement()
+    results = find_hits(queries, images, items, k, refined, match, keep_self=keep_self)
     if output:
         from hypjax.analysis.hit_grid import draw
 
         console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
     for hits in results:
         print(hits)
+
+
+def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
+    """The queries that could be read; says which could not, or raises an error if none could."""
+    from hypjax.system import console
+
+    for path, reason in queries.unreadable.items():
+        if not len(queries):
+            raise UserError(f"cannot read {path} ({reason})")
+        console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
+    kept = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
+    return dataclasses.replace(queries, unreadable={}), images.take(kept)
 
 
 if __name__ == "__main__":

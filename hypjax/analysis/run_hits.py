@@ -13,7 +13,7 @@ from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.retrieval import bootstrap_interval, nearest_neighbors
+from hypjax.retrieval import bootstrap_interval, neighbors
 
 
 class Search(NamedTuple):
@@ -61,12 +61,16 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     alone = run.splits.gallery is None
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
-    k = min(k, len(items) - alone)
-    distances, hits = nearest_neighbors(points, gallery, k=k, space=space, exclude_self=alone)
+    own_ids = np.arange(len(test)) if alone else run.splits.own_ids
+    k = min(k, len(items) - (own_ids is not None))
+    distances, hits = neighbors.search(points, own_ids, gallery, k=k, space=space)
     right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    answerable = (test.num_classes > 1) & (counts[test.labels] > alone)
+    matches = counts[test.labels]
+    if own_ids is not None:
+        matches -= (own_ids >= 0) & (items.labels[own_ids] == test.labels)
+    answerable = (test.num_classes > 1) & (matches > 0)
     correct, nearest = right[:, 0], distances[:, 0]
     order = np.lexsort((np.where(correct, -nearest, nearest), correct))
     searches = []

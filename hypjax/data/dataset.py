@@ -38,7 +38,7 @@ class Decoding:
 # Columns of a `Dataset`.
 _COLUMNS = (
     *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
-    *("file_versions", "boxes", "vectors"),
+    *("file_versions", "checksums", "boxes", "vectors"),
 )
 
 
@@ -57,6 +57,8 @@ class Dataset:
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
     file_versions: Shaped[np.ndarray, " images"] | None = None
+    # Numbers that are equal if the images' files are; None if that is not known.
+    checksums: Int[np.ndarray, " images"] | None = None
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     # Host cache, if used: pixels of all records, whole and exact, in a memory-mapped file.

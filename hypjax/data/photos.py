@@ -25,6 +25,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
+from hypjax.data.fetching import image_at, is_web_address, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
@@ -47,9 +48,9 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
     They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
-    file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
-    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
-    [images, dim], are features. A `datasets.Dataset` stands for its images.
+    file; an image of Pillow's; pixels, uint8, uint16 or bool of [height, width] or [height, width,
+    channels] with 1 to 4 channels. An array of four axes holds several images. Floating-point
+    numbers, [dim] or [images, dim], are features. A `datasets.Dataset` stands for its images.
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
@@ -99,12 +100,15 @@ def list_images(where: str) -> Dataset:
 
     A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
     file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
-    one image; or a dataset, see `find_dataset`. A file of features, see
+    one image, also at an address of the web; a .zip or .tar.gz file of what a folder may hold; or a
+    dataset, see `find_dataset`. A file of features, see
     `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none.
     """
     from hypjax.retrieval.feature_files import has_features
 
-    path = pathlib.Path(where).expanduser()
+    if is_web_address(where):
+        return image_at(where)
+    path = local_path(where)
     if has_features(path):
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):

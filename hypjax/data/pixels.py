@@ -25,7 +25,7 @@ with contextlib.suppress(ImportError):  # The extra `heif`.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
-_CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
+_CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of an array's axes after height and width.
 _JPEG = b"\xff\xd8"
 _MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the square.
 LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
@@ -78,6 +78,8 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError("it has 32 bits per pixel; save it with 8 or 16")
+    if image.mode == "La":  # Pillow converts it to nothing else.
+        image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -88,12 +90,21 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
 
 
 def from_pixels(values: np.ndarray, name: object) -> Image.Image:
-    """The image of pixels that a user gave; raises a UserError, which names it, for others."""
-    if values.dtype != np.uint8 or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
+    """The image of pixels in memory, as a file would hold them; the UserError for others names it.
+
+    The channels are grey or colours, and perhaps opacity.
+    """
+    kind = values.dtype.newbyteorder("=")
+    known = kind in (np.bool_, np.uint8, np.uint16)
+    if not known or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
         raise UserError(
-            f"{name} is {values.dtype} of shape {list(values.shape)}; pixels are uint8, [height, "
-            "width] or [height, width, channels] with 1, 3 or 4 channels"
+            f"{name} is {values.dtype} of shape {list(values.shape)}; pixels are uint8, uint16 or "
+            "bool, [height, width] or [height, width, channels] with 1 to 4 channels"
         )
+    if kind == np.bool_:
+        values = values * np.uint8(255)
+    elif kind == np.uint16:  # As Pillow reads colours of 16 bits, and `_pixels` greys.
+        values = (values >> 8).astype(np.uint8)
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 

@@ -210,6 +210,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         names=index["name"].to_numpy(),
         class_names=index["class_name"].to_numpy(),
         coarse_labels=coarse_labels if coarse_labels.any() else None,
+        checksums=index["length"].to_numpy() << 32 | index["checksum"].to_numpy().astype(np.int64),
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )

@@ -16,7 +16,15 @@ from jaxtyping import Int
 from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
-from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
+from hypjax.data.fetching import local_path
+from hypjax.data.parts import (
+    SAME_CLASSES,
+    HeldOutClasses,
+    Splits,
+    check_classes,
+    divide,
+    with_repeats,
+)
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -56,7 +64,7 @@ def open_prepared(
     check_classes(name, splits)
     for part in parts.values():
         fill_cache(part, decoding.channels)
-    return splits
+    return with_repeats(splits)
 
 
 def with_benchmarks(
@@ -127,7 +135,7 @@ def open_photos(
     Every image is decoded once to check that it is readable, unless that was done before and no
     file has changed; see `measured` for those that are not.
     """
-    path, images = pathlib.Path(where).expanduser(), photos.list_images(where)
+    path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
@@ -175,7 +183,8 @@ def measured(
     columns = (images.class_names, images.splits, images.coarse_labels, sizes_and_checksums)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes = sizes_and_checksums[:, :2].astype(np.int32)
-    return dataclasses.replace(images, sizes=sizes, source=hash_facts(facts))
+    checksums = sizes_and_checksums[:, 2]
+    return dataclasses.replace(images, sizes=sizes, checksums=checksums, source=hash_facts(facts))
 
 
 def open_images(
@@ -215,7 +224,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     notes = (SAME_CLASSES,) if held_out.by_image else ()
     splits = Splits(*divide(where, parts, held_out), fingerprint, notes)
     check_classes(where, splits)
-    return splits
+    return with_repeats(splits)
 
 
 def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
@@ -273,5 +282,5 @@ def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
-    checked = content if isinstance(content, bytes) else np.ascontiguousarray(image)
-    return image.height, image.width, zlib.crc32(checked)
+    checked = content if isinstance(content, bytes) else image.tobytes()
+    return image.height, image.width, len(checked) << 32 | zlib.crc32(checked)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
+from hypjax.data.repeats import OwnIds
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
@@ -70,13 +71,17 @@ def match_distance(
     gallery: Float[np.ndarray, "m d"],
     gallery_labels: Int[np.ndarray, " m"],
     space: Space,
+    own_ids: OwnIds = None,
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other.
+    Queries that are the gallery itself search among each other. No query matches its own item.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
+    if own_ids is not None:
+        (rows,) = np.nonzero(own_ids >= 0)
+        distances[rows, own_ids[rows]] = np.inf
     if queries is gallery:
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)
@@ -141,17 +146,22 @@ def find_hits(
     k: int,
     refinement: Refinement | None = None,
     match: Match | None = None,
+    *,
+    keep_self: bool = False,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    An image is not found as its own neighbour. A query's class is known if it is given, if the
-    gallery holds the image, or if the image's folder is named like one of its classes.
+    An image is not found as its own neighbour, unless `keep_self`. A query's class is known if it
+    is given, if the gallery holds the image, or if the image's folder is named like one of its
+    classes.
     """
     require_model(gallery, queries.fingerprint)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     named = [images.path(i) for i in range(len(images))]
-    paths = [os.path.realpath(path) if path else "" for path in named]
+    if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
+        named = images.names.tolist()  # Features whose images have names.
+    paths = [os.path.realpath(path) if path and not keep_self else "" for path in named]
     refinement = refinement or Refinement()
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, paths)

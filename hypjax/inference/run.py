@@ -14,6 +14,7 @@ from hypjax import parallel
 from hypjax.config.choices import PARTS, freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
+from hypjax.data.repeats import own_rows
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
@@ -222,11 +223,12 @@ class Run:
             return {}
         split, queries, gallery = chosen
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
-        matches = {}
-        items = points if gallery is queries else self._points(params, gallery)
+        matches, alone = {}, gallery is queries
+        items = points if alone else self._points(params, gallery)
+        own_ids = None if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
         for part in PARTS:
             compared = points[part], queries.labels, items[part], gallery.labels
-            distance = match_distance(*compared, self.spaces(params)[part])
+            distance = match_distance(*compared, self.spaces(params)[part], own_ids)
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
+from hypjax.data.repeats import OwnIds, equal_rows, own_rows
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
@@ -29,12 +30,15 @@ def task_of(
     queries: Embeddings | None = None,
     benchmark: Benchmark | None = None,
     ground_truth: GroundTruth | None = None,
+    *,
+    keep_self: bool = False,
 ) -> Task[Embeddings]:
     """The search that embeddings are made for.
 
     Without queries, those of a file with splits are its `query` images, which search the `gallery`,
     or else its `test` images; of a file without splits, all images search each other.
-    `ground_truth` is that of the `query` and `gallery` images, in their order.
+    `ground_truth` is that of the `query` and `gallery` images, in their order. A query that is in
+    the gallery does not find itself, unless `keep_self`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
         raise UserError(
@@ -69,7 +73,24 @@ def task_of(
                 "array labels, in a file (--labels or --query_labels) or by sub-folders of "
                 "--images, or name the judged dataset (--dataset)"
             )
-    return task
+    if task.gallery is None or keep_self:
+        return task
+    own_ids = _own_ids(task.queries, task.gallery)
+    if own_ids is not None:
+        count = np.sum(own_ids >= 0)
+        console.say(
+            f"{count} of {len(own_ids)} queries are in the gallery, and do not find themselves "
+            "(with --keep_self they do)"
+        )
+    return task._replace(own_ids=own_ids)
+
+
+def _own_ids(queries: Embeddings, gallery: Embeddings) -> OwnIds:
+    """Rows of the queries in the gallery, by their ids or, where these only count, their points."""
+    names = [x.ids.tolist() for x in (queries, gallery)]
+    if not any(ids == list(map(str, range(len(ids)))) for ids in names):
+        return own_rows(*names)
+    return equal_rows(*([row.tobytes() for row in x.vectors] for x in (queries, gallery)))
 
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
@@ -127,7 +148,8 @@ def task_scores(
     """
     if task.ground_truth is None:
         labels = task.gallery.labels if task.gallery else None
-        return query_scores(queries, task.queries.labels, gallery, labels, **options)
+        points = queries, task.queries.labels, gallery, labels
+        return query_scores(*points, own_ids=task.own_ids, **options)
     found = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)

@@ -1,7 +1,6 @@
 """Galleries: what a search, and the page of `hypjax.serve`, ask of any engine."""
 
 import functools
-import os
 import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.retrieval.subtraction import nearest_items
+from hypjax.system.files import real_paths
 
 _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
@@ -162,12 +162,7 @@ class ArrayGallery:
 
     @functools.cached_property
     def _row_of_path(self) -> dict[str, int]:
-        real, rows = functools.cache(os.path.realpath), {}  # Each folder is resolved once.
-        for row, path in enumerate(self.ids.tolist()):
-            folder, name = os.path.split(path)
-            resolved = os.path.join(real(folder), name)
-            rows[os.path.realpath(resolved) if os.path.islink(resolved) else resolved] = row
-        return rows
+        return {path: row for row, path in enumerate(real_paths(self.ids.tolist()))}
 
     @functools.cached_property
     def _classes(self) -> set[str]:

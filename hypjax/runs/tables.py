@@ -6,14 +6,18 @@ from typing import Any
 from hypjax.types import Recalls
 
 
-def noted(notes: Sequence[str]) -> dict[str, list[str]]:
-    """The part of the results that holds their notes: {"notes": [...]}, or {} without notes."""
-    return {"notes": list(notes)} if notes else {}
+def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The part of the results that holds their notes: {"notes": [...]}, or {} without notes.
+
+    What is said of repeated images is apart: published results have the same images.
+    """
+    parts = {"notes": list(notes), "repeats": list(repeats)}
+    return {name: texts for name, texts in parts.items() if texts}
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
     """Prints the notes of results, one per line, and the numbers that models have learned."""
-    for note in results.get("notes", ()):
+    for note in (*results.get("notes", ()), *results.get("repeats", ())):
         print(f"note: {note}")
     if learned := results.get("learned"):
         print(f"learned: {format_learned(learned)}")

@@ -1,8 +1,10 @@
 """Messages and progress of a run, on stderr."""
 
+import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 
@@ -20,8 +22,22 @@ _ITEMS = {
     "images": "  {:.0f} img/s",
     "learning_rate": "  lr {:.1e}",
 }
+_JOIN_SECONDS = 5
 _muted = False
 _warnings: list[str] = []
+
+
+@atexit.register
+def join_monitors() -> None:
+    """Ends the threads that watch progress bars.
+
+    tqdm only signals them at exit, so the interpreter may kill one while it unloads libraries. A
+    few of a hundred processes then aborted, after all was written.
+    """
+    for thread in threading.enumerate():
+        if isinstance(thread, tqdm.TMonitor):
+            thread.was_killed.set()
+            thread.join(_JOIN_SECONDS)
 
 
 def say(text: str, *, always: bool = False) -> None:

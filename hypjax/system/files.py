@@ -4,6 +4,7 @@ import contextlib
 import csv
 import ctypes
 import errno
+import functools
 import glob
 import hashlib
 import json
@@ -12,7 +13,7 @@ import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 _ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
 _HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
+
+
+def real_paths(paths: Iterable[str]) -> list[str]:
+    """The paths without links; each folder is resolved once."""
+    folder_of = functools.cache(os.path.realpath)
+    resolved = (os.path.join(folder_of(head), name) for head, name in map(os.path.split, paths))
+    return [os.path.realpath(path) if os.path.islink(path) else path for path in resolved]
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -41,7 +41,7 @@ def collect_results(
 
     model = evaluated_model(run.learner, state)
     results = {"untrained": measured.untrained["test"], "final": score(model)}
-    results |= noted(splits.notes)
+    results |= noted(splits.notes, splits.repeats)
     models = {"final": model}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}

@@ -2,6 +2,9 @@
 
 import io
 import os
+import shutil
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hypjax.data import splits as opening
 from hypjax.data.photos import find_images, list_folder, read_table
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
+from hypjax.runs.tables import noted
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
@@ -223,6 +227,112 @@ def test_any_colour_mode_is_read():
         image = pixels.decode(content, 3, upright=True)
         assert image.mode == "RGB" and pixels.decode(content, 1).mode == "L"
         assert np.abs(np.asarray(image, int) - wanted).max() <= tolerance
+
+
+def images_of_all_modes():
+    """Yields an image of each of Pillow's modes."""
+    rgba = np.dstack([gradient(), gradient()[..., :1]])
+    grey = gradient()[..., 2].astype(np.uint16) * 257
+    yield from (Image.fromarray(grey.astype(kind)) for kind in (np.int32, np.float32))
+    yield Image.fromarray(np.float32(grey / 65535))
+    for mode in ("I;16", "I;16L", "I;16B"):
+        values = grey.astype(">u2" if mode.endswith("B") else "<u2")
+        yield Image.frombytes(mode, (12, 8), values.tobytes())
+    opaque = Image.fromarray(gradient())
+    yield from map(opaque.convert, ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+    transparent = Image.fromarray(rgba)
+    yield from map(transparent.convert, ("LA", "PA", "RGBA", "RGBa"))
+    yield transparent.convert("LA").convert("La")
+
+
+# Formats that keep the pixels of a mode, or of the one that it is converted to first.
+FILES = {"I;16L": ("TIFF",), "I": ("TIFF",), "F": ("TIFF",), "PA": ("TIFF",)}
+FILES |= {"CMYK": ("TIFF",), "YCbCr": ("TIFF",), "LAB": ("TIFF",)}
+CONVERTED = {"RGBX": "RGB", "RGBa": "RGBA", "La": "LA", "HSV": "RGB"}
+
+
+@pytest.mark.parametrize("image", images_of_all_modes(), ids=lambda image: image.mode)
+def test_an_image_in_memory_is_read_as_its_file_is(image):
+    def read(image):
+        try:
+            return np.asarray(pixels.decode(image, 3, upright=True))
+        except ValueError as error:
+            return str(error)
+
+    written = image.convert(CONVERTED.get(image.mode, image.mode))
+    for kind in FILES.get(image.mode, ("PNG", "TIFF")):
+        np.testing.assert_array_equal(read(image), read(encoded(written, kind)))
+    if image.mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I;16B"):
+        np.testing.assert_array_equal(read(np.asarray(image)), read(image))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32, np.uint32])
+def test_pixels_without_a_common_scale_are_refused(kind):
+    with pytest.raises(UserError, match="uint8, uint16 or bool"):
+        pixels.decode(gradient().astype(kind), 3)
+
+
+def test_images_that_occur_more_than_once_are_counted(tmp_path):
+    """Of eight classes with two images, each of its own colour."""
+    for i, name in enumerate(f"{c}/{j}.png" for c in "abcdefgh" for j in "01"):
+        split = "train" if name < "e" else "gallery" if "1." in name else "query"
+        write_picture(tmp_path / split / name, colour=(i, 0, 0))
+    first = open_at(tmp_path, validation_classes=0)
+    assert first.repeats == () and first.own_ids is None
+    shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/b/copy.png")
+    shutil.copy(tmp_path / "train/a/1.png", tmp_path / "gallery/e/copy.png")
+    shutil.copy(tmp_path / "query/f/0.png", tmp_path / "gallery/f/copy.png")
+    (tmp_path / "gallery/g/link.png").symlink_to(tmp_path / "query/g/0.png")
+    splits = open_at(tmp_path, validation_classes=0)
+    own, classes, training, copied = splits.repeats
+    assert own == "1 of 4 queries are in the gallery, and do not find themselves"
+    assert splits.own_ids.tolist() == [-1, -1, 5, -1]
+    assert "2 images are in more than one class, such as" in classes
+    assert "train/a/0.png (a) and" in classes and "copy.png (b)" in classes
+    assert "1 of 7 gallery images are identical to training images" in training
+    assert "1 of 4 query images are identical to gallery images" in copied
+    results = noted(splits.notes, splits.repeats)
+    assert results == {"repeats": [*splits.repeats]}
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
+@pytest.mark.parametrize("top", ["", "photos"])
+def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = [f"{name}/{i}.png" for name in "abcdefgh" for i in "12"]
+    write_pictures(tmp_path / "files" / top, names)
+    archive = shutil.make_archive(tmp_path / "photos", kind, tmp_path / "files")
+    found, again = find_images(archive), find_images(archive)
+    assert found.class_names.tolist() == [name[0] for name in names]
+    assert found.names.tolist() == again.names.tolist()
+    assert capsys.readouterr().err.count("unpacking") == 1
+    splits = open_at(archive, test_classes=4, validation_classes=0)
+    plain = open_at(tmp_path / "files" / top, test_classes=4, validation_classes=0)
+    assert splits.train.num_classes == 4 and splits.fingerprint == plain.fingerprint
+
+
+def test_a_damaged_archive_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "photos.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="cannot unpack .*photos.tar.gz.*unpack it yourself"):
+        find_images(str(tmp_path / "photos.tar.gz"))
+
+
+def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):
+    content = encoded(Image.fromarray(gradient()))
+    pages = {"https://host/a/1.png?size=2": content}
+
+    def urlopen(request, timeout):
+        if request.full_url not in pages:
+            raise urllib.error.HTTPError(request.full_url, 404, "Not Found", None, None)
+        return io.BytesIO(pages[request.full_url])
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    (url,) = pages
+    images = find_images(url)
+    assert images.path(0) == url and np.array_equal(images.image(0, 3), gradient())
+    with pytest.raises(UserError, match="cannot fetch https://host/b.png .*404"):
+        find_images("https://host/b.png")
 
 
 def test_paths_are_relative_to_the_table(tmp_path):

@@ -65,6 +65,35 @@ def write_cars(root, classes=(1, 2, 99, 100), images=3, half_box=None):
     return _write(folder, splits)
 
 
+def write_cars_halves(root, classes=(1, 2, 99, 100), doubled=False):
+    """Writes root/cars_train, root/cars_test, and their annotations.
+
+    If `doubled`, folders are in others, and a list is numbered, as in copies of Kaggle.
+    """
+    splits, rows = {"train": [], "test": []}, {"cars_train": [], "cars_test": []}
+    devkit = root / ("car_devkit/devkit" if doubled else "devkit")
+    titles = np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)
+    for number in classes:
+        for folder, annotations in rows.items():
+            for _ in range(2):
+                file = f"{len(annotations) + 1:05d}.jpg"
+                image = _written(f"{folder}/{file}", titles[0, number - 1])
+                splits["train" if number <= 98 else "test"].append(image)
+                annotations.append((1, 2, 18, 19, number, file))
+    _save(devkit / "cars_meta.mat", class_names=titles)
+    files = devkit / "cars_train_annos.mat", root / "cars_test_annos_withlabels.mat"
+    if doubled:
+        files = files[0], devkit / "cars_test_annos_withlabels (1).mat"
+    for file, annotations in zip(files, rows.values(), strict=True):
+        _save(file, annotations=_struct((*_BOX, "class", "fname"), annotations))
+    _write(root, splits)
+    for folder in rows if doubled else ():
+        (root / folder).rename(root / "moved")
+        (root / folder).mkdir()
+        (root / "moved").rename(root / folder / folder)
+    return splits
+
+
 # Coarse classes in the order of the list: half of each department's, rounded up, are trained on.
 _GROCERIES = {
     "Fruit": ("Apple", "Kiwi", "Plum"),
@@ -117,8 +146,11 @@ def write_sop(root):
     return _write(folder, splits)
 
 
-def write_inshop(root):
-    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
+def write_inshop(root, photos="img"):
+    """Writes root/Inshop_Clothes, whose photos are in Img/img or another folder.
+
+    Of a test class, one image is a query, the others the gallery.
+    """
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
     for number in range(1, 7):
@@ -130,7 +162,9 @@ def write_inshop(root):
             rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
-    return _write(folder, splits, subfolder="Img")
+    written = _write(folder, splits, subfolder="Img")
+    (folder / "Img/img").rename(folder / "Img" / photos)
+    return written
 
 
 def write_omniglot(root, small=False):

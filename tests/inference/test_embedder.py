@@ -52,6 +52,13 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
     assert "photos/class3/2.png" not in paths and pathlib.Path("hits.png").exists()
     assert [word == "right" for word in judged] == ["class3" in path for path in paths]
     assert [*distances] == sorted(distances, key=float) and float(distances[0]) > 0
+    commands.call("search", where, "--gallery=g.npz", query, "--k=1", "--keep_self")
+    assert capsys.readouterr().out.count("photos/class3/2.png") == 2
+    commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/*", "--k=1")
+    told = capsys.readouterr()
+    assert told.out.count("rank") == 6 and "broken.jpg (not an image); the other" in told.err
+    with pytest.raises(UserError, match="cannot read .*broken.jpg"):
+        commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):

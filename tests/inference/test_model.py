@@ -76,7 +76,7 @@ def test_what_is_no_image_is_refused(model):
     for images, message in [
         (3, "int is no image"),
         (np.zeros((4, 4)), "features"),
-        (np.zeros((4, 4, 2), np.uint8), "1, 3 or 4 channels"),
+        (np.zeros((4, 4, 5), np.uint8), "1 to 4 channels"),
         ("nothing.jpg", "nothing.jpg"),
     ]:
         with pytest.raises(UserError, match=message):

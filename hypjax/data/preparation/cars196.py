@@ -1,38 +1,64 @@
 """Cars-196: photos of cars (Krause et al., 2013), all of them or the half made to classify.
 
-The usual split is by class over all photos. Where only `cars_train` and the devkit are at hand, the
-photos in it are split by class in the same way.
+The usual split is by class over all photos, which lie in one folder, or in the two halves that were
+made to classify. Where only `cars_train` and the devkit are at hand, the photos in it are split by
+class in the same way.
 """
 
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
+from hypjax.errors import UserError
 
 _CLASSES = 196  # The first half is for training.
-_ALL = "cars_annos.mat"
 _NOTE = "the training half of Cars-196 (8144 of 16185 photos)"
-_HALF = "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"
+_TITLES = "cars_meta.mat"
+_TRAIN, _TEST = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
+_HALF = (("cars_train/", _TRAIN),)
+_HALVES = (*_HALF, ("cars_test/", _TEST))
+_DEVKIT = "devkit", "car_devkit"
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 
 
-def _list_images(
-    tree: FileTree, annotations: str, titles: str, path: str, folder: str = "", boxes: bool = False
-) -> Iterator[Entry]:
-    """Lists the photos of a folder by class number; the official test flag plays no part.
+def _list_all(tree: FileTree) -> Iterator[Entry]:
+    """Lists all photos: those of one folder, or of the halves that were made to classify."""
+    if any(name.startswith("car_ims/") for name in tree.files):
+        return _list_images(tree, [("", "cars_annos.mat")], "cars_annos.mat", "relative_im_path")
+    if _find(tree, _TEST) not in tree.files:
+        raise UserError(
+            f"{tree.root} has neither car_ims nor {_TEST}, which labels cars_test; get one of "
+            "them, or prepare cars_train alone (--part=train, every result will say so)"
+        )
+    return _list_images(tree, _HALVES)
 
-    `annotations` and `titles` are MATLAB files; the field `path` of an annotation holds a photo's.
+
+def _list_images(
+    tree: FileTree,
+    folders: Sequence[tuple[str, str]],
+    titles: str = _TITLES,
+    path: str = "fname",
+    boxes: bool = False,
+) -> Iterator[Entry]:
+    """Lists the photos of folders by class number; the official test flag plays no part.
+
+    Each folder comes with a MATLAB file of annotations, whose field `path` holds a photo's. Copies
+    of Kaggle hold the folders in others, such as `cars_train/cars_train`.
     """
-    photos, names = _read(tree, annotations, "annotations"), _read(tree, titles, "class_names")
+    names, photos = _read(tree, titles, "class_names"), []
+    files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
     try:
-        for i in np.argsort([int(number) for number in photos["class"]], kind="stable"):
-            number = int(photos["class"][i])
-            split = "train" if number <= _CLASSES // 2 else "test"
-            box = _box(photos[i]) if boxes else None
-            yield Entry(split, f"{folder}{photos[path][i]}", str(names[number - 1]), box=box)
+        for folder, annotations in folders:
+            rows = _read(tree, annotations, "annotations")
+            photos += [(int(row["class"]), f"{folder}{row[path]}", row) for row in rows]
+        for number, name, row in sorted(photos, key=lambda photo: photo[0]):
+            split, label = "train" if number <= _CLASSES // 2 else "test", str(names[number - 1])
+            box = _box(row) if boxes else None
+            yield Entry(split, name, label, file=files.get(name, name), box=box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
 
@@ -44,10 +70,17 @@ def _box(annotation: Any) -> tuple[int, int, int, int]:
     return left - 1, top - 1, right, bottom
 
 
-def _read(tree: FileTree, file: str, variable: str) -> Any:
+def _find(tree: FileTree, name: str) -> str:
+    """The path of a MATLAB file in any folder, which Kaggle may have numbered; or else its name."""
+    pattern = re.compile(rf"(.*/)?{name.removesuffix('.mat')}( \(\d+\))?\.mat")
+    return min(filter(pattern.fullmatch, tree.files), key=len, default=name)
+
+
+def _read(tree: FileTree, name: str, variable: str) -> Any:
     """Returns a variable of a MATLAB file, or raises UserError."""
     import scipy.io
 
+    file = _find(tree, name)
     content = tree.read_list(file)
     try:
         return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
@@ -61,29 +94,39 @@ _TRAINING_HALF = OfficialDataset(
     description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
     counts={"train": Count(4052, 98), "test": Count(4092, 98)},
     folders=("cars196", "stanford_cars"),
-    entries=("cars_train", *_HALF),
+    entries=("cars_train", *_DEVKIT),
     archives=(
         Archive("cars_train.tgz", unpacked="cars_train/*"),
         Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
     ),
     required="cars_train.tgz and car_devkit.tgz",
     origin=_NO_HOME,
-    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/"),
+    list_images=lambda tree: _list_images(tree, _HALF),
     note=f"{_NOTE}: not comparable with published Recall@K",
 )
 _CUT_TO_BOXES = _TRAINING_HALF._replace(
-    list_images=lambda tree: _list_images(tree, *_HALF, "fname", "cars_train/", boxes=True),
+    list_images=lambda tree: _list_images(tree, _HALF, boxes=True),
     note=f"{_NOTE}, cut to their boxes: not comparable with published Recall@K",
 )
 DATASET = OfficialDataset(
     name="cars196",
     description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
-    folders=("cars196",),
-    entries=(_ALL, "car_ims"),
-    archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
-    required="car_ims.tgz and cars_annos.mat",
+    folders=("cars196", "stanford_cars"),
+    entries=(
+        *("cars_annos.mat", "car_ims", "cars_train", "cars_test", *_DEVKIT),
+        "cars_test_annos_withlabels*.mat",
+    ),
+    archives=(
+        Archive("car_ims.tgz", unpacked="car_ims/*"),
+        *_TRAINING_HALF.archives,
+        Archive("cars_test.tgz", unpacked="cars_test/*"),
+    ),
+    required=(
+        f"car_ims.tgz and cars_annos.mat, or cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
+        f"{_TEST}"
+    ),
     origin=_NO_HOME,
-    list_images=lambda tree: _list_images(tree, _ALL, _ALL, "relative_im_path"),
+    list_images=_list_all,
     parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
 )

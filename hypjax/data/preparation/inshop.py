@@ -3,17 +3,24 @@
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
+from hypjax.system import console
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images in the order of the list; the super-class is the category in the path."""
-    pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
+    """Lists images in the order of the list; the super-class is the category in the path.
+
+    Photos of full size, in `img_highres`, stand for those in `img` where a copy lacks these.
+    """
+    pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
+    folders = "Img/img/", "img/", "Img/img_highres/", "img_highres/"
+    folder = next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
+    if "highres" in folder:
+        console.say(f"{tree.root} has no img: the larger photos of img_highres are taken")
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
     for match in tree.rows(file, pattern, skip=2):  # Their count, and the columns' names.
         name, group, item, status = match.groups()
-        path = f"Img/{name}" if f"Img/{name}" in tree.files else name
-        yield Entry(status, name, item, group, path)
+        yield Entry(status, f"img/{name}", item, group, f"{folder}{name}")
 
 
 DATASET = OfficialDataset(
@@ -25,9 +32,17 @@ DATASET = OfficialDataset(
         "gallery": Count(12612, 3985),
     },
     folders=("Inshop_Clothes", "In-shop Clothes Retrieval Benchmark"),
-    entries=("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Img/img", "img"),
-    archives=(Archive("Img/img.zip", "Img/img/*"), Archive("img.zip", "img/*")),
-    required="Eval/list_eval_partition.txt and Img/img.zip",
+    entries=(
+        *("Eval/list_eval_partition.txt", "list_eval_partition.txt"),
+        *("Img/img", "img", "Img/img_highres", "img_highres"),
+    ),
+    archives=(
+        Archive("Img/img.zip", "Img/img/*"),
+        Archive("img.zip", "img/*"),
+        Archive("Img/img_highres.zip", "Img/img_highres/*|Img/img/*|Img/img.zip"),
+        Archive("img_highres.zip", "img_highres/*|img/*|img.zip"),
+    ),
+    required="Eval/list_eval_partition.txt and Img/img.zip (or img_highres.zip)",
     origin=(
         "the 'In-shop Clothes Retrieval Benchmark', on request at "
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"

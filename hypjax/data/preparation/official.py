@@ -85,13 +85,14 @@ class Archive(NamedTuple):
     """A .zip or .tar file with all or part of a dataset."""
 
     file: str  # Its name, or its path below the dataset's folder.
-    unpacked: str  # Pattern of its contents; if anything in the folder matches, it is not opened.
+    # Patterns of its contents, apart by '|'; if anything in the folder matches, it is not opened.
+    unpacked: str
     url: str = ""
     sha256: str | None = None  # Of the file at that address; None if downloads may differ.
 
     def is_unpacked(self, root: pathlib.Path) -> bool:
         """Whether its contents are in a dataset's folder."""
-        return any(glob.iglob(self.unpacked, root_dir=root))
+        return any(any(glob.iglob(name, root_dir=root)) for name in self.unpacked.split("|"))
 
     def is_needed(self, root: pathlib.Path) -> bool:
         """Whether it is in a dataset's folder, and its contents are not."""

@@ -12,14 +12,25 @@ from tests.helpers import official_files as disk
 # Dataset and part, writer of its folders, and the official archives that contain these.
 OFFICIAL = [
     ("cub200", disk.write_cub, {"CUB_200_2011": "CUB_200_2011.tgz"}),
-    ("cars196", disk.write_cars, {"cars196/car_ims": "cars196/car_ims.tgz"}),
     (
         "cars196:train",
         functools.partial(disk.write_cars, half_box=(3, 2, 18, 12)),
         {"cars_train": "cars_train.tgz", "devkit": "car_devkit.tgz"},
     ),
+    (
+        "cars196",
+        disk.write_cars_halves,
+        {"cars_train": "cars_train.tgz", "cars_test": "cars_test.tgz", "devkit": "car_devkit.tgz"},
+    ),
+    ("cars196", functools.partial(disk.write_cars_halves, doubled=True), {}),
+    ("cars196", disk.write_cars, {"cars196/car_ims": "cars196/car_ims.tgz"}),
     ("sop", disk.write_sop, {"Stanford_Online_Products": "Stanford_Online_Products.zip"}),
     ("inshop", disk.write_inshop, {"Inshop_Clothes/Img/img": "Inshop_Clothes/Img/img.zip"}),
+    (
+        "inshop",
+        functools.partial(disk.write_inshop, photos="img_highres"),
+        {"Inshop_Clothes/Img/img_highres": "Inshop_Clothes/Img/img_highres.zip"},
+    ),
     (
         "omniglot",
         disk.write_omniglot,
@@ -82,6 +93,12 @@ def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path):
         open_at(name, tmp_path, tmp_path / "downloads")
 
 
+def disk_without_test_labels(root):
+    disk.write_cars_halves(root)
+    (root / "cars_test_annos_withlabels.mat").unlink()
+    return root
+
+
 def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise ValueError("SHA256 does not match")
@@ -89,6 +106,7 @@ def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(tmp_path, 
     monkeypatch.setattr(pooch, "retrieve", fail)
     for name, folder, keyword in (
         ("sop", tmp_path, "has no files of sop.*--manual_dir"),
+        ("cars196", disk_without_test_labels(tmp_path / "cars"), "withlabels.*--part=train"),
         ("omniglot", None, "cannot download http.*SHA256 does not match.*--manual_dir"),
     ):
         with pytest.raises(UserError, match=keyword):
