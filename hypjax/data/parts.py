@@ -184,7 +184,7 @@ def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Rejects parts that cannot be trained on or searched; warns of classes with one image."""
+    """Rejects parts that cannot be trained on or searched."""
     train, judged = splits.train, splits.ground_truth is not None
     for part, images, gallery in (
         ("train", train, None),
@@ -205,9 +205,3 @@ def check_classes(name: str, splits: Splits) -> None:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
     if judged and not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
-    single = 0 if train is None else int(np.sum(np.bincount(train.labels) == 1))
-    if single:
-        console.warn(
-            f"{single} of {train.num_classes} training classes have one image, "
-            "which is compared with itself"
-        )
