@@ -70,7 +70,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     print(f"{title(tested)}:")
     print(format_results(tested))
     if "validation" in results:
-        print("Recall on the training classes held out for validation:")
+        print("Recall on the images held out for validation:")
         print(format_results(results["validation"]))
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
