@@ -65,10 +65,13 @@ class Candidate(NamedTuple):
         """The run's configuration."""
         return load_config(self.spec, self.all_overrides(seed))
 
+    def folder(self, seed: str) -> str:
+        """The run's default folder."""
+        return default_workdir(self.config(seed), read_config(self.spec))
+
     def run(self, seed: str) -> Workdir:
-        """The run's default folder; a folder of a run with another configuration is refused."""
-        config = self.config(seed)
-        return Workdir(pathlib.Path(default_workdir(config, read_config(self.spec))), config)
+        """Opens the run's default folder; that of a run with another configuration is refused."""
+        return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
 
     def changes(self) -> int:
         """Number of fields in which the settings differ from the file."""
@@ -152,10 +155,10 @@ def print_choice(
         tie = f" of {len(others) + 1} tied: it changes the fewest fields" if others else ""
         remarks |= {chosen: f"chosen{tie}"} | dict.fromkeys(others, "tied")
     rows = [
-        [row.variant, str(row), f"{100 * score:.1f}", remarks.get(row, "")]
+        [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
     ]
-    print(aligned(rows))
+    print(aligned(rows, left=3))
 
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
@@ -181,6 +184,8 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
         for i, (row, mean, other) in enumerate(zip(chosen, means, differences, strict=True))
     ]
     print(aligned(rows))
+    print("folders:")
+    print(aligned([[row.variant, row.folder(seed)] for row in chosen for seed in seeds]))
 
 
 def sums_by_class(
