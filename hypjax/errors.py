@@ -2,12 +2,17 @@
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import os
+import pathlib
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+_CLONE = pathlib.Path(__file__).resolve().parents[1]  # Of the repository, unless installed.
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
@@ -67,10 +72,32 @@ def require_free(kind: str, name: str, taken: Collection[str]) -> None:
 def require_package(module: str, use: str, install: str) -> None:
     """Raises an error if an optional package is missing; call it before what takes time.
 
-    `use` says what needs the module, and `install` what pip installs.
+    `use` says what needs the module, and `install` what pip installs, such as "hypjax[onnx]".
     """
     if importlib.util.find_spec(module) is None:
-        raise UserError(f'{use} needs {module}: pip install "{install}"')
+        raise UserError(f"{use} needs {module}: {installation(install)}")
+
+
+def installation(package: str) -> str:
+    """The command that installs a package; hypjax itself from its clone, if it runs in one."""
+    if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
+        place = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
+        return f'pip install -e "{package.replace("hypjax", place)}"'
+    return f'pip install "{package}"'
+
+
+def at_the_call(function: Function) -> Function:
+    """Decorates a function for notebooks: tracebacks of its `UserError`s end at its caller."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            error.__cause__ = error.__context__ = error.__traceback__ = None
+            raise  # Which adds no frame.
+
+    return called
 
 
 @contextlib.contextmanager
