@@ -58,7 +58,7 @@ def flip_a_bit(folder):
     file.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("cut", ["", '{"item_handlers": {"mo', "[]", "\x00" * 20])
+@pytest.mark.parametrize("cut", ["", '{"item_handlers": {"mo', "\x00" * 20])
 def test_orbax_says_nothing_of_metadata_that_are_cut(tmp_path, capfd, cut):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
