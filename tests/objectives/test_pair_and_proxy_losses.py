@@ -441,6 +441,7 @@ def test_metrics_are_those_of_the_batch(name, features):
         np.testing.assert_allclose(found[metric], value, rtol=1e-5, err_msg=metric)
 
 
+@pytest.mark.slow
 def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
     objective = create_objective(configured("hier+arcface", hier_proxies=16, hier_neighbors=4))
     assert objective.base.space == SPHERE and objective.score_space == FEW
