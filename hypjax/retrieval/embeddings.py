@@ -54,11 +54,11 @@ class Embeddings(ArrayGallery):
     space: Space
     fingerprint: str = ""
     images_fingerprint: str = ""
-    model: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     raw_features: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
+    model: str = ""
 
     @classmethod
     def from_arrays(
