@@ -66,7 +66,7 @@ def from_scratch(variant: str) -> ConfigDict:
 
 def pretrained(variant: str) -> ConfigDict:
     """Returns the published recipe for your own images, with smaller batches, or that of a head."""
-    chosen = variants.parse_variant(variant)
+    chosen = variants.parse_variant(variant, further=_SCRATCH)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500
     recipes.specialise(config, chosen)

@@ -62,7 +62,8 @@ def main(
         sweep.draw(runs, x or field, output)
         console.say(f"wrote {output}")
     if runs:
-        sweep.print_tables(runs, field)
+        default = field and sweep.default_value(config, overrides, field, value)
+        sweep.print_tables(runs, field, default)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ def main(
     exports = _exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
     listed = splits.images() if splits else find_images(images)
+    complete = False
     if merge:
         embeddings = join_shards(output, listed)
     else:
@@ -67,8 +68,9 @@ def main(
         model = external.open(workdir, embedding, batch_size)
         if part:
             listed, output = part.of(listed, model.batch_size), part.path(output)
+        complete = output.exists()
         embeddings = model.embed_to(output, listed)
-    _report(output, embeddings, exports)
+    _report(output, embeddings, exports, complete=complete)
 
 
 def _exports(names: Sequence[str]) -> dict[str, Callable[[Any, pathlib.Path], object]]:
@@ -82,7 +84,9 @@ def _exports(names: Sequence[str]) -> dict[str, Callable[[Any, pathlib.Path], ob
     return exports
 
 
-def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any]) -> None:
+def _report(
+    output: pathlib.Path, embeddings: Any, exports: dict[str, Any], *, complete: bool
+) -> None:
     """Writes embeddings in other formats, and prints what was written and what is left out."""
     from hypjax.monitoring.health import warn_if_collapsed
 
@@ -91,7 +95,10 @@ def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any]) -> N
         "a search among them finds little but rounding; train again with a lower "
         "optim.learning_rate",
     )
-    print(f"wrote the embeddings of {len(embeddings)} images to {output}")
+    if complete:
+        print(f"{output} holds the embeddings of these {len(embeddings)} images already")
+    else:
+        print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")

@@ -2,17 +2,23 @@
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import os
+import pathlib
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+_CLONE = pathlib.Path(__file__).resolve().parents[1]  # Of the repository, unless installed.
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 _LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
-_FEW = 15  # Number of names that a message may list.
+_SIMILAR = 0.65  # Share of characters in which similar names agree.
+_FEW = 40  # Number of names that a message may list.
 # The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
 # of a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
@@ -66,10 +72,32 @@ def require_free(kind: str, name: str, taken: Collection[str]) -> None:
 def require_package(module: str, use: str, install: str) -> None:
     """Raises an error if an optional package is missing; call it before what takes time.
 
-    `use` says what needs the module, and `install` what pip installs.
+    `use` says what needs the module, and `install` what pip installs, such as "hypjax[onnx]".
     """
     if importlib.util.find_spec(module) is None:
-        raise UserError(f'{use} needs {module}: pip install "{install}"')
+        raise UserError(f"{use} needs {module}: {installation(install)}")
+
+
+def installation(package: str) -> str:
+    """The command that installs a package; hypjax itself from its clone, if it runs in one."""
+    if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
+        place = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
+        return f'pip install -e "{package.replace("hypjax", place)}"'
+    return f'pip install "{package}"'
+
+
+def at_the_call(function: Function) -> Function:
+    """Decorates a function for notebooks: tracebacks of its `UserError`s end at its caller."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            error.__cause__ = error.__context__ = error.__traceback__ = None
+            raise  # Which adds no frame.
+
+    return called
 
 
 @contextlib.contextmanager
@@ -147,12 +175,16 @@ def _has_devices() -> bool:
     return False
 
 
-def nearest(name: str, valid: Collection[str]) -> str:
-    """Returns '; did you mean X?' with the most similar of the valid names.
+def similar(name: str, valid: Collection[str]) -> str:
+    """Returns '; did you mean X?' with the most similar of the valid names, '' if none is."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=_SIMILAR)
+    return f"; did you mean {close[0]}?" if close else ""
 
-    If none of a few names is similar, all are listed instead.
-    """
-    similar = difflib.get_close_matches(name, valid, n=1)
-    if not similar and len(valid) <= _FEW:
+
+def nearest(name: str, valid: Collection[str]) -> str:
+    """Returns '; did you mean X?' as `similar`, or else lists the valid names unless many."""
+    if close := similar(name, valid):
+        return close
+    if len(valid) <= _FEW:
         return f"; it must be one of {', '.join(valid)}"
-    return f"; did you mean {(similar or difflib.get_close_matches(name, valid, cutoff=0))[0]}?"
+    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"

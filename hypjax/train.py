@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from hypjax.config import read_config, validate
 from hypjax.config.custom import choose_custom_objective, choose_encoder
 from hypjax.config.rules import refuse
+from hypjax.errors import at_the_call
 from hypjax.inference.run import Run
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -33,6 +34,7 @@ from hypjax.training.step import TrainState, jit_train_steps
 _NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
 
 
+@at_the_call
 def train_and_evaluate(
     config: ConfigDict | str,
     workdir: str | pathlib.Path,

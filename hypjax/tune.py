@@ -49,23 +49,30 @@ def main(
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
-    results = {one: one.run(first).results for one in itertools.chain(*grids)}
-    untrained = [one.arguments(first) for one, found in results.items() if found is None]
+    candidates = list(itertools.chain(*grids))
+    results = {one: one.run(first).results for one in candidates} if len(grids[0]) > 1 else {}
+    tuning.require_comparable(
+        candidates, first, choosing=bool(results) and not any(results.values())
+    )
+    untrained = [one.arguments(first) for one, scored in results.items() if scored is None]
+    winners = grids
     if not untrained:
-        scores = {one: tuning.validation_score(one, found) for one, found in results.items()}
-        chosen = [max(grid, key=lambda one: scores[one][1]) for grid in grids]
-        runs = itertools.product(chosen, seeds)
+        scores = {one: tuning.validation_score(one, scored) for one, scored in results.items()}
+        if scores:
+            winners = [tuning.tied(grid, scores) for grid in grids]
+        runs = itertools.product([best for best, *_ in winners], seeds)
         untrained = [one.arguments(seed) for one, seed in runs if one.run(seed).results is None]
     if pending:
         print("\n".join(untrained), end="\n" if untrained else "")
     elif untrained:
         raise UserError(
-            f"{len(untrained)} runs are not finished, such as: python -m hypjax.main "
-            f"{untrained[0]} (launch/compare.sh trains them all)"
+            f"unfinished runs: {len(untrained)}, such as python -m hypjax.main {untrained[0]} "
+            "(launch/compare.sh trains them all)"
         )
     else:
-        tuning.print_choice(scores, chosen, first)
-        tuning.print_comparison(chosen, seeds)
+        if scores:
+            tuning.print_choice(scores, winners, first)
+        tuning.print_comparison([best for best, *_ in winners], seeds)
 
 
 if __name__ == "__main__":

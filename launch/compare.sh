@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares variants of a configuration: chooses the settings of each on the validation classes, from
+# Compares variants of a configuration: chooses the settings of each on the validation images, from
 # equally many; trains the chosen ones with all seeds; and prints the recall on the test classes with
 # 95% intervals. Finished runs are not trained again. Further fields apply to all runs:
 # launch/compare.sh --config=configs/glyphs.py --seeds=0,1,2 --variant="hyp objective.c=0.1,0.3" \

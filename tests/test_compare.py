@@ -1,6 +1,7 @@
 """One table of finished runs."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -60,16 +61,38 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(compare)
     assert rows(compare(f"--config={CONFIG}", f"--field={FIELD}", *values)) == []  # Other seed.
     printed = compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1")
     assert [" ".join(row) for row in rows(printed)] == [
-        "objective.c, recall on the validation classes:",
+        "objective.c, recall on the validation images:",
         "recall@1 recall@10",
         "0.1 head 0.5000 0.5000",
         "0.3 head 0.2500 0.2500",
-        "best: 0.1, by recall@1 of the head on the validation classes",
+        "best: 0.1, by recall@1 of the head on the validation images",
         "objective.c, recall on the test classes (to report, not to choose by):",
         "recall@1 recall@10",
         "0.1 head 0.5000 0.5000",
         "0.3 head 0.7500 0.7500",
+        "folders:",
+        "0.1 runs/glyphs-hyp-seed=1",
+        "0.3 runs/glyphs-hyp-c=0.3+seed=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ({"0.1": 1.0, "0.3": 1.0}, "tie: 0.1, 0.3, by recall@1"),
+        ({"0.10": 0.5, "0.3": 0.5, "0.5": 0.4}, "take 0.10, as in the file"),
+        ({"0.1": 0.4, "0.3": 0.5, "0.5": 0.5}, "tie: 0.3, 0.5, .*take the simplest"),
+        ({"0.1": 0.4, "0.3": 0.5}, "best: 0.3, by"),
+    ],
+)
+def test_a_tie_is_not_presented_as_a_choice(compare, scores, sentence):
+    for value, score in scores.items():
+        finish_default(CONFIG, f"{FIELD}={value}", head=0.5, validation=score)
+    values = [f"--value={value}" for value in scores]
+    [said] = re.findall(
+        "(?:best|tie): .*", compare(f"--config={CONFIG}", f"--field={FIELD}", *values).out
+    )
+    assert re.search(sentence, said)
 
 
 def test_runs_on_different_datasets_are_refused(compare, tmp_path):
@@ -87,4 +110,4 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
     values = [f"--value={seed}" for seed in range(3)]
     title, _, *table = rows(compare(f"--config={CONFIG}", "--field=seed", *values))
     assert " ".join(title) == "seed, recall on the test classes:"
-    assert table[3:] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]
+    assert table[3:5] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]

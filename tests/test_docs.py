@@ -47,3 +47,10 @@ def test_the_table_of_commands_is_complete():
     table = (REPOSITORY / "docs/commands.md").read_text()
     shown = re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE)
     assert {*shown} == {*commands.names()}
+
+
+def test_the_table_of_variants_is_complete():
+    page = (REPOSITORY / "docs/training.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `configs/")]
+    listed = re.findall(r"`configs/(\w+)\.py`", "".join(row.split("|")[1] for row in rows))
+    assert sorted(listed) == sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py"))

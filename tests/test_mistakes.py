@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
-from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
+from hypjax.training import setup
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 
@@ -90,8 +90,9 @@ def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
     both = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
     assert "both validation and test" in mistake(listed(tmp_path, CLASSES, both))
     path = listed(tmp_path, [*CLASSES, "i/1.png"], [*TEST, "train"])
-    open_splits(small_runs.load(path, few))
-    assert "1 of 5 training classes have one image" in capsys.readouterr().err
+    setup.build(small_runs.load(path, few))
+    [said] = [line for line in capsys.readouterr().err.splitlines() if "single image" in line]
+    assert "1 of 5; such an image is compared with itself" in said
 
 
 def test_changed_images(mistake, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from hypjax.errors import UserError
 from tests.helpers import commands
+from tests.helpers.pictures import write_pictures
 from tests.test_compare import finish_default
 
 CONFIG = "configs/glyphs.py"
@@ -36,7 +37,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
         [f"--config={CONFIG}:hyp", *first],
         [f"--config={CONFIG}:sph", *first[1:]],
     ]
-    with pytest.raises(UserError, match="2 runs are not finished"):
+    with pytest.raises(UserError, match="unfinished runs: 2"):
         tune(*GRIDS)
     finish_default(f"{CONFIG}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{CONFIG}:sph", head=0.9, validation=0.6)
@@ -50,3 +51,30 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
 def test_an_unfair_comparison_is_refused(tune):
     with pytest.raises(UserError, match="as many settings"):
         tune(GRIDS[0], "--variant=sph", "--pending")
+
+
+@pytest.mark.parametrize(
+    ("grid", "fields", "sentence"),
+    [
+        ("0.1,0.2", ["data.validation_classes=0"], "data.validation_classes=2, or name one"),
+        ("0.1,0.2", [], "data.validation_classes=2, or name one"),  # A share of five classes.
+        ("0.1,0.2", ["data.split=images", "data.validation_classes=0"], "validation_classes=0.1"),
+        ("0.1,0.2", ["data.split=images"], "add images, or name one"),
+        ("0.1 data.split_seed=0,1", [], "runs differ in data.split_seed"),
+        ("0.1 eval.ks=1,2", [], "runs differ in eval.ks"),
+    ],
+)
+def test_runs_that_cannot_be_chosen_among_are_refused_before_the_first(
+    folder, tmp_path, grid, fields, sentence
+):
+    path = write_pictures(tmp_path / "photos", [f"{c}/{i}.png" for c in "abcdefg" for i in "12345"])
+    fields = [f"--config.{field}" for field in [f"data.path={path}", *fields]]
+    variant = f"--variant=hyp-scratch objective.temperature={grid}"
+    with pytest.raises(UserError, match=sentence):
+        commands.call("tune", "--config=configs/folder.py", variant, "--pending", *fields)
+
+
+def test_one_setting_for_each_variant_needs_no_validation(tune):
+    variants = "--variant=hyp", "--variant=sph"
+    lines = tune(*variants, "--pending", "--seeds=0,1", "--config.data.validation_classes=0")
+    assert [line[-1] for line in lines] == ["--config.seed=0", "--config.seed=1"] * 2

@@ -178,7 +178,8 @@ def _curves(runs: Sequence[ShownRun]) -> str:
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(0, low), min(1, high) if _is_score(runs, name) else high)
         axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
@@ -193,6 +194,12 @@ def _curves(runs: Sequence[ShownRun]) -> str:
 def _value(metric: Any) -> float:
     """A metric's value; of scores, the head's first recall."""
     return float(next(iter(metric["head"].values())) if isinstance(metric, Mapping) else metric)
+
+
+def _is_score(runs: Sequence[ShownRun], name: str) -> bool:
+    """Whether a metric is a share, at most 1: a recall, or scores by part of the model."""
+    values = [line[name] for run in runs for line in run.metrics if name in line]
+    return "recall" in name or any(isinstance(value, Mapping) for value in values)
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     """A finished run, with the scores that all runs have of its best model, or else its last."""
 
     name: str
+    folder: pathlib.Path
     config: ConfigDict
     validation: Recalls | None  # On the validation classes, if there are any.
     test: Recalls
@@ -59,6 +60,17 @@ def default_folders(
     return folders
 
 
+def default_value(
+    file: str, overrides: Sequence[str], field: str, values: Sequence[str]
+) -> str | None:
+    """The value that the field has in the configuration file; None if it is none of these."""
+    config = flatten(load_config(file, overrides))
+    equal = (
+        v for v in values if config == flatten(load_config(file, [*overrides, f"{field}={v}"]))
+    )
+    return next(equal, None)
+
+
 def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
     """Raises an error if a run is not finished, or was trained on other images than another."""
     for name, folder in folders.items():
@@ -75,7 +87,10 @@ def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
     results = {name: scores for name, scores in results.items() if scores}
     held_out = {n: scores["validation"] for n, scores in results.items() if "validation" in scores}
     validation, test = _common(held_out), _common(results)
-    return [Run(n, saved_config(folders[n]), validation.get(n), test[n]) for n in results]
+    return [
+        Run(name, folders[name], saved_config(folders[name]), validation.get(name), test[name])
+        for name in results
+    ]
 
 
 def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
@@ -91,22 +106,38 @@ def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
     }
 
 
-def print_tables(runs: Sequence[Run], field: str | None) -> None:
-    """Prints recalls on validation classes, to choose by, and on test classes; averages seeds."""
+def print_tables(runs: Sequence[Run], field: str | None, default: str | None = None) -> None:
+    """Prints recalls on validation images, to choose by, and on test images; averages seeds.
+
+    `default` names the run of the configuration file, which is advised among equal ones.
+    """
     title, seeds = f"{field}, " if field else "", field == "seed"
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
     if validation:
-        print(f"{title}recall on the validation classes:")
+        print(f"{title}recall on the validation images:")
         print(tables.format_results(validation | (_spread(validation) if seeds else {})))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
-            metric = tables.selecting(next(iter(validation.values()))["head"])
-            best = max(validation, key=lambda name: validation[name]["head"][metric])
-            print(f"best: {best}, by {metric} of the head on the validation classes")
+            print(_choice(validation, default))
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
     print(f"{title}{tables.title(test).lower()}{report_only}:")
     print(tables.format_results(test | (_spread(test) if seeds else {})))
+    if field:
+        print("folders:")
+        print(tables.aligned([[run.name, str(run.folder)] for run in runs]))
+
+
+def _choice(validation: Mapping[str, Recalls], default: str | None) -> str:
+    """Names the best run, or all that tie with it."""
+    metric = tables.selecting(next(iter(validation.values()))["head"])
+    scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
+    equal = [name for name, score in scores.items() if score == max(scores.values())]
+    by = f"by {metric} of the head on the validation images"
+    if len(equal) == 1:
+        return f"best: {equal[0]}, {by}"
+    advice = f"take {default}, as in the file" if default in equal else "take the simplest"
+    return f"tie: {', '.join(equal)}, {by}, which does not choose among them; {advice}"
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
@@ -171,10 +202,10 @@ def _text(value: Any) -> str:
 
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
-    panels = {"validation classes (to choose by)": "validation", "test classes (to report)": "test"}
+    panels = {"validation images (to choose by)": "validation", "test images (to report)": "test"}
     points = [of_value for curve in drawn.values() for of_value in curve.values()]
     if not any(run.validation for of_value in points for run in of_value):
-        del panels["validation classes (to choose by)"]
+        del panels["validation images (to choose by)"]
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
@@ -191,13 +222,20 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
                     rows.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, mean, *bars = np.array(rows).reshape(-1, 4).T
             style = {"elinewidth": 1, "color": colour, "marker": marker, "label": label}
-            axis.errorbar(x, mean, yerr=bars, **style)
+            axis.errorbar(x, mean, yerr=bars, clip_on=False, **style)
+        _limit_to_scores(axis)
         axis.set(title=title, xlabel=field)
     axes[0].set_ylabel(f"{score} of the head")
     if len(drawn) > 1:
         lines = axes[-1].get_legend_handles_labels()
         figure.legend(*lines, loc="outside lower center", ncols=len(panels), frameon=False)
     return figure
+
+
+def _limit_to_scores(axis: Axes) -> None:
+    """Limits the vertical axis to [0, 1], in which all scores are."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0), min(high, 1))
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:

@@ -1,4 +1,4 @@
-"""Variants of a configuration, each with the settings that suit it best on validation classes."""
+"""Variants of a configuration, each with the settings that suit it best on validation images."""
 
 import itertools
 import pathlib
@@ -8,14 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from ml_collections import ConfigDict
 
-from hypjax.config import default_workdir, load_config, read_config
+from hypjax.config import (
+    default_workdir,
+    differences,
+    flatten,
+    identity,
+    load_config,
+    read_config,
+)
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
+from hypjax.inference.run import Run
 from hypjax.runs.tables import aligned, selecting
 from hypjax.runs.workdir import Workdir
 
 _RESAMPLES = 4_000
+# Fields in which compared runs must be equal: the images that they are scored on, and the score.
+_ALIKE = (
+    *("data.name", "data.path", "data.labels", "data.split", "data.split_seed", "eval.ks"),
+    *("data.test_classes", "data.validation_classes"),
+)
 
 # Scores of some runs of one method, summed by class, and the numbers of queries of the classes.
 Sums = tuple[Float[np.ndarray, "runs classes"], Int[np.ndarray, " classes"]]
@@ -42,11 +56,27 @@ class Candidate(NamedTuple):
         fields = (f"--config.{field}" for field in self.all_overrides(seed))
         return shlex.join([f"--config={self.file}:{self.variant}", *fields])
 
+    @property
+    def spec(self) -> str:
+        """The configuration's file and variant."""
+        return f"{self.file}:{self.variant}"
+
+    def config(self, seed: str) -> ConfigDict:
+        """The run's configuration."""
+        return load_config(self.spec, self.all_overrides(seed))
+
+    def folder(self, seed: str) -> str:
+        """The run's default folder."""
+        return default_workdir(self.config(seed), read_config(self.spec))
+
     def run(self, seed: str) -> Workdir:
-        """The run's default folder; a folder of a run with another configuration is refused."""
-        spec = f"{self.file}:{self.variant}"
-        config = load_config(spec, self.all_overrides(seed))
-        return Workdir(pathlib.Path(default_workdir(config, read_config(spec))), config)
+        """Opens the run's default folder; that of a run with another configuration is refused."""
+        return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
+
+    def changes(self) -> int:
+        """Number of fields in which the settings differ from the file."""
+        before, after = identity(read_config(self.spec)), identity(self.config("0"))
+        return len(differences(before, after))
 
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
@@ -64,29 +94,71 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
     ]
 
 
+def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: bool) -> None:
+    """Refuses, before anything is trained, runs whose scores cannot be compared or chosen by."""
+    first, *_ = configs = [candidate.config(seed) for candidate in candidates]
+    fields = [flatten(config) for config in configs]
+    for name in _ALIKE:
+        if len({of_run[name] for of_run in fields}) > 1:
+            raise UserError(
+                f"the runs differ in {name}, so their scores cannot be compared; set it for all "
+                f"runs (--config.{name}=VALUE)"
+            )
+    # A number of classes is held out, or refused; a share may be too small.
+    if choosing and first.data.validation_classes < 1 and not Run(first).splits.validation:
+        raise no_validation(first)
+
+
+def no_validation(config: ConfigDict) -> UserError:
+    """The error that settings cannot be chosen without validation images."""
+    amount = 0.1 if config.data.split == "images" else 2
+    remedy = f"set --config.data.validation_classes={amount}"
+    if config.data.validation_classes >= amount:
+        remedy = "add images"
+    return UserError(
+        f"the runs hold out no validation images to choose settings by; {remedy}, or name one "
+        "setting for each variant"
+    )
+
+
 def validation_score(candidate: Candidate, results: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the recall on validation classes that chooses settings."""
+    """Name and value of the recall on validation images that chooses settings."""
     if not (held_out := results.get("validation")):
-        raise UserError(
-            f"{candidate.variant} with {candidate} has no validation classes to choose by; set "
-            "config.data.validation_classes"
-        )
+        raise no_validation(candidate.config("0"))
     scores = held_out.get("best", held_out["final"])["head"]
     name = selecting(scores)
     return name, scores[name]
 
 
+def tied(
+    grid: Sequence[Candidate], scores: Mapping[Candidate, tuple[str, float]]
+) -> list[Candidate]:
+    """The candidates of the highest score, the one that changes the fewest fields first."""
+    highest = max(scores[candidate][1] for candidate in grid)
+    equal = [candidate for candidate in grid if scores[candidate][1] == highest]
+    return sorted(equal, key=Candidate.changes)
+
+
 def print_choice(
-    scores: Mapping[Candidate, tuple[str, float]], chosen: Sequence[Candidate], seed: str
+    scores: Mapping[Candidate, tuple[str, float]],
+    winners: Sequence[Sequence[Candidate]],
+    seed: str,
 ) -> None:
-    """Prints the scores on validation classes, and which settings these choose."""
+    """Prints the scores on validation images, and which settings these choose.
+
+    Of each variant's winners, which score the same, the first is chosen.
+    """
     name, _ = next(iter(scores.values()))
-    print(f"{name} of the head on the validation classes, in percent, seed {seed}:")
+    print(f"{name} of the head on the validation images, in percent, seed {seed}:")
+    remarks = {}
+    for chosen, *others in winners:
+        tie = f" of {len(others) + 1} tied: it changes the fewest fields" if others else ""
+        remarks |= {chosen: f"chosen{tie}"} | dict.fromkeys(others, "tied")
     rows = [
-        [row.variant, str(row), f"{100 * score:.1f}", "chosen" if row in chosen else ""]
+        [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
     ]
-    print(aligned(rows))
+    print(aligned(rows, left=3))
 
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
@@ -112,6 +184,8 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
         for i, (row, mean, other) in enumerate(zip(chosen, means, differences, strict=True))
     ]
     print(aligned(rows))
+    print("folders:")
+    print(aligned([[row.variant, row.folder(seed)] for row in chosen for seed in seeds]))
 
 
 def sums_by_class(

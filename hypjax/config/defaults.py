@@ -111,7 +111,8 @@ _FIELDS = {
     "data.flip": Field(0.5, within(0, 1)),  # Training view: probability of a horizontal flip.
     # Held out of your own images without splits; 'images': a quarter of each, for few classes.
     "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
-    # Held-out classes, of training and of data without a test split: number, or share below 1.
+    # Held-out classes, of training and of data without a test split: number, or share below 1. Of
+    # data.split=images, the first is a share of the training images of each class.
     "data.validation_classes": Field(0.0, _CLASSES),
     "data.test_classes": Field(0.0, _CLASSES),
     "data.split_seed": Field(0, at_least(0)),  # Of held-out classes; independent of config.seed.

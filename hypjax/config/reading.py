@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from hypjax.config.defaults import choose_objective, default_config, fields_of
 from hypjax.config.identity import flatten
 from hypjax.config.rules import refuse, refuse_objective, validate
-from hypjax.errors import UserError, nearest
+from hypjax.errors import UserError, nearest, similar
 from hypjax.fields import Field
 from hypjax.objectives import OBJECTIVES
 
@@ -87,7 +87,10 @@ def _set(config: ConfigDict, override: str) -> None:
     if field not in known:
         hint = nearest(field, known)
         if field.startswith("objective."):
-            hint = f"; those of {config.objective.name} are {', '.join(config.objective)}"
+            name, fields = config.objective.name, [*config.objective]
+            close = similar(field.removeprefix("objective."), fields)
+            hint = close.replace("mean ", "mean config.objective.")
+            hint = hint or f"; those of {name} are {', '.join(fields)}"
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")

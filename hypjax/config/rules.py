@@ -228,7 +228,7 @@ def _of_data(config: ConfigDict) -> Relations:
     yield name == "folder" and not data.path, "data.path", rule
     rule = "a .npz, .npy or .parquet file of features"
     yield name == FEATURES and not data.path, "data.path", rule
-    rule = "0 if data.split is images"
+    rule = "below 1, a share of the training images, if data.split is images"
     counted = data.split == "images" and data.validation_classes >= 1
     yield counted, "data.validation_classes", rule
     crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"

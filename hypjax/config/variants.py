@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, similar
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.system import machine
@@ -92,13 +92,14 @@ def parse_variant(
     name: str,
     *,
     short: Mapping[str, str] | None = None,
+    further: Collection[str] = (),
     released: bool = False,
     with_irt: bool = False,
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
-    `short` maps short names to variants. A dataset for which Hyp-ViT's authors released commands is
-    `released`, and one `with_irt` has `IRT_VARIANTS`.
+    `short` maps short names to variants, and `further` ones are the caller's. A dataset for which
+    Hyp-ViT's authors released commands is `released`, and one `with_irt` has `IRT_VARIANTS`.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
@@ -116,7 +117,11 @@ def parse_variant(
     else:
         rule = "a loss and an encoder that go together, such as hyp-dino; losses are "
         rule += f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
-        rule += f"; or one of {', '.join([*(short or {}), *IRT_VARIANTS])}" if with_irt else ""
+        others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
+        rule += f"; or one of {', '.join(others)}" if others else ""
+        pairs = [f"{one}-{name}" for name, x in ENCODERS.items() for one in x.losses]
+        ends = [f"{pair},frozen" for pair in pairs] if comma else []
+        rule += similar(name, [*pairs, *ends, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 
@@ -127,4 +132,7 @@ def variant_for_this_machine() -> str:
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
     """Returns the error that a configuration file raises for an unknown variant."""
-    return UserError(f"unknown variant {variant!r}; it must be one of {', '.join(valid)}")
+    listed = ", ".join(valid)
+    return UserError(
+        f"unknown variant {variant!r}; it must be one of {listed}{similar(variant, valid)}"
+    )

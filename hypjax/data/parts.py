@@ -15,6 +15,7 @@ from hypjax.types import GroundTruth
 FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
+_LEAST_VALIDATED = 8  # Training images of a class, without which none are held out to validate.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
@@ -50,7 +51,7 @@ class Splits(NamedTuple):
     """The parts of a dataset."""
 
     train: Dataset | None  # None if models can only be scored.
-    validation: Dataset | None  # Held-out training classes, if any, for choosing a model.
+    validation: Dataset | None  # Held-out training classes or images, if any, to choose a model.
     test: Dataset  # Images to report on, never to choose by.
     gallery: Dataset | None  # What the test images search, if not each other.
     fingerprint: str  # Hash that differs if any image of the dataset differs.
@@ -122,7 +123,7 @@ def divide(
         test, gallery = parts["query"], parts["gallery"]
     if test is None:
         if held_out.by_image:
-            return *_hold_out_images(train, held_out.seed), gallery
+            return *_split_images(train, held_out), gallery
         train, test = _hold_out_test(where, train, held_out)
     elif held_out.by_image:
         raise UserError(f"{where} has splits already; leave out --config.data.split=images")
@@ -178,28 +179,44 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
 
 
-def _hold_out_images(images: Dataset, seed: int) -> tuple[Dataset, None, Dataset]:
-    """Holds out a share of the images of each class that has enough, but at least two."""
-    draw, chosen = np.random.default_rng(seed), []
-    for label in np.unique(images.labels):
-        members = draw.permutation(np.flatnonzero(images.labels == label))
-        count = max(2, round(_HELD_OUT * len(members)))
-        chosen.append(members[: count if len(members) >= _LEAST else 0])
-    small = sum(len(members) == 0 for members in chosen)
-    if len(chosen) - small < 2:
+def _split_images(images: Dataset, held_out: HeldOutClasses) -> tuple[Dataset, ...]:
+    """Training, validation and test images of the same classes; validation is a share, or None."""
+    draw = np.random.default_rng(held_out.seed)
+    train, test = _hold_out_images(images, _HELD_OUT, _LEAST, draw)
+    if test.num_classes < 2:
         raise UserError(
             f"config.data.split is images, which holds out images of classes with {_LEAST} or "
-            f"more, but there are {len(chosen) - small} such classes; add images"
+            f"more, but classes with so many: {test.num_classes}; add images"
         )
-    if small:
-        console.say(f"{small} classes with fewer than {_LEAST} images are only trained on")
-    test = np.sort(np.concatenate(chosen))
-    train = np.setdiff1d(np.arange(len(images)), test)
-    return images.take(train).renumbered(), None, images.take(test)
+    if small := images.num_classes - test.num_classes:
+        console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
+    validation = None
+    if held_out.validation:
+        rest, chosen = _hold_out_images(train, held_out.validation, _LEAST_VALIDATED, draw)
+        if chosen.num_classes > 1:
+            train, validation = rest, chosen
+        else:
+            few = f"fewer than two classes have {_LEAST_VALIDATED} to train on"
+            console.say(f"no image is held out for validation: {few}")
+    return train.renumbered(), validation, test
+
+
+def _hold_out_images(
+    images: Dataset, share: float, least: int, draw: np.random.Generator
+) -> _Halves:
+    """Holds out a share, but at least two, of the images of each class with `least` or more."""
+    chosen = []
+    for label in np.unique(images.labels):
+        members = draw.permutation(np.flatnonzero(images.labels == label))
+        count = max(2, round(share * len(members)))
+        chosen.append(members[: count if len(members) >= least else 0])
+    held_out = np.sort(np.concatenate(chosen))
+    rest = np.setdiff1d(np.arange(len(images)), held_out)
+    return images.take(rest), images.take(held_out)
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Rejects parts that cannot be trained on or searched; warns of classes with one image."""
+    """Rejects parts that cannot be trained on or searched."""
     train, judged = splits.train, splits.ground_truth is not None
     for part, images, gallery in (
         ("train", train, None),
@@ -220,9 +237,3 @@ def check_classes(name: str, splits: Splits) -> None:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
     if judged and not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
-    single = 0 if train is None else int(np.sum(np.bincount(train.labels) == 1))
-    if single:
-        console.warn(
-            f"{single} of {train.num_classes} training classes have one image, "
-            "which is compared with itself"
-        )

@@ -30,7 +30,7 @@ from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below,
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import read_csv, read_parquet, write_text
+from hypjax.system.files import absolute, read_csv, read_parquet, write_text
 from hypjax.types import SPLITS, class_name, split_name
 
 # Formats of Pillow without a decoder of its own, or without pixels.
@@ -154,7 +154,7 @@ def _files(
     coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
     """The table of image files, whose classes are unknown if none are given."""
-    names = [str(path.absolute()) for path in paths]
+    names = [str(absolute(path)) for path in paths]
     return table_of_names(
         *(names, names, classes or [""] * len(paths)),
         splits=splits,
@@ -166,7 +166,7 @@ def _files(
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
     """Path, size and time of change of a file, known without reading it."""
     stat = path.stat() if os.path.exists(path) else None
-    return str(path.absolute()), stat and (stat.st_size, stat.st_mtime_ns)
+    return str(absolute(path)), stat and (stat.st_size, stat.st_mtime_ns)
 
 
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:

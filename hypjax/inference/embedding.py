@@ -230,10 +230,12 @@ class DatasetEmbedder:
 
         results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in inputs)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+            lines = console.ProgressLines("embedded", total)
             following = next(results, None)
             for rest in (total - first for first in starts):
                 # A batch is copied to the host once the device computes the next one.
                 result, following = following, next(results, None)
+                lines.advance(min(size, rest))
                 yield jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
 
     def _features_in_memory(

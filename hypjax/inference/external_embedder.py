@@ -51,7 +51,7 @@ class ExternalEmbedder(ImageEmbedder):
     ) -> None:
         """Checks on one image that the encoder returns one vector, always the same."""
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
-        self._spec, self._encoder = spec, encoder  # Its name is for messages.
+        self.name, self._encoder = spec, encoder
         self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
         prepared = encoder.prepare(Image.fromarray(noise))
@@ -72,9 +72,7 @@ class ExternalEmbedder(ImageEmbedder):
         """Yields the features of a dataset's images in order, one batch at a time."""
         del few  # Libraries need no padding.
         if dataset.vectors is not None:
-            raise UserError(
-                f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
-            )
+            raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
         prepare, size = functools.partial(self._prepare, dataset), self.batch_size
         batches = [range(len(dataset))[i : i + size] for i in range(0, len(dataset), size)]
         with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:

@@ -155,7 +155,7 @@ def find_hits(
     is given, if the gallery holds the image, or if the image's folder is named like one of its
     classes.
     """
-    require_model(gallery, queries.fingerprint)
+    require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     named = [images.path(i) for i in range(len(images))]

@@ -30,6 +30,7 @@ Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
 class ImageEmbedder(abc.ABC):
     """A model that embeds images."""
 
+    name: str  # For messages.
     space: Space  # Of the embeddings.
     # Hash of everything that embeddings depend on besides the images: equal ones can be compared.
     fingerprint: str
@@ -60,7 +61,9 @@ class ImageEmbedder(abc.ABC):
 
     def _checked(self, images: Dataset, *, few: bool = False, done: int = 0) -> Iterator[Embedded]:
         """Yields the `batches` of the images that are not done; their rows must be finite."""
-        with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
+        total = len(images)
+        lines = console.ProgressLines("embedded", total, done)
+        with tqdm.tqdm(total=total, initial=done, unit="image", disable=few or None) as bar:
             for rows, broken in self.batches(images[done:], few=few):
                 wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
@@ -72,6 +75,8 @@ class ImageEmbedder(abc.ABC):
                 yield rows, broken
                 done += len(rows)
                 bar.update(len(rows))
+                if bar.disable and not few:  # No terminal.
+                    lines.advance(len(rows))
 
     def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
         """Embeds images into a file; a folder beside it keeps what is done, to resume from."""
@@ -79,11 +84,11 @@ class ImageEmbedder(abc.ABC):
             done = Embeddings.load(path)
             stored = done.fingerprint, done.images_fingerprint
             if stored != (self.fingerprint, images.fingerprint):
-                raise UserError(
-                    f"{path} exists already and holds other images or another model's embeddings; "
-                    "name another file, or remove it"
-                )
-            console.say(f"{path} is complete already")
+                remedy = "name another file, or remove it"
+                other = f"was embedded by {done.model or 'another model'}, not by {self.name}"
+                if done.fingerprint == self.fingerprint:
+                    other = "holds other images"
+                raise UserError(f"{path} exists already and {other}; {remedy}")
             return done
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
@@ -120,6 +125,7 @@ class ImageEmbedder(abc.ABC):
             labels=images.class_names[kept].astype(str),
             space=self.space,
             fingerprint=self.fingerprint,
+            model=self.name,
             images_fingerprint=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
             splits=None if splits is None else splits[kept].astype(str),
@@ -179,7 +185,9 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
         if part.images_fingerprint != images[first:last].fingerprint:
             raise UserError(f"{path} holds other images than --images lists now; embed it again")
         if parts and part.fingerprint != parts[0].fingerprint:
-            raise UserError(f"{path} was embedded by another model than the first part")
+            models = part.model or "another model", parts[0].model or "this one"
+            message = "{} was embedded by {}, and the first part by {}; embed it again"
+            raise UserError(message.format(path, *models))
         parts.append(part)
         first = last
     if first != len(images):

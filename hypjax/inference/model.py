@@ -16,7 +16,7 @@ from hypjax.config.custom import custom_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError, redacted, require_package
+from hypjax.errors import UserError, at_the_call, redacted, require_package
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits, read_matches
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
@@ -61,6 +61,7 @@ class Model(ImageEmbedder):
     ) -> None:
         """Restores a run's model, see `load`."""
         self.source, self.part = str(source), part
+        self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
         with reading(source) as folder:
             if encoder is not None:
@@ -78,6 +79,7 @@ class Model(ImageEmbedder):
         self.batch_size = batch_size or self.config.run.eval_batch_size
         self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
 
+    @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
@@ -89,6 +91,7 @@ class Model(ImageEmbedder):
             raise UserError(f"cannot read {name} ({reason})")
         return embeddings.vectors
 
+    @at_the_call
     def gallery(self, images: AnyImages) -> Embeddings:
         """Embeds images, given as for `embed`, to search among, with their paths and classes.
 
@@ -97,6 +100,7 @@ class Model(ImageEmbedder):
         """
         return self.embed_images(given_images(images), few=True)
 
+    @at_the_call
     def search(
         self,
         gallery: Gallery | AnyImages,
@@ -120,6 +124,7 @@ class Model(ImageEmbedder):
         queries = self.embed_images(images, few=True)
         return find_hits(queries, images, gallery, k, refinement, self.match)
 
+    @at_the_call
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
         """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
 
@@ -193,6 +198,7 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     return f"{hub.SCHEME}{source}"
 
 
+@at_the_call
 def load(
     source: str | os.PathLike[str],
     part: str = "head",

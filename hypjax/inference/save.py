@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from hypjax.config import default_config, identity, validate
 from hypjax.config.choices import CUSTOM, IN_MEMORY
 from hypjax.config.custom import choose_encoder, choose_space, custom_name
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, at_the_call, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.run import Run
@@ -33,6 +33,7 @@ from hypjax.system.files import replacing, sha256, write_json
 _ELSEWHERE = custom_name("a loop of its own")  # The objective of such a model.
 
 
+@at_the_call
 def save(
     params: PyTree,
     space: Space,

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
-from hypjax.errors import UserError
+from hypjax.errors import UserError, at_the_call
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.inference.weights import TrainedModel
@@ -85,6 +85,7 @@ The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.
 """
 
 
+@at_the_call
 def push(
     workdir: str | os.PathLike[str],
     name: str,

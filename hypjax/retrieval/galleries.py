@@ -169,9 +169,9 @@ class ArrayGallery:
         return set(self.labels.tolist()) - {""}
 
 
-def require_model(gallery: Gallery, fingerprint: str) -> None:
-    """Raises an error unless the model with this fingerprint embedded the gallery."""
+def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
+    """Raises an error unless the model with this fingerprint, and name, embedded the gallery."""
     if gallery.fingerprint != fingerprint:
-        raise UserError(
-            "the gallery was embedded by another run, or as another --embedding; embed it again"
-        )
+        embedder = getattr(gallery, "model", "") or "another run"  # Engines store no name.
+        other = "as it was before" if embedder == name else f"not by {name or 'this one'}"
+        raise UserError(f"the gallery was embedded by {embedder}, {other}; embed it again")

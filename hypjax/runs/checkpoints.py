@@ -174,9 +174,12 @@ class Checkpoints:
             action()
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
+            saved = [int(path.name) for path in self._path.glob("*") if path.name.isdigit()]
+            latest = f"the latest saved state is that of step {max(saved)}" if saved else "none is"
             console.warn(
                 f"the state after step {self._saving} could not be saved in {self._path} "
-                f"({reason(error)}); the run continues and saves again at the next checkpoint"
+                f"({reason(error)}); {latest}; the run continues and saves again at the next "
+                "checkpoint"
             )
         self._scores.pop(self._saving, None)
         self._saving = None

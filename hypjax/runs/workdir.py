@@ -19,7 +19,7 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
-from hypjax.system.files import write_json
+from hypjax.system.files import absolute, write_json
 from hypjax.system.locks import locked
 
 # Space in which evaluation compares head outputs: in hypjax.json with learned scalars; in
@@ -204,7 +204,7 @@ class Workdir:
         self.path = pathlib.Path(path)
 
     def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
-        folder = pathlib.Path(workdir).absolute()
+        folder = absolute(pathlib.Path(workdir))
         location = str(folder)
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)

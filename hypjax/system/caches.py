@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+from hypjax.system import console
+
 
 def cache_folder() -> pathlib.Path:
     """Returns this package's cache folder, ~/.cache/hypjax by default; it may not exist yet."""
@@ -14,8 +16,20 @@ def keep_compiled_programs() -> None:
     """Enables JAX's persistent compilation cache, in the user's folder if JAX has one."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    if not jax.config.jax_enable_compilation_cache:
+        return
+    folder = jax.config.jax_compilation_cache_dir or str(cache_folder() / "compiled")
+    try:
+        if "://" not in folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:  # JAX would warn of each program.
+        console.warn(
+            f"compiled programs cannot be kept in {folder} ({error.strerror}), so each start "
+            "compiles them; set JAX_COMPILATION_CACHE_DIR to another folder"
+        )
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         # Cache quick compilations too: a start has dozens of them, which add up to seconds.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -75,6 +75,22 @@ def tolerating(name: str) -> Iterator[None]:
         warn(f"{name} could not be written ({error.strerror})")
 
 
+class ProgressLines:
+    """A line every ten seconds on how many images are done, for logs."""
+
+    def __init__(self, verb: str, total: int, done: int = 0) -> None:
+        """Starts with `done` of `total` images; lines begin with the verb."""
+        self._verb, self._total, self._done = verb, total, done
+        self._last_line = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """Counts images; prints a line if it is due."""
+        self._done += count
+        if time.monotonic() - self._last_line >= _LINE_INTERVAL and self._done < self._total:
+            self._last_line = time.monotonic()
+            say(f"{self._verb} {self._done}/{self._total} images")
+
+
 class Progress:
     """A progress bar on a terminal, or else one line every ten seconds."""
 

@@ -90,6 +90,15 @@ def remove(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def absolute(path: pathlib.Path) -> pathlib.Path:
+    """The absolute path without '..'; links are followed only where '..' leads back from one."""
+    path = path.absolute()
+    if ".." not in path.parts:
+        return path
+    end = len(path.parts) - path.parts[::-1].index("..")
+    return pathlib.Path(*path.parts[:end]).resolve().joinpath(*path.parts[end:])
+
+
 def sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 hash of a file, in hexadecimal digits."""
     with path.open("rb") as file:

@@ -31,7 +31,7 @@ def collect_results(
     run: TrainingRun,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Scores the last model and the one that is best on validation classes, for results.json."""
+    """Scores the last model and the one that is best on validation images, for results.json."""
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
@@ -70,11 +70,14 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     print(f"{title(tested)}:")
     print(format_results(tested))
     if "validation" in results:
-        print("Recall on the training classes held out for validation:")
+        print("Recall on the images held out for validation:")
         print(format_results(results["validation"]))
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
-        print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
+        scores, name = results["validation"], selecting(results["validation"]["best"]["head"])
+        tie = scores["best"]["head"][name] == scores["final"]["head"][name]
+        tie = ", the earliest of equal ones" if tie and results["best"] != results["final"] else ""
+        print(f"best: step {results['best_step']}{before}, chosen on the validation images{tie}")
     print_notes(results)
     _warn_unless_improved(results, config)
     if lines := published.compare(results, config):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import shlex
 from typing import Any
 
 import jax
@@ -11,7 +12,14 @@ from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten
-from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
+from hypjax.config.choices import (
+    GROUPS,
+    IN_MEMORY,
+    SPLITS_BY,
+    USERS,
+    freezes_encoder,
+    parameter_path,
+)
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -24,6 +32,7 @@ from hypjax.models import compute_dtype
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives import ProblemSizes
+from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import images_in_memory
@@ -60,13 +69,8 @@ def training_run(run: Run) -> TrainingRun:
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         allowed = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, allowed)
-    splits, train = run.splits, run.splits.training_images()
-    if config.train.cached_features:  # Of a class with one image, they would all be equal.
-        paired = np.flatnonzero(np.bincount(train.labels) > 1)
-        if len(paired) < train.num_classes:
-            console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
-        train = train.with_classes(paired)
-        splits = splits._replace(train=train)
+    splits = run.splits._replace(train=_paired(config, run.splits.training_images()))
+    train = splits.train
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
     # An objective may depend on the sizes of batches.
@@ -92,6 +96,19 @@ def training_run(run: Run) -> TrainingRun:
         block = _highest_frozen_block(learner, run.spec)
         run.learner = dataclasses.replace(learner, cached_block=block)
     return run
+
+
+def _paired(config: ConfigDict, images: Dataset) -> Dataset:
+    """Reports training classes with one image; leaves them out of cached features."""
+    counts = np.bincount(images.labels)
+    single = f"training classes with a single image: {np.sum(counts == 1)} of {len(counts)}"
+    if config.train.sampling not in GROUPED or counts.min() > 1:
+        return images
+    if config.train.cached_features:  # All features of such a class would be equal.
+        console.say(f"{single}; they are left out")
+        return images.with_classes(np.flatnonzero(counts > 1))
+    console.warn(f"{single}; such an image is compared with itself")
+    return images
 
 
 def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> None:
@@ -260,8 +277,8 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
     train = splits.train
     if rotates_only(config, splits):
         console.say(
-            f"{train.num_classes} classes are too few to choose or train a head for others: it "
-            "only rotates the encoder's features"
+            f"classes to train on: {train.num_classes}, too few for a head that finds others; the "
+            f"encoder's features are only rotated, without training. {_way_out(config, train)}"
         )
         return 1
     passes = _PASSES_OF_HEAD if freezes_encoder(config.optim.frozen) else _PASSES
@@ -269,11 +286,28 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
     return -(-shown // config.train.batch_size)
 
 
+def _way_out(config: ConfigDict, train: Dataset) -> str:
+    """Names the command that trains in spite of few classes."""
+    if config.data.name in USERS and train.splits is None:
+        aim, fields = "find images of the same classes", [f"data.split={SPLITS_BY[1]}"]
+    else:
+        aim, fields = "train all the same", ["train.total_steps=300"]
+    if config.data.path:
+        fields.insert(0, f"data.path={config.data.path}")
+    command = [f"--config.{field}" for field in fields]
+    if config.name:  # Of a file, not made in Python.
+        source = config.name + (config.variant and f":{config.variant}")
+        command = ["python", "-m", "hypjax.main", f"--config={source}", *command]
+    return f"To {aim}: {shlex.join(command)}"
+
+
 def rotates_only(config: ConfigDict, splits: Splits) -> bool:
-    """Whether there are too few classes to learn more than a rotation of features."""
-    classes = sum(part.num_classes for part in (splits.train, splits.validation) if part)
-    chosen = config.model.head_init == "pca" and config.data.split == "classes"
-    return chosen and classes < FEW_CLASSES
+    """Whether training classes are too few to learn more than a rotation for other classes."""
+    parts = [part for part in (splits.train, splits.validation) if part]
+    tested = set(splits.test.class_names)
+    others = all(tested.isdisjoint(part.class_names) for part in parts)
+    few = sum(part.num_classes for part in parts) < FEW_CLASSES
+    return config.model.head_init == "pca" and others and few
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:

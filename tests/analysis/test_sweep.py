@@ -1,5 +1,9 @@
 """Figures of sweeps: which runs share a line, where points are, and what is refused."""
 
+import pathlib
+
+import pytest
+
 from hypjax.analysis.sweep import Run, curves, draw
 from hypjax.config import default_config
 
@@ -8,14 +12,14 @@ _RECIPE = default_config()
 
 
 def recalls(score):
-    return score and {"head": {"recall@1": score}}
+    return None if score is None else {"head": {"recall@1": score}}
 
 
 def run(score=0.5, *, name="a run", validation=None, **fields):
     """A run with other fields than the recipe; TEMPERATURE is written objective__temperature."""
     config = _RECIPE.copy_and_resolve_references()
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
-    return Run(name, config, recalls(validation), recalls(score))
+    return Run(name, pathlib.Path(name), config, recalls(validation), recalls(score))
 
 
 def of_values(*values, **fields):
@@ -59,3 +63,13 @@ def test_points_are_means_with_bars_from_the_lowest_to_the_highest(tmp_path, fig
     assert line.get_xydata().tolist() == [[0.2, 0.625], [0.8, 0.5]]
     found = [bar.tolist() for bar in bars.get_segments()]
     assert found == [[[0.2, 0.25], [0.2, 1.0]], [[0.8, 0.5], [0.8, 0.5]]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "limits"), [((1.0, 1.0), 1), ((0.98, 0.99), 1), ((0.0, 0.0), 0)]
+)
+def test_axes_of_scores_stay_within_0_and_1(tmp_path, figures, scores, limits):
+    runs = [run(s, objective__temperature=t) for s, t in zip(scores, (0.1, 0.2), strict=True)]
+    draw(runs, TEMPERATURE, tmp_path / "sweep.png")
+    low, high = figures[0].axes[0].get_ylim()
+    assert 0 <= low < high <= 1 and min(abs(low - limits), abs(high - limits)) < 0.01

@@ -1,9 +1,9 @@
-"""Bootstrap intervals against closed forms."""
+"""Bootstrap intervals against closed forms, and choices among settings."""
 
 import numpy as np
 import pytest
 
-from hypjax.analysis.tuning import bootstrap, sums_by_class
+from hypjax.analysis.tuning import bootstrap, candidates, print_choice, sums_by_class, tied
 
 
 def sums(scores, labels):
@@ -41,3 +41,24 @@ def test_methods_are_compared_on_the_same_classes():
     (_, (_, low, high)), (_, difference) = bootstrap(methods)
     assert high - low > 0.1
     assert difference == pytest.approx((-0.25, -0.25, -0.25))
+
+
+@pytest.mark.parametrize(
+    ("scores", "winners"),
+    [
+        ((0.5, 0.7, 0.6, 0.7), ["0.2", "0.4"]),  # 0.2 is the file's.
+        ((1.0, 1.0, 1.0, 1.0), ["0.2", "0.1", "0.3", "0.4"]),
+        ((0.9, 0.7, 0.6, 0.9), ["0.1", "0.4"]),
+        ((0.5, 0.7, 0.8, 0.7), ["0.3"]),
+    ],
+)
+def test_among_equal_scores_the_setting_nearest_to_the_file_is_taken(scores, winners, capsys):
+    field = "objective.temperature"
+    grid = candidates("glyphs", (), f"hyp {field}=0.1,0.2,0.3,0.4")
+    named = {one: ("recall@1", score) for one, score in zip(grid, scores, strict=True)}
+    chosen = tied(grid, named)
+    assert [str(one) for one in chosen] == [f"{field}={value}" for value in winners]
+    print_choice(named, [chosen], "0")
+    printed = capsys.readouterr().out
+    assert (f"chosen of {len(winners)} tied" in printed) == (len(winners) > 1)
+    assert printed.count("tied") == (len(winners) if len(winners) > 1 else 0)

@@ -56,6 +56,8 @@ HIER = "objective.name=hier+proxy_anchor"
 # A case for each kind of rule: overrides, and a keyword of the message.
 INVALID = [
     ("train.total_stepz=7", "did you mean train.total_steps?"),
+    ("objective.temprature=0.2", "did you mean config.objective.temperature?"),
+    ("objective.margn=1", "those of pairwise_cross_entropy are c, c_bounds"),
     ("seed", "needs a value"),
     ("train.batch_size=None", "a whole number"),
     ("optim.learning_rate=nan", "a finite number"),
@@ -88,8 +90,12 @@ def test_invalid_values_are_refused_in_one_sentence():
 
 def test_an_unknown_variant_is_refused_with_the_known_ones():
     for spec, keyword in (
-        ("glyphs:hup", "one of hyp, sph"),
-        ("cub:hyp-dion", "losses are hyp, .*, encoders vit"),
+        ("glyphs:hup", "one of hyp, sph.*did you mean hyp"),
+        ("features:foo", "one of hyp, sph.*supcon, triplet$"),
+        ("cub:hyp-dion", "losses are hyp, .*, encoders vit.*did you mean hyp-dino"),
+        ("cub:foo", "losses are hyp, .*, irt-r-distilled$"),
+        ("folder:hyp-scrach", "hyp-scratch, sph-scratch; did you mean hyp-scratch"),
+        ("grocery:dinov", "or one of lite, dinov2"),
         ("cub:sph-resnet50", "that go together"),
         ("cub:hyp-dino,frosen", "with ,frozen or ,released"),
     ):

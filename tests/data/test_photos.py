@@ -73,8 +73,8 @@ def test_classes_with_few_images_are_only_trained_on(tmp_path, capsys):
     splits = open_at(root, split="images")
     assert np.bincount(splits.test.labels, minlength=5).tolist() == [0, 0, 0, 2, 3]
     assert np.bincount(splits.train.labels).tolist() == [1, 2, 3, 2, 9]
-    assert "3 classes with fewer than 4 images are only trained on" in capsys.readouterr().err
-    with pytest.raises(UserError, match="there are 1 such classes; add images"):
+    assert "classes with fewer than 4 images: 3, only trained on" in capsys.readouterr().err
+    with pytest.raises(UserError, match="classes with so many: 1; add images"):
         open_at(several(tmp_path / "small", 9, 2), split="images")
 
 
@@ -180,7 +180,18 @@ def test_a_missing_path_is_said_to_be_missing(tmp_path):
             find_images(str(tmp_path / where))
 
 
-def test_few_classes_are_split_by_images(tmp_path):
+def test_images_of_few_classes_are_held_out_for_validation_too(tmp_path):
+    root = several(tmp_path, 12, 20, 40, 5)
+    splits = open_at(root, split="images", test_classes=0.25, validation_classes=0.1)
+    parts = [names_of(part, root) for part in splits[:3]]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 77
+    counts = [np.bincount(part.labels).tolist() for part in splits[:3]]
+    assert counts == [[7, 13, 27, 3], [2, 2, 3], [3, 5, 10, 2]]
+    without = open_at(root, split="images", test_classes=0.25, validation_classes=0)
+    assert without.validation is None and names_of(without.test, root) == parts[2]
+
+
+def test_few_classes_are_split_by_images(tmp_path, capsys):
     root = several(tmp_path, 8, 8, 8)
     with pytest.raises(UserError, match="3 classes .*--config.data.split=images"):
         open_at(root, test_classes=0.25)
@@ -190,6 +201,7 @@ def test_few_classes_are_split_by_images(tmp_path):
     np.testing.assert_array_equal(np.bincount(splits.test.labels), [2, 2, 2])
     assert splits.validation is None and splits.gallery is None
     assert "tested on other images of the classes that were trained on" in splits.notes[0]
+    assert "no image is held out for validation" in capsys.readouterr().err
     again, other = (open_at(root, split="images", split_seed=seed) for seed in (0, 1))
     assert names_of(again.test, root) == parts[1] != names_of(other.test, root)
 

@@ -65,6 +65,10 @@ def execute(photos_folder, tmp_path, monkeypatch):
 def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypatch, capsys):
     execute("embed", "--images=photos", "--output=g.npz")
     assert "broken.jpg (not an image)" in capsys.readouterr().out
+    execute("embed", "--images=photos", "--output=g.npz")
+    printed = capsys.readouterr().out
+    assert "g.npz holds the embeddings of these 60 images already" in printed
+    assert "wrote" not in printed
     execute("search", "--gallery=g.npz", "--query=photos/class3/2.png", "--k=5")
     shown = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
     x = Embeddings.load("g.npz")
@@ -73,7 +77,7 @@ def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypa
     order = np.argsort(-unit @ unit[own])[1:6]
     assert [x.ids[i].endswith(path) for i, path in zip(order, shown, strict=True)] == [True] * 5
     monkeypatch.setattr(Thumbnails, "facts", ["other"])
-    with pytest.raises(UserError, match="the gallery was embedded by another run"):
+    with pytest.raises(UserError, match="embedded by own:thumbnail, as it was before"):
         execute("search", "--gallery=g.npz", "--query=photos/class3/2.png")
 
 

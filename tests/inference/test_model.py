@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import traceback
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -163,5 +164,8 @@ def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
         ("runs/a", "runs/a holds no run"),
         ("me/other", "me/other holds no model of hypjax"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as raised:
             hypjax.load(source)
+        assert raised.value.__cause__ is raised.value.__context__ is None
+        frames = traceback.extract_tb(raised.value.__traceback__)
+        assert [frame.filename for frame in frames] == [__file__]

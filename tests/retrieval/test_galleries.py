@@ -50,5 +50,5 @@ def test_images_are_read_by_key_and_sampled_always_alike():
     keys = [item.key for item in gallery.sample(10)]
     assert len(set(keys)) == 10 and keys == [item.key for item in gallery.sample(10)]
     require_model(gallery, "model")
-    with pytest.raises(UserError, match="embedded by another run"):
-        require_model(gallery, "other")
+    with pytest.raises(UserError, match="embedded by another run, not by runs/b"):
+        require_model(gallery, "other", "runs/b")

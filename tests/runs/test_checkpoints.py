@@ -58,6 +58,19 @@ def flip_a_bit(folder):
     file.write_bytes(bytes(content))
 
 
+@pytest.mark.parametrize("cut", ["", '{"item_handlers": {"mo', "\x00" * 20])
+def test_orbax_says_nothing_of_metadata_that_are_cut(tmp_path, capfd, cut):
+    path = tmp_path / "checkpoints"
+    with contextlib.closing(Checkpoints(path)) as checkpoints:
+        save(checkpoints, 1)
+        save(checkpoints, 2)
+    (path / "2/_CHECKPOINT_METADATA").write_text(cut)
+    with contextlib.closing(Checkpoints(path)) as checkpoints:
+        assert checkpoints.restore_latest(model=state(0)).step in (1, 2)
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.startswith("warning: the checkpoint of step 2 in") for line in lines), lines
+
+
 @pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: shutil.rmtree(folder / "record")])
 def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_path, damage):
     path = tmp_path / "checkpoints"

@@ -1,8 +1,9 @@
 """Files and folders that replace others."""
 
+import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
-from hypjax.system.files import replacing
+from hypjax.system.files import absolute, replacing
 
 
 def test_a_folder_is_there_while_others_replace_it(tmp_path):
@@ -20,3 +21,16 @@ def test_a_folder_is_there_while_others_replace_it(tmp_path):
             assert (folder / "file").exists()
         assert [write.result() for write in writes] == [None] * 30
     assert [path.name for path in tmp_path.iterdir()] == ["gallery"]
+
+
+def test_absolute_paths_have_no_dots_and_follow_links_only_before_them(tmp_path, monkeypatch):
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real/deep")
+    monkeypatch.chdir(tmp_path / "real")
+    for path, expected in (
+        ("deep/a.jpg", "real/deep/a.jpg"),
+        ("../link/a.jpg", "link/a.jpg"),
+        ("../link/../a.jpg", "real/a.jpg"),  # Not tmp_path / "a.jpg".
+        ("./deep/../../link", "link"),
+    ):
+        assert absolute(pathlib.Path(path)) == tmp_path / expected
