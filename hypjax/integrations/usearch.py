@@ -37,11 +37,12 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_SAVED = ("fingerprint", "rounded", "candidates", "recall")  # Beside the space and checksums.
+# Beside the space and checksums.
+_SAVED = ("fingerprint", "rounded", "candidates", "recall", "measured_size")
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
-_SPARE = 4  # Candidates beyond k that are ranked, at least.
+_GROWTH = 1.1  # Beyond this many times the images that were measured, a graph is built again.
 _SPARSE, _DENSE = (32, 256), (64, 512)  # Links of a point, and candidates when it is added.
 _SHORT = 32  # Vectors of fewer coordinates fill few cache lines, so that rounding gains nothing.
 _ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
@@ -61,6 +62,7 @@ class GraphGallery(ArrayGallery):
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
             estimated from a sample that was held out when the graph was built.
+        measured_size: Images of the graph for which that holds; 0 after a removal.
         writable: Whether the graph is in memory, so that it can change.
     """
 
@@ -74,6 +76,7 @@ class GraphGallery(ArrayGallery):
     rounded: bool  # Whether the graph's vectors are in bfloat16.
     candidates: int = _CANDIDATES[0]
     recall: float = 1.0
+    measured_size: int = 0
     writable: bool = True
 
     @classmethod
@@ -104,6 +107,7 @@ class GraphGallery(ArrayGallery):
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
         gallery._insert(sample, points[sample])
+        gallery.measured_size = len(points)
         return gallery
 
     @classmethod
@@ -156,7 +160,11 @@ class GraphGallery(ArrayGallery):
             write_json(folder / _FACTS, facts)
 
     def add(self, embeddings: Embeddings) -> None:
-        """Adds images that the same model embedded, and that are not in the gallery yet."""
+        """Adds images that the same model embedded, and that are not in the gallery yet.
+
+        The graph is built again if images were removed, whose places usearch would give to the new
+        ones together with links to the old, or if it has grown by a tenth since it was measured.
+        """
         self._require_writable()
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
@@ -165,9 +173,15 @@ class GraphGallery(ArrayGallery):
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
-        self._insert(keys, embeddings.vectors)
         added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
-        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
+        keys, ids, labels, points = map(np.concatenate, zip(self._columns(), added, strict=True))
+        if len(keys) > _GROWTH * self.measured_size:
+            changed = Embeddings(points, ids, labels, self.space, self.fingerprint)
+            vars(self).update(vars(self.build(changed)))
+        else:
+            self._insert(added[0], embeddings.vectors)
+            self.keys, self.ids, self.labels, self.vectors = keys, ids, labels, points
+        self.forget_images()
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images of the gallery."""
@@ -176,8 +190,11 @@ class GraphGallery(ArrayGallery):
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self.index.remove(self.keys[removed])
-        self._set(*(column[~removed] for column in self._columns()))
+        if removed.any():
+            self.index.remove(self.keys[removed])
+            self.measured_size = 0
+        self.keys, self.ids, self.labels, self.vectors = (x[~removed] for x in self._columns())
+        self.forget_images()
 
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
@@ -191,8 +208,9 @@ class GraphGallery(ArrayGallery):
 
     def _ranked(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images: infinite, and −1, for no image."""
-        listed = min(k + max(_SPARE, k // 3), len(self))
-        self.index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
+        # All candidates are ranked, since the nearest by rounded vectors may not be the nearest.
+        listed = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
+        self.index.expansion_search = listed
         found = self.index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without missing images.
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
@@ -203,10 +221,6 @@ class GraphGallery(ArrayGallery):
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         return self.keys, self.ids, self.labels, self.vectors
-
-    def _set(self, *columns: np.ndarray) -> None:
-        self.keys, self.ids, self.labels, self.vectors = columns
-        self.forget_images()
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
