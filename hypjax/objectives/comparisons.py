@@ -120,7 +120,7 @@ def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
     stays −1. If an array is traced, all must hold integers of 32 bits, which stay as they are.
     """
     if any(isinstance(array, jax.core.Tracer) for array in labels):
-        return [_integers(array) for array in labels]
+        return [integer_labels(array) for array in labels]
     values = [_values(array) for array in labels]
     classes = {-1: -1}
     for label in itertools.chain(*values):
@@ -131,7 +131,7 @@ def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
 def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
     """Labels that number `classes` classes from 0, as integers."""
     if isinstance(labels, jax.core.Tracer):
-        return _integers(labels)
+        return integer_labels(labels)
     indices = {index: index for index in range(classes)}  # Holds 3.0, too, but not 2.5.
     values = _values(labels)
     for label in values:
@@ -143,14 +143,18 @@ def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
     return np.array([indices[label] for label in values], np.int32)
 
 
-def _integers(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Labels for a traced computation, where they cannot be numbered."""
+def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
+    """Labels that are traced, or compared with traced ones, so that they cannot be numbered."""
     traced = isinstance(labels, jax.core.Tracer)
     labels = labels if traced else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"labels have dtype {labels.dtype}; under jit they must be integers")
+        raise ValueError(
+            f"labels have dtype {labels.dtype}; under jit and in a memory they must be integers"
+        )
     if not traced and np.any(labels != labels.astype(np.int32)):
-        raise ValueError("labels exceed 32 bits; under jit they must number the classes from 0")
+        raise ValueError(
+            "labels exceed 32 bits; under jit and in a memory, number the classes from 0"
+        )
     return labels
 
 

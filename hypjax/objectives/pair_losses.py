@@ -34,6 +34,7 @@ from hypjax.objectives.comparisons import (
     batch_metrics,
     class_numbers,
     compare_images,
+    integer_labels,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
@@ -307,6 +308,7 @@ class PairObjective(Objective):
         loss = self.function(points, labels, **compared)
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
+            labels = integer_labels(labels)
             taught = self.memory_decay > 0
             new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
             memory = state["memory"].written(new, labels)

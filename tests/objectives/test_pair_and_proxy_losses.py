@@ -12,7 +12,7 @@ from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group, ProblemSizes, create_objective
-from hypjax.objectives.comparisons import References, class_numbers
+from hypjax.objectives.comparisons import References, class_numbers, integer_labels
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import losses
@@ -398,6 +398,7 @@ def test_what_does_not_fit_is_an_error():
         (lambda: objectives.triplet(eye, ["a", "b", "a", np.nan]), "label 3 is nan"),
         (lambda: objectives.circle(eye, np.array([None, 1, 1, 0])), "label 0 is None"),
         (lambda: jax.jit(objectives.contrastive)(eye, np.ones(4)), "dtype float32; .* integers"),
+        (lambda: integer_labels(np.array([0, 2**40])), "exceed 32 bits"),
         (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
         (lambda: objectives.tuple_contrastive(eye[:3], size=4), "tuples of 4"),
     ]:
