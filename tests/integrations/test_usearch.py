@@ -127,6 +127,20 @@ def test_a_small_gallery_that_grows_is_measured_again():
     check_neighbours(found_in(gallery, queries, 10), queries, points[:1000], BALL, 0.97)
 
 
+def test_all_images_find_themselves(monkeypatch, tmp_path):
+    """No links of so sparse a graph lead to a tenth of them."""
+    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", (12, 48))
+    ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
+    points = np.asarray(ball.embed(ann._features(1500, 128)))
+    gallery = GraphGallery.build(embeddings(points[:1400], ball))
+    gallery.add(embeddings(points[1400:], ball, first=1400))
+    gallery.save(path)
+    gallery = GraphGallery.open(path)
+    assert gallery.measured_size == 1400 and gallery.stray.mean() > 0.02
+    found = found_in(gallery, points, 1)[1][:, 0]
+    assert np.mean(found == np.arange(1500)) > 0.995
+
+
 def test_an_interrupted_save_leaves_the_old_gallery(tmp_path, monkeypatch):
     path, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
     export_usearch(embeddings(points[:50], BALL), path)
