@@ -37,8 +37,10 @@ def main() -> None:
     with reported():
         if name in ("--help", "-h", "help"):
             print(_USAGE)
+            width = max(map(len, COMMANDS)) + 1
             for command, module in COMMANDS.items():
-                print(f"  {command:<14}{importlib.import_module(module).__doc__.splitlines()[0]}")
+                summary = importlib.import_module(module).__doc__.splitlines()[0]
+                print(f"  {command:<{width}}{summary}")
             print("\nhypjax COMMAND --help lists the flags of a command.")
             return
         if name not in COMMANDS:

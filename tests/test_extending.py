@@ -66,6 +66,7 @@ def test_the_loss_of_pairs_equals_a_plain_loop():
     np.testing.assert_allclose(loss(points, labels), expected / 5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     (module,) = shown("A space")
     monkeypatch.setitem(SPACES, "klein", None)  # It is removed afterwards.

@@ -97,6 +97,7 @@ def test_changed_images(mistake, tmp_path):
         assert "the images have changed" in error
 
 
+@pytest.mark.slow
 def test_out_of_memory_names_the_fields_to_lower(run, tmp_path, monkeypatch):
     def exhausted(*args, **kwargs):
         return lambda *args, **kwargs: jax.numpy.zeros(2**50)

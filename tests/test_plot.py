@@ -12,6 +12,7 @@ from tests.helpers import commands
 draw = functools.partial(commands.call, "plot")
 
 
+@pytest.mark.slow
 def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     file = tmp_path / "disk.png"
     draw("disk", f"--workdir={run}", f"--output={file}", "--parts=train,test", "--thumbnails")

@@ -17,6 +17,7 @@ from hypjax.system import console
 from tests.helpers import commands, small_runs
 
 
+@pytest.mark.slow
 def test_a_page_shows_two_runs_and_needs_nothing_else(run, tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     decay = small_runs.copy_with(run, tmp_path / "decay", {"optim.weight_decay": 0.5})

@@ -63,6 +63,7 @@ def test_scores_are_those_of_their_definitions(files, tmp_path, capsys):
     assert (scores["queries"], scores["items"], scores["space"]) == (90, 90, {"name": "sphere"})
 
 
+@pytest.mark.slow
 def test_spaces_queries_and_splits(files, tmp_path, capsys):
     output = tmp_path / "scores.json"
     given = np.load(files / "split.npz")

@@ -56,6 +56,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path):
     assert step_metrics(tmp_path) == step_metrics(run)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_folder, tmp_path):
     config = small_runs.load(photos_folder, "train.total_steps=6")
     small_runs.save_untrained(config, tmp_path)  # Random weights of steps 3, its best, and 6.

@@ -69,6 +69,7 @@ def test_what_classes_are_grouped_by():
     assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_loops():
     rng = np.random.default_rng(0)
     points, proxies = (rng.normal(size=(n, 3)).astype("f") for n in (10, 12))
@@ -111,6 +112,7 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     assert lengths[:2] == [0, 0] and max(lengths) == 1
 
 
+@pytest.mark.slow
 def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
     """A run of HIER with random weights: hierarchies need no training."""
     paths = [(str(path), path.parent.name) for path in sorted(photos_folder.glob("*/*.png"))]

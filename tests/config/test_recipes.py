@@ -246,7 +246,6 @@ def test_variants_of_recent_encoders_differ_from_those_of_dino_in_the_encoder(da
 
 @pytest.mark.parametrize("dataset", ["cub", "sop", "grocery"])
 def test_a_frozen_encoder_leaves_the_loss_and_changes_how_a_head_is_trained(dataset):
-    """Apart from temperature and rates; the recipes of HIER and IRT are not followed then."""
     names = ("proxy_rate", "hier_rate", "hier_proxies", "hier_triplets", "temperature")
     own_of_heads = {f"objective.{name}" for name in names}
     for loss in ("hyp", "sph", "mix", "pa", "ms", "hier", "hyp+hier", "irt-r"):

@@ -75,8 +75,8 @@ def close(found, expected):
     [
         ("mixed", 3, 224, 20),
         ("mixed", 1, 60, 80),
-        ("landscape", 3, 50, 60),
-        ("portrait", 1, 50, 60),
+        pytest.param("landscape", 3, 50, 60, marks=pytest.mark.slow),
+        pytest.param("portrait", 1, 50, 60, marks=pytest.mark.slow),
     ],
 )
 def test_crops_equal_pillows(shapes, channels, side, count):

@@ -17,6 +17,8 @@ FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 PARTS = ((Sphere(), 2.0), (PoincareBall(0.5, 2.3), 0.5), (Lorentz(1.0, 1.5), 1.0), (Sphere(), 1.0))
 PRODUCTS = [Product(PARTS[:2]), Product(PARTS[:2], summed=True)]
 SPACES = [*RANKING, FUSED, *PRODUCTS]
+SLOW = [pytest.param(space, marks=pytest.mark.slow) for space in (FUSED, PRODUCTS[1])]
+DEFAULT = [*RANKING, PRODUCTS[0], *SLOW]
 UNCLIPPED = [kind(1e-4, None) for kind in CURVED]
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
@@ -45,7 +47,7 @@ def total_distances(v, w, space):
     return totals, (totals, both)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", DEFAULT, ids=str)
 def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space, float64):
     space = jax.tree.map(lambda number: number + 0.02, space)  # Steps must not make c negative.
     v = np.float64(features[:5]) * [[0.2], [0.4], [0.6], [1], [2]]  # Clipped and not.
@@ -76,7 +78,7 @@ def _all_gradients(v, w, space):
     return jax.value_and_grad(total, argnums=(0, 1, 2))(v, w, space)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", DEFAULT, ids=str)
 def test_gradients_are_finite_everywhere(space):
     v, w = features[:4], features[4:8]
     clipped = 2.3 * v / np.linalg.norm(v, axis=1, keepdims=True)  # At the clip radius.

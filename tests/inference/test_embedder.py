@@ -156,6 +156,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_refined_searches(run):
     config = saved_config(run)
     config.eval.expansion, config.eval.rerank = 2, True

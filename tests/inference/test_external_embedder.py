@@ -77,6 +77,7 @@ def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypa
         execute("search", "--gallery=g.npz", "--query=photos/class3/2.png")
 
 
+@pytest.mark.slow
 def test_images_of_a_prepared_dataset_are_scored_by_its_protocol(execute, data_dir):
     where = ["--dataset=glyphs", f"--data_dir={data_dir}"]
     execute("score", *where, "--ks=1", "--output=s.json")

@@ -97,6 +97,7 @@ def test_matches_of_queries_are_measured_in_their_gallery():
     assert found == pytest.approx(2)  # Half of the queries are at 2, the others at 0.
 
 
+@pytest.mark.slow
 def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_folder):
     """The distance is that of 95% of the validation images, found here one by one."""
     images = open_splits(saved_config(run)).validation
@@ -124,6 +125,7 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
     assert not any(hits.remark for hits in expanded)
 
 
+@pytest.mark.slow
 def test_a_published_folder_gives_the_same_embeddings_and_tells_no_paths(
     run, published, photos_folder
 ):

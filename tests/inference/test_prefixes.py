@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hypjax.config import default_config, validate
 from hypjax.geometry import PoincareBall, Sphere
@@ -10,6 +11,7 @@ from hypjax.models import create_embedder
 from hypjax.objectives import create_objective
 
 
+@pytest.mark.slow
 def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     config = default_config("matryoshka+supcon")
     config.eval.prefixes, config.objective.dims = (3, 9), (9, 20)

@@ -1,16 +1,12 @@
 """Embeddings at several scales."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.embedding import embed_function
-from hypjax.models import Embedder, ResNet, VisionTransformer
-from hypjax.models.custom import CustomEncoder
+from hypjax.models import ResNet, VisionTransformer
 from hypjax.models.embedder import resize_images, scaled_side
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -56,16 +52,3 @@ class Flattened(nn.Module):
     @nn.compact
     def __call__(self, images):
         return nn.Dense(4)(images.reshape(len(images), -1))
-
-
-def test_an_encoder_for_one_size_cannot_embed_at_other_scales():
-    model = Embedder(CustomEncoder(Flattened(), dim=4, image_size=8), head_dim=2)
-    images = np.zeros((2, 8, 8, 3), np.uint8)
-    params = model.init(jax.random.key(0), images / 255)["params"]
-    for scales in ((1.0,), (1.0, 0.5)):
-        embed = embed_function(model, (MEAN, STD), SPACES, scales)
-        if len(scales) == 1:
-            assert embed(params, images)["head"].shape == (2, 2)
-        else:
-            with pytest.raises(UserError, match="embed images of 4 × 4 pixels.*eval.scales=1"):
-                embed(params, images)

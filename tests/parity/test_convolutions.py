@@ -69,7 +69,6 @@ def as_torch(images):
 
 @pytest.mark.parametrize("build", [small_convnext, small_lite, small_resnet])
 def test_tokens_embeddings_and_gradients_agree(build):
-    """On images with odd sides; gradients of a random function of the embeddings."""
     peer, encoder = build()
     randomised(peer)
     params = convert_timm(state_of(peer), encoder)

@@ -137,7 +137,6 @@ def test_value_and_gradients(name):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.3])
 def test_multi_similarity_with_its_miner(epsilon):
-    """An image that has lost all pairs counts as 0 in both."""
     found = ours(objectives.multi_similarity, FEATURES, epsilon=epsilon)
     miner = miners.MultiSimilarityMiner(epsilon)
     assert_equal(found, theirs(losses.MultiSimilarityLoss(2, 50, 0.5), FEATURES, miner=miner))

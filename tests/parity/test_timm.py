@@ -74,7 +74,6 @@ def shapes_of(model):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.title.split(" (")[0])
 def test_every_architecture_has_the_tensors_of_timm(family):
-    """With one block, and the number of blocks; pixel scaling and licence of all weights."""
     for name in family.members:
         encoder, cut = create_encoder(name), {}
         with torch.device("meta"):

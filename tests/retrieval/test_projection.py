@@ -21,7 +21,10 @@ def points(space, n=60, dim=6, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("space", "whiten"), [*((space, True) for space in SPACES), (BALL, False)], ids=str
+    ("space", "whiten"),
+    [(SPACES[0], True), (BALL, False)]
+    + [pytest.param(space, True, marks=pytest.mark.slow) for space in SPACES[1:]],
+    ids=str,
 )
 def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypatch):
     monkeypatch.setattr(projection, "_BLOCK_BYTES", 700)

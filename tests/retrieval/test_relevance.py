@@ -63,6 +63,7 @@ def test_scores_are_those_of_the_protocol(space, data, seed, spread):
         np.testing.assert_allclose([got[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     x = np.asarray(PoincareBall().embed(rng.normal(size=(230, 8)).astype(np.float32)))

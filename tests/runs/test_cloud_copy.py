@@ -17,7 +17,7 @@ from hypjax.inference.model import load
 from hypjax.inference.pretrained import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
-from hypjax.runs.cloud_copy import CloudCopy, reading
+from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.training import loop
 from tests.helpers import small_runs
 
@@ -183,20 +183,3 @@ def test_a_run_stops_uploading_once_another_machine_took_over(bucket, machine):
             pass
         save(run, 1)
     assert "checkpoints/1/record" not in in_cloud(bucket)
-
-
-def test_reading_downloads_only_new_checkpoints(bucket, machine):
-    def read():
-        bucket.requests.clear()
-        with reading(URL) as folder:
-            got = {name for verb, name in bucket.requests if verb == "get"}
-            return steps(folder), got - {"config.json"}
-
-    with begin() as run:
-        save(run, 1)
-    assert read() == ({1}, {"checkpoints/1/record", "checkpoints/1/model/data"})
-    assert read() == ({1}, set())
-    with CloudCopy(URL) as run:
-        save(run, 2)
-        remove(run, 1)
-    assert read() == ({2}, {"checkpoints/2/record", "checkpoints/2/model/data"})

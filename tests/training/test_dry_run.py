@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from hypjax.runs.workdir import saved_config
 from hypjax.training.dry_run import dry_run
 
 
+@pytest.mark.slow
 def test_tells_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     dry_run(saved_config(run))  # Its programs are compiled.

@@ -67,6 +67,7 @@ def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
     assert given == frozen
 
 
+@pytest.mark.slow
 def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_path):
     given = dict(np.load(file))
     splits = np.where(given["labels"] < "i", "train", "test")

@@ -34,7 +34,6 @@ def config():
 
 
 def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice_of_eight, config):
-    """236 images are padded to 240; everything outside the encoder is float32."""
     mesh = parallel.create_mesh((-1, 1), slice_of_eight)
     program = programs.compiled_step(config, mesh)
     assert program.collectives == ["all-gather f32", "all-reduce f32"]

@@ -85,7 +85,6 @@ def test_pairs_of_held_out_classes_are_not_trained_on(load):
 
 @pytest.mark.slow
 def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path):
-    """It is killed at step 4, after which the next epoch is mined, and in the middle at 6."""
     config, (whole, run) = load("run.checkpoint_every=2"), (tmp_path / "whole", tmp_path / "run")
     results = train.train_and_evaluate(config, whole)
     for killed in (4, 6):

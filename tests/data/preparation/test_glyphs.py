@@ -22,6 +22,7 @@ def class_of(classes):
     return {chr(codepoint): c for c in classes for codepoint in c.codepoints}
 
 
+@pytest.mark.slow
 def test_classes_are_distinct_letters_in_ten_or_more_faces(classes, class_of):
     assert 1240 <= len(classes) <= 1280
     members = collections.Counter(itertools.chain.from_iterable(c.codepoints for c in classes))
