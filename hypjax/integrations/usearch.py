@@ -24,12 +24,12 @@ import jax
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from jaxtyping import Float, Float32, Float64, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int
 
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.retrieval import euclidean
+from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.galleries import ArrayGallery
@@ -37,11 +37,13 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_SAVED = ("fingerprint", "rounded", "candidates", "recall")  # Beside the space and checksums.
+# Beside the space and checksums.
+_SAVED = ("fingerprint", "rounded", "candidates", "recall", "measured_size")
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
-_SPARE = 4  # Candidates beyond k that are ranked, at least.
+_BLOCK = 4096  # Queries that are compared with strays at once.
+_GROWTH = 1.1  # Beyond this many times the images that were measured, a graph is built again.
 _SPARSE, _DENSE = (32, 256), (64, 512)  # Links of a point, and candidates when it is added.
 _SHORT = 32  # Vectors of fewer coordinates fill few cache lines, so that rounding gains nothing.
 _ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
@@ -60,7 +62,10 @@ class GraphGallery(ArrayGallery):
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
-            estimated from a sample that was held out when the graph was built.
+            estimated from a sample that was held out when the graph was built; of the nearest one
+            alone, too.
+        stray: Which images the graph does not lead to. They are compared with every query.
+        measured_size: Images of the graph for which that holds; 0 after a removal.
         writable: Whether the graph is in memory, so that it can change.
     """
 
@@ -69,11 +74,13 @@ class GraphGallery(ArrayGallery):
     ids: np.ndarray
     labels: np.ndarray
     vectors: _Points  # May be memory-mapped.
+    stray: Bool[np.ndarray, " n"]
     space: Space
     fingerprint: str
     rounded: bool  # Whether the graph's vectors are in bfloat16.
     candidates: int = _CANDIDATES[0]
     recall: float = 1.0
+    measured_size: int = 0
     writable: bool = True
 
     @classmethod
@@ -95,16 +102,32 @@ class GraphGallery(ArrayGallery):
         rounded = _can_round(*(euclidean.in_ball(x, space) for x in neighbours))
         index = _create(space, dim, rounded=rounded)
         columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
-        gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
+        stray = np.zeros(len(points), bool)
+        gallery = cls(index, *columns, stray, space, embeddings.fingerprint, rounded)
         gallery._insert(others, points[others])
-
-        def search_sample(candidates: int) -> _Ranked:
-            gallery.candidates = candidates
-            return gallery._ranked(points[sample], k)
-
-        gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
+        gallery._tune(points[sample], exact)
+        gallery._mark_strays(others)
+        gallery._tune(points[sample], tuple(array[:, :1] for array in exact))
         gallery._insert(sample, points[sample])
+        gallery._mark_strays(np.arange(len(points)))
+        gallery.measured_size = len(points)
         return gallery
+
+    def _tune(self, queries: _Points, exact: _Ranked) -> None:
+        """Raises the candidates until searches find these neighbours; lowers `recall` to that."""
+
+        def search_with(candidates: int) -> _Ranked:
+            self.candidates = candidates
+            return self._ranked(queries, exact[1].shape[1])
+
+        numbers = [number for number in _CANDIDATES if number >= self.candidates]
+        self.recall = min(self.recall, euclidean.tune(search_with, exact, numbers))
+
+    def _mark_strays(self, rows: Int[np.ndarray, " r"]) -> None:
+        """Marks images that searches for themselves miss."""
+        for block in inputs.blocks(len(rows), _BLOCK):
+            separations, nearest = self._ranked(self.vectors[rows[block]], 1)
+            self.stray[rows[block]] |= (nearest[:, 0] != rows[block]) & (separations[:, 0] > 0)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
@@ -130,7 +153,8 @@ class GraphGallery(ArrayGallery):
             metric = index.metric
             (index.load if writable else index.view)(str(path / _GRAPH))
             index.metric = metric  # The file holds none.
-        return cls(index, rows["key"].to_numpy(), ids, labels, points, **facts, writable=writable)
+        keys, stray = (np.array(rows[name]) for name in ("key", "stray"))
+        return cls(index, keys, ids, labels, points, stray, **facts, writable=writable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes or replaces a folder with the graph, the points and a table of images.
@@ -142,6 +166,7 @@ class GraphGallery(ArrayGallery):
         if path.is_dir() and {x.name for x in path.iterdir()} - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
             raise UserError(f"{path} holds files that are no gallery's; name another folder")
         columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
+        columns["stray"] = self.stray
         with writing(path), replacing(path) as folder:
             folder.mkdir()
             try:
@@ -156,7 +181,11 @@ class GraphGallery(ArrayGallery):
             write_json(folder / _FACTS, facts)
 
     def add(self, embeddings: Embeddings) -> None:
-        """Adds images that the same model embedded, and that are not in the gallery yet."""
+        """Adds images that the same model embedded, and that are not in the gallery yet.
+
+        The graph is built again if images were removed, whose places usearch would give to the new
+        ones together with links to the old, or if it has grown by a tenth since it was measured.
+        """
         self._require_writable()
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
@@ -165,9 +194,18 @@ class GraphGallery(ArrayGallery):
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
-        self._insert(keys, embeddings.vectors)
-        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors
-        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
+        stray = np.zeros(len(keys), bool)
+        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors, stray
+        columns = [*map(np.concatenate, zip(self._columns(), added, strict=True))]
+        if len(columns[0]) > _GROWTH * self.measured_size:
+            _, ids, labels, points, _ = columns
+            changed = Embeddings(points, ids, labels, self.space, self.fingerprint)
+            vars(self).update(vars(self.build(changed)))
+            self.forget_images()
+        else:
+            self._insert(keys, embeddings.vectors)
+            self._set(*columns)
+            self._mark_strays(np.arange(len(self)))  # New links displace old ones.
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images of the gallery."""
@@ -176,7 +214,9 @@ class GraphGallery(ArrayGallery):
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self.index.remove(self.keys[removed])
+        if removed.any():
+            self.index.remove(self.keys[removed])
+            self.measured_size = 0
         self._set(*(column[~removed] for column in self._columns()))
 
     def search_rows(
@@ -191,21 +231,40 @@ class GraphGallery(ArrayGallery):
 
     def _ranked(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images: infinite, and −1, for no image."""
-        listed = min(k + max(_SPARE, k // 3), len(self))
-        self.index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
+        # All candidates are ranked, since the nearest by rounded vectors may not be the nearest.
+        listed = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
+        self.index.expansion_search = listed
         found = self.index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without missing images.
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
         counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
         queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
         rows = np.searchsorted(self.keys, keys[queries, places])
+        strays = self._nearest_strays(points, listed)
+        queries = np.concatenate([queries, np.repeat(np.arange(len(points)), strays.shape[1])])
+        rows = np.concatenate([rows, strays.ravel()])
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
+    def _nearest_strays(self, points: _Points, most: int) -> Int[np.ndarray, "q m"]:
+        """Rows of the strays that are nearest to each query, in any order."""
+        strays = np.flatnonzero(self.stray)
+        if len(strays) <= most:
+            return np.tile(strays, (len(points), 1))
+        items = euclidean.in_ball(self.vectors[strays], self.space).astype(np.float64)
+        factors = euclidean.separation_factors(items, self.space)
+        nearest = np.empty((len(points), most), int)
+        for block in inputs.blocks(len(points), _BLOCK):
+            queries = euclidean.in_ball(points[block], self.space).astype(np.float64)
+            squares = np.sum(queries**2, axis=1)[:, None] + np.sum(items**2, axis=1)
+            separations = (squares - 2 * queries @ items.T) * factors
+            nearest[block] = strays[np.argpartition(separations, most, axis=1)[:, :most]]
+        return nearest
+
     def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.keys, self.ids, self.labels, self.vectors
+        return self.keys, self.ids, self.labels, self.vectors, self.stray
 
     def _set(self, *columns: np.ndarray) -> None:
-        self.keys, self.ids, self.labels, self.vectors = columns
+        self.keys, self.ids, self.labels, self.vectors, self.stray = columns
         self.forget_images()
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:

@@ -1,20 +1,24 @@
 """Distances, masks, sums and metrics that the losses of pairs and of proxies share."""
 
-from typing import NamedTuple, TypedDict
+import itertools
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
 Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
-Labels = Int[ArrayLike, " n"]
+# Numbers or strings, on the host; integers where they are traced, as by `jit`.
+Labels = Shaped[ArrayLike, " n"] | Sequence[str]
 
 
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
@@ -63,14 +67,16 @@ def compare_images(
     If every `samples_per_class` images are of one class, distances among these are computed by
     subtraction. In products, small distances lose digits and their gradients vanish.
     """
-    points, labels = _batch(points, labels)
+    points = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
-        same = labels[:, None] == references.labels
-        other = ~same & (references.labels >= 0)
+        labels, others = map(jnp.asarray, class_numbers(labels, references.labels))
+        same = labels[:, None] == others
+        other = ~same & (others >= 0)
         if references.own is not None:
-            same &= references.own[:, None] != jnp.arange(len(references.labels))
+            same &= references.own[:, None] != jnp.arange(len(others))
         return Pairs(distances, same, other)
+    labels = jnp.asarray(class_numbers(labels)[0])
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
@@ -89,14 +95,9 @@ def compare_proxies(
     Distances to proxies of an image's own class are computed by subtraction, since training draws
     these together.
     """
-    given = labels
-    points, labels = _batch(points, labels)
-    proxies = jnp.asarray(proxies)
+    points, proxies = _batch(points, labels), jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
-    if not isinstance(given, jax.core.Tracer) and np.size(given):
-        least, largest = np.min(np.asarray(given)), np.max(np.asarray(given))
-        if least < 0 or largest >= classes:
-            raise ValueError(f"there are {classes} classes, but labels from {least} to {largest}")
+    labels = jnp.asarray(class_indices(labels, classes))
     flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
     own = labels[:, None] == jnp.arange(classes)
     exact = space.distance(points[:, None], proxies[labels])[:, None]
@@ -104,12 +105,69 @@ def compare_proxies(
     return distances, own
 
 
-def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
-    """Checks that a batch has one label for each image, and converts both to arrays."""
-    points, labels = jnp.asarray(points), jnp.asarray(labels)
-    if points.ndim != 2 or labels.shape != points.shape[:1]:
-        raise ValueError(f"{labels.shape} is not one label for each image of {points.shape}")
-    return points, labels
+def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
+    """Converts points to an array, and checks that there is one label for each."""
+    points = jnp.asarray(points)
+    if points.ndim != 2 or np.shape(labels) != points.shape[:1]:
+        raise ValueError(f"{np.shape(labels)} is not one label for each image of {points.shape}")
+    return points
+
+
+def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
+    """Numbers the classes of several arrays of labels: equal labels get equal numbers.
+
+    Labels are compared on the host, since devices wrap integers of 64 bits and round floats. −1
+    stays −1. If an array is traced, all must hold integers of 32 bits, which stay as they are.
+    """
+    if any(isinstance(array, jax.core.Tracer) for array in labels):
+        return [integer_labels(array) for array in labels]
+    values = [_values(array) for array in labels]
+    classes = {-1: -1}
+    for label in itertools.chain(*values):
+        classes.setdefault(label, len(classes) - 1)
+    return [np.array([classes[label] for label in array], np.int32) for array in values]
+
+
+def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
+    """Labels that number `classes` classes from 0, as integers."""
+    if isinstance(labels, jax.core.Tracer):
+        return integer_labels(labels)
+    indices = {index: index for index in range(classes)}  # Holds 3.0, too, but not 2.5.
+    values = _values(labels)
+    for label in values:
+        if label not in indices:
+            raise ValueError(
+                f"there are {classes} classes, but a label is {label!r}; "
+                "labels must number the classes from 0"
+            )
+    return np.array([indices[label] for label in values], np.int32)
+
+
+def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
+    """Labels that are traced, or compared with traced ones, so that they cannot be numbered."""
+    traced = isinstance(labels, jax.core.Tracer)
+    labels = labels if traced else np.asarray(labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels have dtype {labels.dtype}; under jit and in a memory they must be integers"
+        )
+    if not traced and np.any(labels != labels.astype(np.int32)):
+        raise ValueError(
+            "labels exceed 32 bits; under jit and in a memory, number the classes from 0"
+        )
+    return labels
+
+
+def _values(labels: Labels) -> list[Any]:
+    """Labels as Python's numbers and strings, which compare exactly; refuses missing ones."""
+    if hasattr(labels, "dtype"):
+        values = np.asarray(labels).tolist()
+    else:  # One by one: an array of a string and NaN would hold the string "nan".
+        values = [np.asarray(label).item() for label in labels]
+    for row, label in enumerate(values):
+        if not isinstance(label, str | bytes | numbers.Real) or label != label:
+            raise ValueError(f"label {row} is {label!r}; each image needs a number or a string")
+    return values
 
 
 def _with_subtracted_blocks(

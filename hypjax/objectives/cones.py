@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -24,7 +24,7 @@ from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
-from hypjax.objectives.comparisons import mean_where
+from hypjax.objectives.comparisons import Labels, class_indices, mean_where
 from hypjax.types import Batch, Outputs
 
 CONE_FIELDS = {
@@ -38,7 +38,7 @@ CONE_FIELDS = {
 
 def entailment(
     points: Float[ArrayLike, "n d"],
-    labels: Int[ArrayLike, " n"],
+    labels: Labels,
     apexes: Float[ArrayLike, "g d"],
     *,
     c: Scalar,
@@ -58,7 +58,7 @@ def entailment(
     """
     points, apexes = arithmetic.floating(points, apexes)
     outside = _outside(points, apexes, c, radius)
-    own = jnp.asarray(labels)[:, None] == jnp.arange(len(apexes))
+    own = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))
     loss = mean_where(jax.nn.relu(outside), own)
     if not negatives:
         return loss

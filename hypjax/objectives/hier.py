@@ -15,7 +15,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
-from hypjax.objectives.comparisons import norms
+from hypjax.objectives.comparisons import class_numbers, norms
 from hypjax.types import Batch, Outputs
 
 HIER_FIELDS = {
@@ -219,7 +219,8 @@ class Hier(Extension):
         angles = outputs._replace(projected=points)
         of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
         loss, (state, metrics) = self.base_loss(**of_angles, **others)
-        alike = batch.labels[:, None] == batch.labels
+        (labels,) = class_numbers(batch.labels)
+        alike = labels[:, None] == labels
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)
         ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)

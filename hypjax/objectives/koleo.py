@@ -1,12 +1,13 @@
 """KoLeo, which spreads the images of a batch apart."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from hypjax.geometry import Space
-from hypjax.objectives.comparisons import SPHERE
+from hypjax.objectives.comparisons import SPHERE, Labels, class_numbers
 
 _SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
 
@@ -15,7 +16,7 @@ def koleo(
     points: Float[ArrayLike, "n dim"],
     *,
     space: Space = SPHERE,
-    ids: Int[ArrayLike, " n"] | None = None,
+    ids: Labels | None = None,
 ) -> Float[Array, ""]:
     """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
 
@@ -34,7 +35,7 @@ def koleo(
     if len(points) < 2:
         raise ValueError(f"needs two points or more, got {len(points)}")
     fixed = lax.stop_gradient(points)
-    ids = jnp.arange(len(points)) if ids is None else jnp.asarray(ids)
+    ids = jnp.asarray(np.arange(len(points)) if ids is None else class_numbers(ids)[0])
     itself = ids[:, None] == ids
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])

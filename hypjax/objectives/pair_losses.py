@@ -32,7 +32,9 @@ from hypjax.objectives.comparisons import (
     Pairs,
     References,
     batch_metrics,
+    class_numbers,
     compare_images,
+    integer_labels,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
@@ -55,8 +57,12 @@ def contrastive(
     Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
     every `samples_per_class` images are of one class, their distances are computed by subtraction,
     which keeps the digits of small ones. `references` are points to compare the images with, such
-    as a memory. It is a `ValueError` if there is not one label for each image, or if the images are
-    no multiple of `samples_per_class`.
+    as a memory.
+
+    Labels are numbers or strings of any size; NumPy's are compared on the host. Under `jit`, labels
+    that are traced must be integers, and JAX has cut them to 32 bits. It is a `ValueError` if there
+    is not one label for each image, if one is NaN or None, or if the images are no multiple of
+    `samples_per_class`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
@@ -201,10 +207,11 @@ def triplet(
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
     pairs = compare_images(embeddings, labels, **compared)
     if mining == "semihard":
-        if isinstance(labels, jax.core.Tracer):  # A bound, since classes cannot be counted.
-            most = compared.get("samples_per_class") or len(labels)
+        (classes,) = class_numbers(labels)
+        if isinstance(classes, jax.core.Tracer):  # A bound, since classes cannot be counted.
+            most = compared.get("samples_per_class") or len(classes)
         else:
-            most = int(np.unique(labels, return_counts=True)[1].max())
+            most = int(np.unique(classes, return_counts=True)[1].max())
         return _semihard(pairs, margin, most)
     farthest = jnp.max(pairs.distances, axis=1, where=pairs.same, initial=-jnp.inf)
     nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
@@ -301,6 +308,7 @@ class PairObjective(Objective):
         loss = self.function(points, labels, **compared)
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
+            labels = integer_labels(labels)
             taught = self.memory_decay > 0
             new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
             memory = state["memory"].written(new, labels)

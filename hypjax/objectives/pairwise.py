@@ -9,13 +9,13 @@ import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Declaration, Metrics, Objective
-from hypjax.objectives.comparisons import norms
+from hypjax.objectives.comparisons import Labels, class_numbers, norms
 from hypjax.types import Outputs
 
 
@@ -24,7 +24,7 @@ def pairwise_cross_entropy(
     *,
     space: Space,
     temperature: float,
-    labels: Int[ArrayLike, " images"] | None = None,
+    labels: Labels | None = None,
     samples_per_class: int | None = None,
 ) -> Float[Array, ""]:
     """Pairwise cross-entropy of a class-balanced batch (Hyp-ViT, Eq. 5).
@@ -66,13 +66,14 @@ def pairwise_cross_entropy(
 
 
 def _by_class(
-    embeddings: Float[Array, "images dim"], labels: Int[ArrayLike, " images"], samples: int | None
+    embeddings: Float[Array, "images dim"], labels: Labels, samples: int | None
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
     """Groups a flat batch by class, and says whether its classes have that number of images."""
-    if jnp.shape(labels) != embeddings.shape[:1]:
-        raise ValueError(f"{jnp.shape(labels)} is not one label for each of {embeddings.shape}")
+    if np.shape(labels) != embeddings.shape[:1]:
+        raise ValueError(f"{np.shape(labels)} is not one label for each of {embeddings.shape}")
+    (labels,) = class_numbers(labels)
     if not isinstance(labels, jax.core.Tracer):
-        _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        sizes = np.unique(labels, return_counts=True)[1]
         samples = samples or int(sizes.max(initial=1))
         if np.any(sizes != samples):
             found = f"{sizes.min()} to {sizes.max()}"

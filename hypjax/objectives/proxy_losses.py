@@ -58,8 +58,8 @@ def proxy_anchor(
     in other spaces. `margin` is δ, and `alpha` α > 0.
 
     Embeddings and proxies, one for each class, are points of the space, as from `space.embed`;
-    labels count from 0. It is a `ValueError` if there is not one label for each image, or if a
-    label that is not traced has no proxy.
+    labels count from 0; under `jit`, they must be integers. It is a `ValueError` if there is not
+    one label for each image, or if a label that is not traced has no proxy.
     """
     distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])

@@ -188,6 +188,7 @@ def tune(
         if recall >= WANTED:
             return recall
     console.warn(
-        f"searches of the graph find {recall:.1%} of the {NEAREST} nearest; the .npz file finds all"
+        f"searches of the graph find {recall:.1%} of the {exact[1].shape[1]} nearest; "
+        "the .npz file finds all"
     )
     return recall

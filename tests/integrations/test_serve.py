@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
 pytest.importorskip("usearch", reason="needs the ann extra")
 pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
-from hypjax.integrations.serve import server  # noqa: E402
+from hypjax.integrations.serve import limits, server  # noqa: E402
 from hypjax.integrations.serve.app import create_app  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
@@ -129,6 +129,25 @@ def test_a_class_is_searched_and_images_are_shown(port, gallery):
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
 
 
+def test_slow_uploads_do_not_stop_searches(port, gallery):
+    slow = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(limits.AT_ONCE + 1)]
+    with contextlib.ExitStack() as stack:
+        for connection in slow:
+            stack.enter_context(contextlib.closing(connection))
+            connection.putrequest("POST", "/search")
+            connection.putheader("content-length", "1000")
+            connection.endheaders(b"slow")
+        assert ask(port, "GET", "/search/3?k=1")[0] == 200
+        assert ask(port, "POST", "/search", pathlib.Path(gallery.ids[3]).read_bytes())[0] == 200
+
+
+def test_uploads_in_memory_are_bounded(port, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_HELD", 1000)
+    status, answer = ask(port, "POST", "/search", bytes(2000))
+    assert status == 503 and "too many" in answer["error"]
+    assert ask(port, "POST", "/search", bytes(900))[0] == 415  # Nothing is held any more.
+
+
 def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
     image, large = pathlib.Path(gallery.ids[0]).read_bytes(), io.BytesIO()
     Image.new("1", (9_000, 9_000)).save(large, "PNG")
@@ -136,6 +155,12 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
         ("POST", "/search", b"hello", {"content_type": "image/png"}, 415, "not an image"),
         ("POST", "/search", large.getvalue(), {}, 413, "pixels"),
         ("POST", "/search", b"", {"content_length": str(2**40)}, 413, "MiB"),
+        ("POST", "/search", bytes(limits.MOST_BYTES * 3), {}, 413, "MiB"),
+        ("POST", "/embed", (bytes(2**20) for _ in range(40)), {}, 413, "MiB"),
+        ("POST", "/search?k=0", bytes(limits.MOST_BYTES), {}, 400, "k must be"),
+        ("POST", "/gallery", bytes(limits.MOST_BYTES), {}, 405, "openapi.json"),
+        ("GET", "/search/", None, {}, 404, "openapi.json"),
+        ("POST", "/embed/", image, {}, 405, "openapi.json"),
         ("GET", "/search/7?k=0", None, {}, 400, "k must be"),
         ("GET", "/thumbnail/..%2f..%2fetc%2fpasswd", None, {}, 404, ""),
         ("GET", "/thumbnail/59", None, {}, 404, ""),  # It is damaged.

@@ -1,6 +1,8 @@
 """The application: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
+import contextlib
+import http
 import pathlib
 import re
 import sys
@@ -19,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import AT_ONCE, Guard, admitted, read_upload
+from hypjax.integrations.serve.limits import AT_ONCE, Guard, Uploads, admitted
 from hypjax.integrations.serve.searcher import Searcher
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -29,7 +31,7 @@ _HITS = re.compile("[1-9][0-9]{0,2}|1000")
 def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
     """Returns the application of a searcher, which answers to further names, too."""
     handlers = _Handlers(searcher)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", handlers.health),
             Route("/gallery", handlers.gallery),
@@ -42,11 +44,14 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
         middleware=[Middleware(Guard, names=names)],
         exception_handlers={HTTPException: _refused, UserError: _away, Exception: _failed},
     )
+    app.router.redirect_slashes = False  # Redirections have no body, and say nothing.
+    return app
 
 
 class _Handlers:
     def __init__(self, searcher: Searcher) -> None:
         self._searcher, self._free = searcher, asyncio.Semaphore(AT_ONCE)
+        self._uploads = Uploads()
         self._worker = ThreadPoolExecutor(1)  # Two searches at once would each take twice as long.
         self._readers = ThreadPoolExecutor(2)  # Of the gallery's files, for thumbnails.
 
@@ -64,15 +69,15 @@ class _Handlers:
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        async with admitted(self._free):
-            encoded = await read_upload(request)
+        async with self._uploads.read(request) as encoded, admitted(self._free):
             point = await _in(self._worker, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         options = _options(request)
-        async with admitted(self._free):
-            query = request.path_params.get("key") or await read_upload(request)
+        key = request.path_params.get("key")
+        upload = contextlib.nullcontext(key) if key else self._uploads.read(request)
+        async with upload as query, admitted(self._free):
             return JSONResponse(await _in(self._worker, self._searcher.search, query, *options))
 
 
@@ -91,7 +96,10 @@ def _options(request: Request) -> tuple[int, str | None, bool]:
 
 
 async def _refused(_: Request, error: HTTPException) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    message = error.detail
+    if message == http.HTTPStatus(error.status_code).phrase:  # Of Starlette's own.
+        message += "; /openapi.json lists what this server answers"
+    return JSONResponse({"error": message}, error.status_code, error.headers)
 
 
 async def _away(_: Request, error: Exception) -> Response:

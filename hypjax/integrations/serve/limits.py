@@ -22,8 +22,10 @@ MOST_PIXELS = 64_000_000
 # Others run programs, such as EPS, or may hold more pixels than their headers say, such as TIFF.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 BODY_SECONDS = 30.0  # For an upload to arrive.
-AT_ONCE = 16  # Uploads that are received, or searched with.
+MOST_HELD = 16 * MOST_BYTES  # Of all uploads in memory.
+AT_ONCE = 16  # Searches that are answered, or wait for it.
 WAIT_SECONDS = 10.0  # For one of these to end.
+IDLE_SECONDS = 1.0  # Without any bytes of a body that is refused, until it is not awaited.
 _END = {"connection": "close"}  # What remains of a body is not read.
 
 MultiPartParser.spool_max_size = MOST_BYTES  # Nothing is written to a disk.
@@ -31,37 +33,62 @@ MultiPartParser.spool_max_size = MOST_BYTES  # Nothing is written to a disk.
 
 @contextlib.asynccontextmanager
 async def admitted(free: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Waits a little until there is room for the body, or answers that there is none."""
+    """Waits a little until another search may begin, or answers that none may."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             await free.acquire()
     except TimeoutError as error:
-        message = "too many searches at once; try again in a few seconds"
-        raise HTTPException(503, message, {"Retry-After": "5"}) from error
+        raise _busy() from error
     try:
         yield
     finally:
         free.release()
 
 
-async def read_upload(request: Request) -> bytes:
-    """Reads an image file, if it is small and fast enough: the body, or the file of a form."""
-    too_large = HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB", _END)
+class Uploads:
+    """Uploads in memory, bounded by their bytes: slow ones hold few, and keep out no others."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Reads an image file, if it is small and fast enough: the body, or the file of a form."""
+        received = 0
+
+        async def receive() -> Message:
+            nonlocal received
+            message = await request.receive()
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size
+            if received > MOST_BYTES:
+                raise _too_large()
+            if self._held > MOST_HELD:
+                raise _busy()
+            return message
+
+        try:
+            yield await _read(Request(request.scope, receive))
+        finally:
+            self._held -= received
+
+
+def _busy() -> HTTPException:
+    message = "too many searches at once; try again in a few seconds"
+    return HTTPException(503, message, {"Retry-After": "5", **_END})
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB", _END)
+
+
+async def _read(request: Request) -> bytes:
     if int(request.headers.get("content-length", "0")) > MOST_BYTES:
-        raise too_large
-    received = 0
-
-    async def receive() -> Message:
-        nonlocal received
-        message = await request.receive()
-        received += len(message.get("body", b""))
-        if received > MOST_BYTES:
-            raise too_large
-        return message
-
+        raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            content = await _content(Request(request.scope, receive))
+            content = await _content(request)
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
         raise HTTPException(408, message, _END) from error
@@ -108,9 +135,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
-        app, http = self._app, scope["type"] == "http"
-        if http and (message := self._refusal(scope["method"], Headers(scope=scope))):
-            app = JSONResponse({"error": message}, 403, _END)
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if message := self._refusal(scope["method"], headers):
+                app = JSONResponse({"error": message}, 403, _END)
+            # A client that expects to be asked for the body has not sent it yet.
+            receive, send = _reading_all(receive, send, unread="expect" not in headers)
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:
@@ -121,6 +152,30 @@ class Guard:
         # Another port of this machine is another site, unless a name was added for a proxy.
         known = origin in ("", f"http://{host}", f"https://{host}") or _name(origin) in self._names
         return "" if known or method in ("GET", "HEAD") else "pages of other sites may not search"
+
+
+def _reading_all(receive: Receive, send: Send, unread: bool) -> tuple[Receive, Send]:
+    """Reads what is left of a body before an answer begins.
+
+    A socket that is closed with unread bytes is reset, and most clients then lose the answer.
+    """
+
+    async def next_part() -> Message:
+        nonlocal unread
+        message = await receive()
+        unread = message.get("more_body", False)
+        return message
+
+    async def send_after(message: Message) -> None:
+        nonlocal unread
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                while unread:
+                    await asyncio.wait_for(next_part(), IDLE_SECONDS)
+        unread = False
+        await send(message)
+
+    return next_part, send_after
 
 
 def _is_own(name: str) -> bool:
