@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
+from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from hypjax.training import setup
 from tests.helpers import small_runs
