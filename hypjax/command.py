@@ -2,8 +2,8 @@
 
 The annotation of a parameter tells how its flag is parsed, its default is the flag's, and its entry
 under Args in the docstring is the help. A parameter without a default must be set on the command
-line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'; and those before a slash or
-after a star are written without a name. --help ends with the docstring's Example, which works
+line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters
+(before a slash) and *names are plain words. --help ends with the docstring's Example, which works
 after the commands of the README.
 """
 
@@ -59,7 +59,7 @@ Natural = Annotated[int, flags.IntegerParser(0)]
 NonNegative = Annotated[float, flags.FloatParser(0)]
 FIGURES = (".png", ".pdf", ".svg", ".jpg")
 Figure = Annotated[pathlib.Path, OutputFile(*FIGURES)]
-# Parameters before a slash or after a star are no flags.
+# The kinds of parameters that are flags; others are plain words.
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}
 
@@ -178,7 +178,7 @@ def parse(
             arguments[name] = overrides
         elif dataclasses.is_dataclass(group := parameter.annotation):
             arguments[name] = group(**{x.name: values[x.name] for x in dataclasses.fields(group)})
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+        elif parameter.kind in _NAMED:
             arguments[name] = values[_flag(parameter)]
     return signature.bind(*words, **arguments)
 
