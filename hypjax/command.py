@@ -119,6 +119,10 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
         try:
             arguments = parse(main, argv, flag_values)
         except SystemExit:  # After printing help, which absl counts as a failure.
+            for parameter in inspect.signature(main, eval_str=True).parameters.values():
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    choices = "|".join(typing.get_args(parameter.annotation))
+                    print(f"\nfirst word: {choices} (default: {parameter.default})")
             print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
             sys.exit(0)
         flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
@@ -146,7 +150,8 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
             serializer = flags.ArgumentSerializer()
             flags.DEFINE_multi(_parser(word), serializer, flag_values=flag_values, **options)
         else:
-            flags.DEFINE(_parser(kind), flag_values=flag_values, **options)
+            serializer = flags.ListSerializer(",") if isinstance(default, tuple) else None
+            flags.DEFINE(_parser(kind), flag_values=flag_values, serializer=serializer, **options)
     return flag_values
 
 
@@ -161,7 +166,7 @@ def parse(
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         words = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:
         field = "." in getattr(error, "flagname", "")
         hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error

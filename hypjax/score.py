@@ -80,7 +80,7 @@ def main(
     features: FeatureSpace,
     prefix: command.Positive | None = None,
     ks: tuple[int, ...] = (1, 2, 4, 8, 10, 100, 1000),
-    metrics: tuple[str, ...] = (),
+    metrics: tuple[str, ...] | None = None,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
 ) -> None:
     """Prints the scores and their intervals, and writes them.
