@@ -2,8 +2,8 @@
 
 The annotation of a parameter tells how its flag is parsed, its default is the flag's, and its entry
 under Args in the docstring is the help. A parameter without a default must be set on the command
-line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'; and those before a slash or
-after a star are written without a name. --help ends with the docstring's Example, which works
+line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters
+(before a slash) and *names are no flags. --help ends with the docstring's Example, which works
 after the commands of the README.
 """
 
@@ -41,17 +41,17 @@ class OutputFile(flags.ArgumentParser):
         return pathlib.Path(argument).expanduser() if argument else None
 
 
-class _Words(flags.ListParser):
+class _ListOf(flags.ListParser):
     """Parses values that are separated by commas."""
 
-    def __init__(self, word: flags.ArgumentParser) -> None:
+    def __init__(self, value: flags.ArgumentParser) -> None:
         super().__init__()
-        self._word = word
+        self._value = value
 
     def parse(self, argument: str | Sequence[Any]) -> list[Any]:
         """Returns the values; those of a default are parsed already."""
-        words = super().parse(argument) if isinstance(argument, str) else argument
-        return [self._word.parse(word) for word in words]
+        values = super().parse(argument) if isinstance(argument, str) else argument
+        return [self._value.parse(value) for value in values]
 
 
 Positive = Annotated[int, flags.IntegerParser(1)]
@@ -59,7 +59,7 @@ Natural = Annotated[int, flags.IntegerParser(0)]
 NonNegative = Annotated[float, flags.FloatParser(0)]
 FIGURES = (".png", ".pdf", ".svg", ".jpg")
 Figure = Annotated[pathlib.Path, OutputFile(*FIGURES)]
-# Parameters before a slash or after a star are no flags.
+# The kinds of parameters that are flags; others are positional.
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}
 
@@ -119,6 +119,10 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
         try:
             arguments = parse(main, argv, flag_values)
         except SystemExit:  # After printing help, which absl counts as a failure.
+            for parameter in inspect.signature(main, eval_str=True).parameters.values():
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    choices = "|".join(typing.get_args(parameter.annotation))
+                    print(f"\nfirst argument: {choices} (default: {parameter.default})")
             print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
             sys.exit(0)
         flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
@@ -146,7 +150,8 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
             serializer = flags.ArgumentSerializer()
             flags.DEFINE_multi(_parser(word), serializer, flag_values=flag_values, **options)
         else:
-            flags.DEFINE(_parser(kind), flag_values=flag_values, **options)
+            serializer = flags.ListSerializer(",") if isinstance(default, tuple) else None
+            flags.DEFINE(_parser(kind), flag_values=flag_values, serializer=serializer, **options)
     return flag_values
 
 
@@ -160,15 +165,15 @@ def parse(
             flag_values[flag.name] = flag
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
-        words = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
-    except flags.Error as error:
+        positional = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
+    except (flags.Error, ValueError) as error:
         field = "." in getattr(error, "flagname", "")
         hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
         raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    _check_words(signature, words)
+    _check_positional(signature, positional)
     values = {name: flag_values[name].value for name in flag_values}
     for parameter, _ in _flag_parameters(main):
         _check(parameter, values[_flag(parameter)])
@@ -178,9 +183,9 @@ def parse(
             arguments[name] = overrides
         elif dataclasses.is_dataclass(group := parameter.annotation):
             arguments[name] = group(**{x.name: values[x.name] for x in dataclasses.fields(group)})
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+        elif parameter.kind in _NAMED:
             arguments[name] = values[_flag(parameter)]
-    return signature.bind(*words, **arguments)
+    return signature.bind(*positional, **arguments)
 
 
 def require(**values: Any) -> None:
@@ -270,7 +275,7 @@ def _parser(kind: Any) -> flags.ArgumentParser:
         case typing.Annotated:
             return kind.__metadata__[0]
         case builtins.tuple:
-            return _Words(_parser(typing.get_args(kind)[0]))
+            return _ListOf(_parser(typing.get_args(kind)[0]))
     return _PARSERS[kind]()
 
 
@@ -283,16 +288,18 @@ def _check(parameter: inspect.Parameter, value: Any) -> None:
         require_output_file(_flag(parameter), value, *parser.suffixes)
 
 
-def _check_words(signature: inspect.Signature, words: Sequence[str]) -> None:
-    """Raises an error unless a command takes these words, which are no flags."""
+def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> None:
+    """Raises an error unless a command takes these positional arguments."""
     kinds = {parameter.kind: parameter for parameter in signature.parameters.values()}
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return
     choice = kinds.get(inspect.Parameter.POSITIONAL_ONLY)
-    if len(words) > (choice is not None):
-        raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
-    if words and words[0] not in (choices := typing.get_args(choice.annotation)):
-        raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
+    if len(values) > (choice is not None):
+        raise errors.UserError(
+            f"unexpected argument {values[-1]!r}; flags are written --NAME=VALUE"
+        )
+    if values and values[0] not in (choices := typing.get_args(choice.annotation)):
+        raise errors.UserError(f"{values[0]!r} is not one of {', '.join(choices)}")
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:

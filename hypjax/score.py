@@ -82,7 +82,7 @@ def main(
     features: FeatureSpace,
     prefix: command.Positive | None = None,
     ks: tuple[int, ...] | None = None,
-    metrics: tuple[str, ...] = (),
+    metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
 ) -> None:

@@ -84,7 +84,7 @@ def train_and_evaluate(
     if (results := folder.results) is not None:
         folder.require(custom_provenance(config))
         print(f"{folder.location} holds this run's results already:")
-        print_results(results, config)
+        print_results(results, folder.filled())
         return results
     require_wandb(config)
     name = pathlib.Path(folder.location).name

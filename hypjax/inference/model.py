@@ -69,7 +69,8 @@ class Model(ImageEmbedder):
             self.run = Run.saved(folder)
             trained = self.run.restore_best(folder)
             if part not in trained.spaces:
-                raise UserError(f"part is {part!r}; it must be {' or '.join(trained.spaces)}")
+                known = " or ".join(trained.spaces)
+                raise UserError(f"{part!r} is no embedding of this run; it must be {known}")
             self.projection, self.fingerprint = trained.projection(folder, part)
             self.match = read_matches(folder).get(self.fingerprint)
             if not is_published(folder) and not (folder / RESULTS).exists():

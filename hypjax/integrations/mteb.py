@@ -67,8 +67,8 @@ class MtebEncoder:
         """Negative distances of all pairs in the model's space, float32."""
         one, other = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):  # Or one matrix product would lose the digits of close points.
-            found = (distance_matrix(self.space, one[x], other) for x in blocks(len(one), _BLOCK))
-            return -np.concatenate(list(map(np.float32, found)))
+            tiles = (distance_matrix(self.space, one[x], other) for x in blocks(len(one), _BLOCK))
+            return -np.concatenate(list(map(np.float32, tiles)))
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]

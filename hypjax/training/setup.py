@@ -53,7 +53,7 @@ class TrainingRun(Run):
 
 
 def build(config: ConfigDict, **fields: str) -> TrainingRun:
-    """Builds a run from its validated configuration, without computing or writing anything.
+    """Opens a run's images and builds what training needs; computes no parameters.
 
     `fields` are further fields of `Run`.
     """

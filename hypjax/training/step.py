@@ -283,7 +283,7 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 def jit_train_steps(
     learner: Learner, state: TrainState, store: device_crops.Store | None
 ) -> tuple[TrainStep, TrainStep]:
-    """Jits the step of a run and that of its head alone; they cut images from the store."""
+    """Compiles a run's step, and the step that trains its head alone; a store gives the images."""
     steps = (make_train_step(learner, head_only=x) for x in (False, True))
     return tuple(
         functools.partial(jit_train_step(step, learner.mesh, state), store=store) for step in steps

@@ -32,7 +32,7 @@ def clusters(space, count, dim=32, seed=0):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(50, dim))
     features = centres[rng.integers(0, 50, count)] + 0.5 * rng.normal(size=(count, dim))
-    return np.asarray(_embed(space, (0.4 * features).astype(np.float32)))
+    return np.asarray(space.embed((0.4 * features).astype(np.float32)))
 
 
 def labelled(space, n, classes, noise=1.0, dim=6, seed=0):

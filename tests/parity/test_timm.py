@@ -104,7 +104,6 @@ DESIGNS = (
 
 @pytest.mark.parametrize("name", DESIGNS)
 def test_tokens_embedding_and_gradients_of_each_design_agree(name):
-    """With two narrow blocks, at another size and aspect than the weights'."""
     encoder = create_encoder(name)
     side = encoder.patch_size
     cut = {"embed_dim": 96, "num_heads": 4, "depth": 2}
@@ -151,7 +150,6 @@ def assert_gradients_agree(gradient, peer):
 
 
 def test_converted_model_gives_the_same_outputs_in_timm():
-    """The head becomes the classifier, for any pooling of tokens."""
     name = "deit_small_distilled_patch16_224"
     encoder = create_encoder(name)
     params = convert_timm(state_of(randomised(timm.create_model(name))), encoder)

@@ -46,7 +46,6 @@ def by_protocol(ranking, positives, ignored):
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 1e-3, 0]))
 @settings(max_examples=15, deadline=None)
 def test_scores_are_those_of_the_protocol(space, data, seed, spread):
-    """With duplicates, crowds, ignored items, and queries without positives."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(2, 3))[rng.integers(0, 2, 40)] + spread * rng.normal(size=(40, 3))
     points = np.array(space.embed(features.astype(np.float32)))
