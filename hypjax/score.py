@@ -5,6 +5,7 @@ import pathlib
 from typing import Annotated, Any, Literal
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
 
 _USUAL_KS = (1, 2, 4, 8, 10, 100, 1000)
@@ -18,11 +19,13 @@ class Files:
         embeddings: File of features or of embeddings: .npz, with the arrays features and labels;
             .npy, with --labels; .parquet, .csv or .pt; or one that python -m hypjax.embed wrote.
             With --encoder, the file to write, or to resume.
-        labels: File with their classes: .npy, .pt, or .txt with one on each line.
-        queries: File of queries, which search --embeddings. Default: these search each other.
-        query_labels: File with the classes of --queries.
-        ground_truth: What each query should find, instead of its class: a file of Revisited Oxford
-            or Paris, such as gnd_roxford5k.pkl.
+        labels: Without --encoder: file with their classes: .npy, .pt, or .txt with one on each
+            line.
+        queries: Without --encoder: file of queries, which search --embeddings. Default: these
+            search each other.
+        query_labels: With --queries: file with their classes.
+        ground_truth: Without --encoder: what each query should find, instead of its class: a file
+            of Revisited Oxford or Paris, such as gnd_roxford5k.pkl.
     """
 
     embeddings: str | None = None
@@ -37,15 +40,15 @@ class Images:
     """The flags of images that an encoder embeds.
 
     Args:
-        images: Images to score --encoder on, as for python -m hypjax.embed.
-        dataset: Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of
-            the images in --embeddings, which is needed if its queries are judged.
-        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
-        batch_size: Number of images that --encoder embeds at once. Default: 64.
+        images: With --encoder: images to score it on, as for python -m hypjax.embed.
+        dataset: Prepared dataset to score --encoder on; or that of the images in --embeddings,
+            which is needed if its queries are judged.
+        data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
+        batch_size: With --encoder: number of images at once. Default: 64.
     """
 
     images: str | None = None
-    dataset: str | None = None
+    dataset: Literal[*PREPARED] | None = None
     data_dir: str | None = None
     batch_size: command.Positive | None = None
 
@@ -57,8 +60,8 @@ class FeatureSpace:
     Args:
         space: Space to compare features in: sphere is by cosine. Default: that of the file, or
             sphere.
-        c: ball: the curvature is -c.
-        clip_radius: ball: norm to which features are clipped; 0 for none.
+        c: With --space=ball: the curvature is -c.
+        clip_radius: With --space=ball: norm to which features are clipped; 0 for none.
     """
 
     space: Literal["sphere", "ball", "euclidean"] | None = None
@@ -171,15 +174,10 @@ def _check_flags(files: Files, external: command.ExternalEncoder, images: Images
     """Raises an error if flags do not fit each other."""
     if not external.encoder:
         command.require(embeddings=files.embeddings)
-        if images.images:
-            raise UserError("--images are embedded by --encoder; give that flag, too")
         if images.dataset and files.queries:
             raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
         return
     command.require_one(images=images.images, dataset=images.dataset)
-    for flag in ("labels", "queries", "query_labels", "ground_truth"):
-        if getattr(files, flag):
-            raise UserError(f"--{flag} belongs to --embeddings; leave out --encoder")
 
 
 def _task(

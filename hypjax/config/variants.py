@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from hypjax.errors import UserError, similar
+from hypjax.errors import UserError, nearest, similar
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.system import machine
@@ -132,7 +132,4 @@ def variant_for_this_machine() -> str:
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
     """Returns the error that a configuration file raises for an unknown variant."""
-    listed = ", ".join(valid)
-    return UserError(
-        f"unknown variant {variant!r}; it must be one of {listed}{similar(variant, valid)}"
-    )
+    return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")

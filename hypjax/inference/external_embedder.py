@@ -119,7 +119,5 @@ def open_encoder(
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
     pixels = {option: value for option, value in pixels.items() if value is not None}
-    if library != "onnx" and pixels:
-        raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

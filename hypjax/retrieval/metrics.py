@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
@@ -49,8 +49,8 @@ def _find_metric(name: str) -> Metric:
         return WITHOUT_K[name]
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
-    known = ", ".join([*(f"{kind}@K" for kind in AT_K), *WITHOUT_K])
-    raise UserError(f"unknown metric {name!r}; choose among {known} (with a number for K)")
+    known = [*(f"{kind}@K" for kind in AT_K), *WITHOUT_K]
+    raise UserError(f"unknown metric {name!r} (K is a number){nearest(name, known)}")
 
 
 def recall_at_k(
