@@ -121,7 +121,7 @@ class Archive(NamedTuple):
         import pooch
 
         if not (root / self.file).exists():
-            console.say(f"downloading {self.url} to {root}")
+            console.say(f"downloading {self.url} to {root}; without a network, {advice}")
         pooch.get_logger().setLevel(logging.WARNING)
         known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
@@ -177,7 +177,8 @@ class OfficialDataset(NamedTuple):
         root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):
-                archive.download(root, self.advice)
+                letters = "the letters of --dataset=glyphs need no download"
+                archive.download(root, f"{self.advice}; {letters}")
         needed = [archive for archive in self.archives if archive.is_needed(root)]
         if not needed and not self._files_in(root):
             known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]

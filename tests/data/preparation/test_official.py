@@ -5,7 +5,7 @@ import functools
 import pooch
 import pytest
 
-from hypjax.data.preparation.prepare import declared
+from hypjax.data.preparation.prepare import declared, prepare
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
 
@@ -99,18 +99,23 @@ def disk_without_test_labels(root):
     return root
 
 
-def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise ValueError("SHA256 does not match")
+def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(url, known_hash, file, folder, **options):
+        folder.mkdir(parents=True)
+        assert "--manual_dir" in capsys.readouterr().err  # Before it waits for the network.
+        raise ConnectionError('Max retries exceeded (Caused by E("HTTPS(): No network"))')
 
     monkeypatch.setattr(pooch, "retrieve", fail)
     for name, folder, keyword in (
         ("sop", tmp_path, "has no files of sop.*--manual_dir"),
         ("cars196", disk_without_test_labels(tmp_path / "cars"), "withlabels.*--part=train"),
-        ("omniglot", None, "cannot download http.*SHA256 does not match.*--manual_dir"),
+        ("omniglot", None, r"cannot download http.* \(No network\).*--manual_dir"),
     ):
         with pytest.raises(UserError, match=keyword):
-            open_at(name, folder, tmp_path / "downloads")
+            prepare(name, manual_dir=folder, data_dir=tmp_path / "data")
+        assert not (tmp_path / "data").exists()
 
 
 def test_archives_are_downloaded_with_their_checksums(tmp_path, monkeypatch):
