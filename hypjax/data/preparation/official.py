@@ -15,18 +15,16 @@ import pathlib
 import re
 import shutil
 import sys
-import tarfile
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow
-import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
+from hypjax.data.fetching import unpack
 from hypjax.data.records import Contents, Count, Example, write_records
 from hypjax.errors import UserError, explained
 from hypjax.system import console
@@ -102,19 +100,11 @@ class Archive(NamedTuple):
         """Unpacks it from a dataset's folder to one that stands for that folder."""
         path = root / self.file
         console.say(f"unpacking {path} temporarily")
-        target = (folder / self.file).parent
-        bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
         advice = (
             "; fetch it again, or unpack it yourself and pass that folder with --manual_dir=FOLDER"
         )
         with explained(f"cannot unpack {path} to {folder.parent}", advice):
-            target.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
-                if path.suffix == ".zip":
-                    zipfile.ZipFile(stream).extractall(target)
-                else:  # The filter refuses members that lead out of the folder.
-                    with tarfile.open(fileobj=stream) as packed:
-                        packed.extractall(target, filter="data")
+            unpack(path, (folder / self.file).parent)
 
     def download(self, root: pathlib.Path, advice: str) -> None:
         """Downloads it to a folder, where it appears when verified, unless it is there."""
