@@ -126,9 +126,9 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Returns a short description of an error of another library."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    if cause := re.search(r"\(Caused by .*?: ([^\"]+)", text):  # Of requests, after its retries.
-        text = cause[1]
-    return text or type(error).__name__
+    # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
+    cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
+    return (cause and cause[cause.lastindex]) or text or type(error).__name__
 
 
 class TryAgainError(UserError):

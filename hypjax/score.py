@@ -84,7 +84,7 @@ def main(
     images: Images,
     features: FeatureSpace,
     prefix: command.Positive | None = None,
-    ks: tuple[int, ...] | None = None,
+    ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
@@ -126,17 +126,16 @@ def main(
 
 
 def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
-    """The numbers of neighbours that a search can find; says which others were asked for."""
+    """The K of Recall@K, without those that exceed the number of items, which are reported."""
     from hypjax.system import console
 
-    if ks is None:
+    if not ks:
         return [k for k in _USUAL_KS if k < items] or [1]
-    known = [k for k in ks if k <= items]
-    if not known:
+    if items < min(ks):
         raise UserError(f"--ks is {', '.join(map(str, ks))}, but there are {items} images to find")
     if beyond := ", ".join(str(k) for k in ks if k > items):
         console.say(f"K of {beyond} is left out: there are {items} images to find")
-    return known
+    return [k for k in ks if k <= items]
 
 
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:

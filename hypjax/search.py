@@ -107,15 +107,15 @@ def main(
 
 
 def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
-    """The queries that could be read; says which could not, or raises an error if none could."""
+    """Leaves out queries that could not be read, with warnings, unless none could be read."""
     from hypjax.system import console
 
+    if not len(queries):  # The search raises an error.
+        return queries, images
     for path, reason in queries.unreadable.items():
-        if not len(queries):
-            raise UserError(f"cannot read {path} ({reason})")
         console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
-    kept = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-    return dataclasses.replace(queries, unreadable={}), images.take(kept)
+    readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
+    return dataclasses.replace(queries, unreadable={}), images.take(readable)
 
 
 if __name__ == "__main__":

@@ -183,10 +183,9 @@ def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 def _required(workdir: pathlib.Path) -> dict[str, Any]:
     if (saved := _saved(workdir)) is None:
-        raise UserError(
-            f"{workdir} holds no run (there is no {files.CONFIG}); train first, or name a run's "
-            "folder with --workdir"
-        )
+        problem = f"holds no run (there is no {files.CONFIG})"
+        problem = problem if workdir.exists() else "does not exist"
+        raise UserError(f"{workdir} {problem}; train first, or name a run's folder with --workdir")
     return saved
 
 
