@@ -93,12 +93,6 @@ def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path):
         open_at(name, tmp_path, tmp_path / "downloads")
 
 
-def disk_without_test_labels(root):
-    disk.write_cars_halves(root)
-    (root / "cars_test_annos_withlabels.mat").unlink()
-    return root
-
-
 def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(
     tmp_path, monkeypatch, capsys
 ):
@@ -108,9 +102,11 @@ def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(
         raise ConnectionError('Max retries exceeded (Caused by E("HTTPS(): No network"))')
 
     monkeypatch.setattr(pooch, "retrieve", fail)
+    disk.write_cars_halves(tmp_path / "cars")
+    (tmp_path / "cars/cars_test_annos_withlabels.mat").unlink()
     for name, folder, keyword in (
         ("sop", tmp_path, "has no files of sop.*--manual_dir"),
-        ("cars196", disk_without_test_labels(tmp_path / "cars"), "withlabels.*--part=train"),
+        ("cars196", tmp_path / "cars", "withlabels.*--part=train"),
         ("omniglot", None, r"cannot download http.* \(No network\).*--manual_dir"),
     ):
         with pytest.raises(UserError, match=keyword):
