@@ -37,7 +37,7 @@ def main(
         output: File to write, such as gallery.npz.
         embedding: With --workdir: output of the run's head, of its encoder, or of a scored prefix
             (head@16).
-        batch_size: Without --merge: number of images at once. Default: the run's, or 64.
+        batch_size: Number of images at once. Default: the run's, or 64.
         export: Additional format of other programs, such as usearch or parquet, or a URL, such as
             hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
         shard: Without --merge: part of the images to embed, such as 3/16, into a file of its own;

@@ -184,7 +184,7 @@ def similar(name: str, valid: Collection[str]) -> str:
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Lists the valid names, if few, and asks for the most similar one, as `similar`."""
+    """Lists the valid names, if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
     close = similar(name, valid)
     if listed or close:

@@ -35,7 +35,7 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def local_path(where: str) -> pathlib.Path:
-    """The path of a location; of an archive, that of its contents, unpacked once in the cache."""
+    """Path of a location; an archive is unpacked once, into a folder of the cache."""
     path = pathlib.Path(where).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path
@@ -51,7 +51,7 @@ def local_path(where: str) -> pathlib.Path:
             unfinished.mkdir(parents=True)
             unpack(path, unfinished)
     while len(below := _folders(folder)) == 1 and _folders(below[0]):
-        (folder,) = below  # It holds all.
+        (folder,) = below  # It contains everything else.
     return folder
 
 

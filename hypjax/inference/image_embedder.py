@@ -154,8 +154,8 @@ class Shard(NamedTuple):
         batches = -(-len(images) // batch_size)
         if self.count > batches:
             raise UserError(
-                f"{len(images)} images are {batches} batches of {batch_size}, too few for "
-                f"{self.count} parts; name at most {batches}"
+                f"{len(images)} images in batches of {batch_size} are too few for {self.count} "
+                f"parts; name at most {batches}"
             )
         first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
         return images[first:last]
@@ -173,8 +173,8 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     found = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
     counts = sorted({int(name[1]) for name in found if name})
     if len(counts) != 1:
-        numbers = " and of ".join(map(str, counts)) or "none"
-        raise UserError(f"the parts of {output} must be of one number, but they are of {numbers}")
+        wrong = f"parts of {' and of '.join(map(str, counts))}; remove those of all but one number"
+        raise UserError(f"{output} has {wrong if counts else 'no parts; embed them with --shard'}")
     parts, first = [], 0
     for index in range(1, counts[0] + 1):
         path = Shard(index, counts[0]).path(output)

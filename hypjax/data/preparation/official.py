@@ -83,7 +83,7 @@ class Archive(NamedTuple):
     """A .zip or .tar file with all or part of a dataset."""
 
     file: str  # Its name, or its path below the dataset's folder.
-    # Patterns of its contents, apart by '|'; if anything in the folder matches, it is not opened.
+    # Patterns of its contents, separated by '|'; the archive is not opened if anything matches.
     unpacked: str
     url: str = ""
     sha256: str | None = None  # Of the file at that address; None if downloads may differ.
@@ -164,6 +164,9 @@ class OfficialDataset(NamedTuple):
         are unpacked there for the time being. Listed images without a file are left out.
         """
         base = (manual_dir or downloads).absolute()
+        if manual_dir and not base.is_dir():
+            problem = "is no folder" if base.exists() else "does not exist"
+            raise UserError(f"{base} {problem}; {self.advice}")
         root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):

@@ -105,6 +105,7 @@ def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(
     disk.write_cars_halves(tmp_path / "cars")
     (tmp_path / "cars/cars_test_annos_withlabels.mat").unlink()
     for name, folder, keyword in (
+        ("sop", tmp_path / "none", "none does not exist"),
         ("sop", tmp_path, "has no files of sop.*--manual_dir"),
         ("cars196", tmp_path / "cars", "withlabels.*--part=train"),
         ("omniglot", None, r"cannot download http.* \(No network\).*--manual_dir"),
