@@ -70,7 +70,7 @@ MISTAKES = [
     ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),
     ("score --querys=a", "did you mean --queries?"),
     ("score --workdir=a", "unknown flag --workdir (--help"),
-    ("score --embeddings=a --ks=a", "an integer, or several"),
+    ("score --embeddings=a --ks=a", "integer, or several"),
     ("search --rerank=maybe", "true or false"),
     ("main --model.width=3", "--config.FIELD"),
     ("export --dataset=grocry", "revisitop1m; did you mean grocery?"),
