@@ -132,15 +132,14 @@ def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
     """Labels that number `classes` classes from 0, as integers."""
     if isinstance(labels, jax.core.Tracer):
         return integer_labels(labels)
-    indices = {index: index for index in range(classes)}  # Holds 3.0, too, but not 2.5.
     values = _values(labels)
     for label in values:
-        if label not in indices:
+        if label not in range(classes):  # 3.0 is, 2.5 is not.
             raise ValueError(
                 f"there are {classes} classes, but a label is {label!r}; "
                 "labels must number the classes from 0"
             )
-    return np.array([indices[label] for label in values], np.int32)
+    return np.array(values, np.int32)
 
 
 def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
