@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, explained, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
@@ -91,7 +91,10 @@ class Checkpoints:
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=self,
         )
-        self._manager = ocp.CheckpointManager(self._path, options=options)
+        problem = f"the checkpoints in {self._path} cannot be listed"
+        advice = "; restore a backup, or start over in another folder with --workdir"
+        with explained(problem, advice):  # Such as metadata that are JSON, but no dictionary.
+            self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
         for step in self._steps():
             with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
