@@ -52,6 +52,7 @@ class QdrantGallery:
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
+    model: str
     candidates: int = _LEAST_CANDIDATES
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
@@ -167,6 +168,7 @@ class QdrantGallery:
             kind = models.PayloadSchemaType.KEYWORD
             self._ask("create_payload_index", field_name="label", field_schema=kind)
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
+        self.model = embeddings.model
         self._write_facts()
 
     def _upsert(self, embeddings: Embeddings) -> None:
@@ -262,12 +264,12 @@ class QdrantGallery:
         try:
             facts = self._ask("get_collection").config.metadata["hypjax"]
             self.space, self.fingerprint = space_of(facts["space"]), facts["fingerprint"]
-            self.candidates = facts["candidates"]
+            self.candidates, self.model = facts["candidates"], facts["model"]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
     def _write_facts(self) -> None:
-        facts = {"fingerprint": self.fingerprint, "candidates": self.candidates}
+        facts = {name: getattr(self, name) for name in ("fingerprint", "model", "candidates")}
         facts["space"] = describe_space(self.space)
         self._ask("update_collection", metadata={"hypjax": facts})
 
