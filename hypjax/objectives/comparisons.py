@@ -17,7 +17,7 @@ from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
 Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
-# Numbers or strings, on the host; integers where they are traced, as by `jit`.
+# Numbers or strings; traced ones, as under `jit`, must be integers.
 Labels = Shaped[ArrayLike, " n"] | Sequence[str]
 
 
@@ -143,7 +143,7 @@ def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
 
 
 def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Labels that are traced, or compared with traced ones, so that they cannot be numbered."""
+    """Checks labels that are traced, or compared with traced ones: nothing numbers them."""
     traced = isinstance(labels, jax.core.Tracer)
     labels = labels if traced else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):

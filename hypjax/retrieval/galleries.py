@@ -83,7 +83,7 @@ class ArrayGallery:
     labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     space: Space
     fingerprint: str
-    model: str
+    model: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
