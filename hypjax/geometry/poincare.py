@@ -100,6 +100,8 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
     """
     x, v = arithmetic.floating(x, v)
+    # Products that XLA forms ahead with constant vectors of 3e38 overflow.
+    v = lax.optimization_barrier(v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
     # The squares of longer vectors overflow; these reach the boundary, too.
     w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
