@@ -37,7 +37,7 @@ Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit cir
 def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
 
-    Places are inside the unit circle. The seed is that of the order in which points are compared.
+    Positions are inside the unit circle. The seed draws the order in which points are compared.
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
@@ -74,7 +74,7 @@ def placing_among(
 
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
-    """The distance that is subtracted from those of the space, and the factor of the rest."""
+    """The distance to subtract from the space's distances, and the factor of the rest."""
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
     nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
@@ -85,9 +85,10 @@ def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, flo
 def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
-    Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
-    which is then projected to the Poincaré disk. It starts from the places of `lay_out`, which
-    tell it how groups of neighbours lie to each other. With its seed, UMAP runs in one thread.
+    Its neighbours are the nearest points of the space; its distances are measured on the
+    hyperboloid, which is then projected to the Poincaré disk. It starts from the places of
+    `lay_out`, which tell it how groups of neighbours lie to each other. With its seed, UMAP runs in
+    one thread.
 
     Raises:
         UserError: UMAP is not installed, or there are no more than 15 points.

@@ -4,7 +4,7 @@ They start from fields of `config.objective`. A model holds their logarithms bes
 its head: params["scalars"] = {"log_c": log c, ...}, float32. The logarithm keeps a scalar above 0,
 and a step of the optimiser changes it by a factor wherever it is, as in MERU (Desai et al., ICML
 2023, Section 3). Losses, scores and searches get the scalars from `scalar_values`, and replace
-those of an objective or a space by `with_scalars`.
+the scalars of an objective or a space by `with_scalars`.
 """
 
 import dataclasses

@@ -48,8 +48,8 @@ class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
     Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
-    `check` raises errors. Methods with a body are those of a space that inherits from this one and
-    does not know better.
+    `check` raises errors. Methods with a body are defaults for a space that inherits from this one
+    and does not know better.
 
     Attributes:
         squared: Whether distances are squares of Euclidean ones, as on the sphere.
@@ -180,7 +180,7 @@ class InnerProductSpace(Space, Protocol):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Terms whose products rank points like `separation`.
 
-        They are those of the points after an isometry that takes `centre`, a point in the convex
+        They are computed after an isometry that takes `centre`, a point in the convex
         hull of the space, to the origin. Products of points close to the centre keep more digits.
         """
 

@@ -96,7 +96,7 @@ def encode(
 ) -> Float[Array, "batch scales encoder_dim"]:
     """Embeds pixels with the encoder at each scale; features of another model stay as they are.
 
-    A scale is the side of resized images relative to that of the given ones (`scaled_side`).
+    A scale is the side of resized images divided by the side before (`scaled_side`).
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
@@ -190,7 +190,7 @@ class DatasetEmbedder:
     ) -> dict[str, Float[np.ndarray, "images d"]]:
         """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
 
-        Scales are those of `eval.scales` if they are None.
+        Without scales, `eval.scales` are used.
         """
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)

@@ -32,7 +32,7 @@ class ImageEmbedder(abc.ABC):
 
     name: str  # For messages.
     space: Space  # Of the embeddings.
-    # Hash of everything that embeddings depend on besides the images: equal ones can be compared.
+    # Hash of everything but the images that embeddings depend on: equal hashes can be compared.
     fingerprint: str
     batch_size: int
     match: Match | None = None  # How far matches are, if that is known.

@@ -111,7 +111,7 @@ class Model(ImageEmbedder):
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
-        `print(hits[0])` shows those of the first query. The gallery is what `gallery` returned,
+        `print(hits[0])` shows the first query's hits. The gallery is what `gallery` returned,
         what `hypjax.search` accepts as --gallery, or images; the query is given as for `embed`. A
         file is not found as its own neighbour.
         """
@@ -216,7 +216,7 @@ def load(
         part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
             the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
-            depend; by default that of the run's evaluation.
+            depend. Default: the batch size of the run's evaluation.
         encoder: The module that was trained, if it is not one of hypjax's.
     """
     return Model(_located(source), part, batch_size, encoder=encoder)

@@ -58,7 +58,7 @@ class CustomEncoder(Encoder):
 
 
 def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
-    """The encoder of a registered name for images of a view; options are those of an `Encoder`."""
+    """The encoder of a registered name for images of a view; options as for an `Encoder`."""
     module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
         return module.clone(**options)

@@ -202,7 +202,7 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
-    """The largest value of each dimension; the gradient is that of the first such patch."""
+    """The largest value of each dimension; the first such patch gets the gradient."""
     # By jnp.max, the gradient goes to patches that equal the maximum. In compiled programs none may
     # do so, where XLA computes them again and rounds otherwise.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)

@@ -84,7 +84,7 @@ def _joined(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _split_pool(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Splits the attention pooling's matrix into those of queries, and of keys and values."""
+    """Splits the attention pooling's matrix into a query matrix and a key-value matrix."""
     for kind in ("weight", "bias"):
         if (whole := state.pop(f"attn_pool.in_proj.{kind}", None)) is not None:
             third = len(whole) // 3

@@ -80,7 +80,7 @@ class Rotary(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BlockDesign:
-    """In what the blocks of a family of encoders differ from those of the first Transformers."""
+    """How a family of encoders changes the blocks of the original vision transformer."""
 
     norm_eps: float = 1e-6  # ε of all LayerNorms.
     activation: str = "gelu"  # Of perceptrons, see `hypjax.models.layers.activate`.
@@ -304,7 +304,7 @@ class Block(nn.Module):
     """Pre-norm Transformer block: attention, then a perceptron."""
 
     num_heads: int
-    mlp_ratio: float  # Width of the perceptron divided by that of the tokens.
+    mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
     dtype: DTypeLike  # Of matrix products.
     kernel: str = "auto"  # Of attention on NVIDIA GPUs, see `attend`.
     tokens: int | None = None  # On tensor cores, see `VisionTransformer`: those before padding.
@@ -356,7 +356,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; its attributes are those of the `Block`."""
+    """Multi-head self-attention; for its attributes see `Block`."""
 
     num_heads: int
     dtype: DTypeLike

@@ -1,6 +1,6 @@
 """Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
-Results do not depend on the number of devices: the loss is that of the whole batch, and its
+Results do not depend on the number of devices: the loss covers the whole batch, and its
 gradient is exact. A batch may also be embedded in slices (microbatches), one after the other, so
 that only one slice's activations are in memory.
 """

@@ -82,7 +82,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Whether this is the first process, which alone reads and writes the run's folder."""
+    """Whether this is the first process, the only one that reads and writes the run's folder."""
     return jax.process_index() == 0
 
 
@@ -149,7 +149,8 @@ class Agreement:
     def __call__(self, status: int) -> int:
         """The highest exit status that any process has announced, 0 for none; call it each step.
 
-        With several processes it is that of the previous call, so that none waits.
+        With several processes, it reports what was announced by the previous call, so that none
+        waits.
         """
         if jax.process_count() == 1:
             return status

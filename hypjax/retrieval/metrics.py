@@ -106,7 +106,7 @@ def r_precision(
 ) -> float:
     """Share of matches among the R nearest items of a query that has R matches.
 
-    Arguments and errors are those of `recall_at_k`.
+    Takes the arguments and raises the errors of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])

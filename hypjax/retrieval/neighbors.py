@@ -37,7 +37,7 @@ def nearest_neighbors(
 ) -> Nearest:
     """Finds the k nearest gallery items of each query, by exact search.
 
-    The result is that of sorting all items by the separations that `Space.separation` computes by
+    The result equals sorting all items by the separations that `Space.separation` computes by
     subtraction in float64 from points in float32, and ties by index: no rounding error of a product
     changes it, see `hypjax.retrieval`. The log says how many queries needed more than products in
     float32. This holds for points with normal float32 coordinates if sums in matrix products are

@@ -80,7 +80,7 @@ def fit(
 ) -> Projection:
     """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance are those of the points' features (`Space.features`), in blocks, so that the
+    Mean and covariance of the points' features (`Space.features`) are summed in blocks, so that the
     points may be memory-mapped.
 
     Raises:

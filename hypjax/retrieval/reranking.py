@@ -1,9 +1,10 @@
 """k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
 
-Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*. Distances
-are used as they are, as the paper prints it; the authors' code squares them and divides them by the
-largest one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here,
-as in that code, it is: besides its k1 nearest others, and as the first of the k2.
+Equations are numbered as in *Re-ranking Person Re-identification with k-reciprocal Encoding*.
+Distances are used as they are, as the paper prints it; the authors' code squares them and divides
+them by the largest one of each item. The paper leaves open whether an item is in its own
+neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the first of the
+k2.
 """
 
 import dataclasses

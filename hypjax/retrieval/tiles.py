@@ -123,7 +123,7 @@ def _split(
     row_first, first = rows[:, 0], columns[:, 0]
     row_last, last = rows.max(axis=1), columns.max(axis=1)
     matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
-    filled = (row_last[:, None] >= 0) & (last >= 0)  # Not with padding alone.
+    filled = (row_last[:, None] >= 0) & (last >= 0)  # Not only padding.
     return np.argwhere(matching & filled), np.argwhere(~matching & filled)
 
 

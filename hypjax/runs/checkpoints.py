@@ -175,7 +175,7 @@ class Checkpoints:
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
             saved = [int(path.name) for path in self._path.glob("*") if path.name.isdigit()]
-            latest = f"the latest saved state is that of step {max(saved)}" if saved else "none is"
+            latest = f"the latest saved state is step {max(saved)}" if saved else "none is"
             console.warn(
                 f"the state after step {self._saving} could not be saved in {self._path} "
                 f"({reason(error)}); {latest}; the run continues and saves again at the next "

@@ -63,7 +63,7 @@ def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
 
 
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
-    """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
+    """Replaces the files in a folder by the cloud's; keeps equal files of checkpoints."""
     here = _sizes(folder)
     for step in _steps(here) - _steps(stored):
         shutil.rmtree(folder / files.CHECKPOINTS / str(step))

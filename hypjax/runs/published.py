@@ -24,7 +24,7 @@ from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.
-# Fields in which a run and the recipe of a method are equal: all, and those of training only. Batch
+# Fields in which a run and the recipe of a method are equal: all, and only for training. Batch
 # size, steps and optimiser may differ: the comparison shows their effect.
 _EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
     model.weights model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales eval.pca

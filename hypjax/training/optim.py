@@ -35,7 +35,7 @@ def in_encoder(path: Sequence[str]) -> bool:
 def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTree]:
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
-    Gradients are taken with respect to the trained tree alone, so frozen parameters cost nothing
+    Gradients are taken with respect to the trained tree only, so frozen parameters cost nothing
     and have no share in the gradient's norm. Adapters freeze the rest of the encoder.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)

@@ -112,7 +112,7 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
-    The loss is that of the whole batch, for any number of devices and microbatches. The gradient
+    The loss covers the whole batch, for any number of devices and microbatches. The gradient
     and its norm cover the trained parameters only. An update that is not finite is dropped if
     `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
@@ -256,7 +256,8 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, *learner.pixel_scaling), flips)
         # Each slice and each device merges the adapters itself, which is cheap. What slices sum and
-        # devices exchange are then the gradients of adapters, and not those of kernels.
+        # devices exchange are then gradients of adapters, which are smaller than gradients of
+        # kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
         if not learner.cached_features:
