@@ -119,7 +119,7 @@ def parse_variant(
         rule += f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
-        pairs = [f"{one}-{name}" for name, x in ENCODERS.items() for one in x.losses]
+        pairs = [f"{kind}-{name}" for name, x in ENCODERS.items() for kind in x.losses]
         ends = [f"{pair},frozen" for pair in pairs] if comma else []
         rule += similar(name, [*pairs, *ends, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")

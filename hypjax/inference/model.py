@@ -139,10 +139,10 @@ class Model(ImageEmbedder):
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
-        encoder, given = self.module.encoder, dataset.vectors
-        if encoder.takes_pixels and given is not None:
+        encoder, vectors = self.module.encoder, dataset.vectors
+        if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, but was given features; pixels are uint8")
-        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
+        if not encoder.takes_pixels and (vectors is None or vectors.shape[1] != encoder.dim):
             raise UserError(
                 "this run was trained on features of another model, so it cannot embed "
                 f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"

@@ -150,7 +150,7 @@ def task_scores(
         labels = task.gallery.labels if task.gallery else None
         points = queries, task.queries.labels, gallery, labels
         return query_scores(*points, own_ids=task.own_ids, **options)
-    found = {}
+    by_level = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
@@ -159,8 +159,8 @@ def task_scores(
             # By the protocol, queries without a positive at a level have no part in it.
             warnings.filterwarnings("ignore", message=".* queries have no match")
             scores = relevance_scores(queries, gallery, relevance, **options)
-        found |= {f"{level}/{name}": values for name, values in scores.items()}
-    return found
+        by_level |= {f"{level}/{name}": values for name, values in scores.items()}
+    return by_level
 
 
 def score(

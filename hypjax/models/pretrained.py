@@ -243,8 +243,8 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
     }
 
 
-def _raise_on_names(words: str, names: set[str]) -> None:
+def _raise_on_names(problem: str, names: set[str]) -> None:
     if names:
         listed = ", ".join(sorted(names)[:_MAX_LISTED])
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        raise UserError(f"{words} {listed}{more}: the weights belong to another model")
+        raise UserError(f"{problem} {listed}{more}: the weights belong to another model")

@@ -295,8 +295,8 @@ class PairObjective(Objective):
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
                 f"hold a batch of {spec.batch_size}, and at most all {images} training images"
             )
-        one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
-        dim = jax.eval_shape(self.space.embed, one).shape[-1]
+        example = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
+        dim = jax.eval_shape(self.space.embed, example).shape[-1]
         return {}, {"memory": empty_memory(rows, dim)}
 
     def loss(

@@ -123,8 +123,8 @@ class Checkpoints:
         Its own `BestN` takes the later one of equal scores, and a manager whose file of scores is
         damaged cannot even be opened.
         """
-        kept = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
-        return [info.step in kept for info in checkpoints]
+        steps = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
+        return [info.step in steps for info in checkpoints]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
@@ -224,14 +224,14 @@ class Checkpoints:
         """Reads a checkpoint in the first process, or this one, and broadcasts it to all."""
         if self._read_only:
             return read()
-        found: list[Restored | None] = []
+        local: list[Restored | None] = []
         facts = processes.from_first(
-            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
+            lambda: local.append(read()) or (local[0] and [local[0].step, local[0].record])
         )
         if facts is None:
             return None
         like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: found[0].trees, like)
+        trees = processes.arrays_from_first(lambda: local[0].trees, like)
         return Restored(facts[0], jax.tree.map(_place_like, trees, like), facts[1])
 
     def restore(self, step: int, **like: PyTree) -> Restored:

@@ -21,7 +21,7 @@ from hypjax.geometry.learned import (
 )
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
-from hypjax.models.vit import drop_path_factors
+from hypjax.models.vit import draw_drop_path_masks
 from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
@@ -193,7 +193,7 @@ def _updated(
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
         lasting = (), (), learner.objective.lasting_state, ()
-        changed = (_chosen(finite, *each) for each in zip(changed, before, lasting, strict=True))
+        changed = (_chosen(finite, *trees) for trees in zip(changed, before, lasting, strict=True))
     trained, opt_state, objective_state, (teacher, average) = changed
     skipped = state.skipped + jnp.where(finite, 0, 1)
     params = optim.merge(trained, frozen)
@@ -226,7 +226,7 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
         return (key,)
     key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
-    factors = drop_path_factors(noise_key, learner.drop_path, depth, size)
+    factors = draw_drop_path_masks(noise_key, learner.drop_path, depth, size)
     return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
