@@ -43,7 +43,7 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
     The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
     default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
-    Section 4.2). Prefixes of the head's output, those of `eval.prefixes` and of the objective, are
+    Section 4.2). Prefixes of the head's output, from `eval.prefixes` and the objective, are
     "head@16", "head@16:sphere". The objective has the model's learned scalars, and the parameters
     give them to the other spaces.
     """

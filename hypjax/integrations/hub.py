@@ -98,7 +98,7 @@ def push(
     Its weights are written under timm's names, with the head as classifier, beside the
     configuration for hypjax and one for timm, results and a model card. Of paths in the
     configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
-    one commit, which removes those of an earlier model. Without a token, or if the hub cannot be
+    one commit, which removes an earlier model's files. Without a token, or if the hub cannot be
     reached, the folder remains, and one sentence says why.
 
     Args:

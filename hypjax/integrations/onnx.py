@@ -197,7 +197,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
 
 
 def view_model(view: View) -> onnx.ModelProto:
-    """The model that resizes and crops `images` to those of a view, `seen`."""
+    """The model that resizes and crops `images` to a view's images, `seen`."""
     steps = _SQUASH if view.test == "squash" else _CENTRE
     sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))

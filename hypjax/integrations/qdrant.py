@@ -87,7 +87,7 @@ class QdrantGallery:
         return sorted({item.label for item in self.sample(_SAMPLE)} - {""})
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
-        """See `Gallery`; keys are those of `point_id`."""
+        """See `Gallery`; `point_id` gives the keys."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
         items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_BOTH))}
         return [items[key] for key in keys if key in items]

@@ -373,7 +373,7 @@ class Attention(nn.Module):
         factor: Float[Array, " dim"] | None = None,
         rope: Rope | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Attends to all tokens but those of padding; for the affine map and factor see `Dense`."""
+        """Attends to all tokens but the padding; for the affine map and factor see `Dense`."""
         width, design = x.shape[-1], self.design
         inputs = (x[:, : self.outputs], x, x)
         if self.tokens is not None:  # Or XLA merges the three where images are few.

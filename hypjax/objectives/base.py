@@ -99,7 +99,7 @@ class Objective(Protocol):
     def loss(self, **values: Any) -> tuple[Float[Array, ""], Any]:
         """Loss of a whole batch.
 
-        A method names those of these arguments that it needs, and gets no others:
+        A method names the arguments that it needs, and gets no others:
 
         - `params` and `state`: the parameters of the objective, and its state,
         - `outputs`: the model's `Outputs` for the images of the batch, float32,
@@ -127,7 +127,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
 
-    Spaces, groups, state and teacher are by default those of the other one.
+    Spaces, groups, state and teacher are by default the base's.
     """
 
     base: Objective
@@ -143,7 +143,7 @@ class Extension(Objective):
         return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces those of the other objective."""
+        """Replaces the scalars of the base."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
     def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
@@ -223,7 +223,7 @@ def declare(
     """Declares a loss that is a function, whose arguments with rules are fields.
 
     `build` makes the objective from the function with its settings, a run's configuration and its
-    space; `shared` are fields of all losses of this kind; `facts` are those of `Declaration`.
+    space; `shared` are fields of all losses of this kind; for `facts` see `Declaration`.
     """
     defaults = inspect.signature(function).parameters
     own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}

@@ -102,7 +102,7 @@ _UNKNOWN = Declaration(_refuse, {})
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The number that divides distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace those of the configuration. An objective without a softmax
+    Learned scalars, by name, replace the configuration's. An objective without a softmax
     over the negatives of an anchor is a `UserError`.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}

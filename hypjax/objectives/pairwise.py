@@ -201,7 +201,7 @@ def mixed_space(
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`."""
+    """The pairwise cross-entropy in a mixed space; for its numbers see `mixed_space`."""
 
     ball: PoincareBall
     sphere_temperature: float

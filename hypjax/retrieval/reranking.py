@@ -52,9 +52,9 @@ def rerank(
 ) -> Nearest:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
-    The items whose neighbourhoods are compared are those of the gallery and the queries that are
-    not in it. Neighbourhoods come from the exact search, so the memory needed grows with the number
-    of items, and not with its square. As in the paper:
+    Neighbourhoods are compared of the items of the gallery and of the queries that are not in it.
+    Neighbourhoods come from the exact search, so the memory needed grows with the number of items,
+    and not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds

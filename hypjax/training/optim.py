@@ -206,7 +206,7 @@ def _with_points(
 
     def mover(group: Group) -> optax.GradientTransformation:
         general = learning_rate if callable(learning_rate) else lambda step: learning_rate
-        factor = _group_of(groups, group.path).rate  # It may be that of `optim.groups`.
+        factor = _group_of(groups, group.path).rate  # A group of `optim.groups` may set it.
         return riemannian_adam(lambda step: factor * general(step), c=group.ball_c, **moments)
 
     of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}

@@ -221,13 +221,13 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key; with stochastic depth, also the branch factors of all rows, 0 for padding."""
-    if not learner.drop_path:
+    """The loss's key; with stochastic depth, also the drop-path masks of all rows, 0 for
+    padding.""" if not learner.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
-    factors = draw_drop_path_masks(noise_key, learner.drop_path, depth, size)
-    return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
+    masks = draw_drop_path_masks(noise_key, learner.drop_path, depth, size)
+    return key, jnp.pad(masks, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
 def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
