@@ -221,8 +221,8 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key; with stochastic depth, also the drop-path masks of all rows, 0 for
-    padding.""" if not learner.drop_path:
+    """The loss's key; with stochastic depth, also the masks of all rows, 0 for padding."""
+    if not learner.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
