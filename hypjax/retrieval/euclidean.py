@@ -3,7 +3,7 @@
 A ball of the Poincaré metric is also a Euclidean ball, with another centre. So the k nearest points
 of a query are the k nearest, in Euclidean distance, to the centre of the ball on whose surface the
 k-th of them lies. A first search at the query bounds the separation of the k-th; a second one at
-that centre finds the neighbours. Near the boundary, the first one alone misses them.
+that centre finds the neighbours. Near the boundary, the first centre misses them.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.

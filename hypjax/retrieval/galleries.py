@@ -63,7 +63,7 @@ class Gallery(Protocol):
         """Whether an image is of this class."""
 
     def classes(self) -> list[str]:
-        """Names of the classes in order; those of a sample where there may be too many to list."""
+        """Names of the classes in order; of a sample where there may be too many to list."""
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """The images with these keys, in their order; unknown keys are left out."""
