@@ -58,7 +58,7 @@ class FeatureSpace:
     """The flags of the space in which features are compared.
 
     Args:
-        space: Space to compare features in: sphere is by cosine. Default: that of the file, or
+        space: Space to compare features in: sphere is by cosine. Default: the space of the file, or
             sphere.
         c: With --space=ball: the curvature is -c.
         clip_radius: With --space=ball: norm to which features are clipped; 0 for none.
@@ -69,7 +69,7 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the `Space`; None for that of a file."""
+        """Creates the `Space`; None stands for the file's."""
         from hypjax.geometry import PoincareBall, Sphere
 
         spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}
