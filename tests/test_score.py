@@ -8,11 +8,19 @@ import pickle
 import numpy as np
 import pytest
 
+from hypjax.data.dataset import table_of_names
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.inference.hits import find_hits
+from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.refinement import Refinement
 from tests.helpers import commands
+from tests.helpers.galleries import labelled
+from tests.retrieval.test_metrics import NAMES, by_definition
+
+SPHERE = Sphere()
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +136,30 @@ def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_pat
     assert "recall@90" not in scores
     commands.call("score", *where, "--ks=1", "--keep_self", f"--output={output}")
     assert json.loads(output.read_text())["recall@1"] == 1.0
+
+
+def test_a_query_finds_no_copy_of_its_file():
+    """Some rows of the gallery are copies, of a query's class or another one."""
+    x, labels = labelled(SPHERE, 90, 6)
+    rows = np.array([*range(60), 0, 0, 5, 7])
+    classes = np.array([*labels[:60], labels[0], labels[1] + 1, labels[5], labels[7]]).astype(str)
+    names = np.array([f"/{i}.jpg" for i in range(90)])
+    gallery = Embeddings(x[rows], names[rows], classes, SPHERE)
+    queries = Embeddings(x[::3], names[::3], labels[::3].astype(str), SPHERE)
+    task = task_of(gallery, queries)
+    assert task.own_rows[0] == [0, 60, 61] and task.own_rows[29] == [] and task.num_items == 61
+    scores = task_scores(task, queries.vectors, gallery.vectors, metrics=NAMES, space=SPHERE)
+    distances = np.asarray(SPHERE.distance_matrix(queries.vectors, gallery.vectors), np.float64)
+    for i, row in enumerate(distances):
+        order = np.argsort(row, kind="stable")
+        hits = classes[order[gallery.ids[order] != queries.ids[i]]] == queries.labels[i]
+        for name in NAMES:
+            expected = by_definition(name, hits, hits.sum())
+            assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
+    for refinement in (None, Refinement(expansion=2)):
+        images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
+        found = find_hits(queries, images, gallery, 60, refinement)
+        assert all(hits.query not in hits.paths for hits in found)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.retrieval import bootstrap_interval, neighbors
+from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
 
 class Search(NamedTuple):
@@ -61,15 +61,22 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     alone = run.splits.gallery is None
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
-    own_ids = np.arange(len(test)) if alone else run.splits.own_ids
-    k = min(k, len(items) - (own_ids is not None))
-    distances, hits = neighbors.search(points, own_ids, gallery, k=k, space=space)
+    own_rows = [[i] for i in range(len(test))] if alone else run.splits.own_rows
+    own_rows = own_rows or [[]] * len(test)
+    most = max(map(len, own_rows))
+    k = min(k, len(items) - most)
+    distances, hits = nearest_neighbors(points, gallery, k=k + most, space=space)
+    own = np.array([np.isin(row, rows) for row, rows in zip(hits, own_rows, strict=True)])
+    others = np.argsort(own, axis=1, kind="stable")[:, :k]
+    distances, hits = (np.take_along_axis(x, others, axis=1) for x in (distances, hits))
     right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    matches = counts[test.labels]
-    if own_ids is not None:
-        matches -= (own_ids >= 0) & (items.labels[own_ids] == test.labels)
+    own_matches = [
+        np.sum(items.labels[rows] == label)
+        for rows, label in zip(own_rows, test.labels, strict=True)
+    ]
+    matches = counts[test.labels] - own_matches
     answerable = (test.num_classes > 1) & (matches > 0)
     correct, nearest = right[:, 0], distances[:, 0]
     order = np.lexsort((np.where(correct, -nearest, nearest), correct))

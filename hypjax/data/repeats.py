@@ -1,5 +1,6 @@
 """Images that a dataset holds more than once: queries in their gallery, and identical files."""
 
+import collections
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -9,26 +10,26 @@ from hypjax.data.dataset import Dataset
 from hypjax.system.files import real_paths
 from hypjax.types import GroundTruth
 
-OwnIds = Int[np.ndarray, " queries"] | None  # Rows in a gallery, -1 for none; None if all are -1.
+OwnRows = Sequence[Sequence[int]]  # Rows of a gallery that hold each query's file.
 
 
-def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnIds:
-    """Rows of the queries in a gallery, by their names or, if these are links, their targets."""
-    listed = equal_rows(queries, gallery)
-    if listed is not None and (listed >= 0).all():
-        return listed
-    targets = equal_rows(real_paths(queries), real_paths(gallery))
-    return targets if listed is None else np.where(listed >= 0, listed, targets)
+def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnRows:
+    """Rows of each query's file in a gallery, by names or, where these are links, their targets."""
+    return equal_rows(real_paths(queries), real_paths(gallery))
 
 
-def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnIds:
-    """Rows in a gallery that equal the queries; of several, the one with the query's number."""
-    rows = {item: row for row, item in enumerate(gallery)}
-    own_ids = np.array([rows.get(query, -1) for query in queries], int)
-    for row, (query, item) in enumerate(zip(queries, gallery, strict=False)):
-        if query == item:
-            own_ids[row] = row
-    return own_ids if (own_ids >= 0).any() else None
+def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnRows:
+    """Rows of a gallery that equal each query."""
+    rows = collections.defaultdict(list)
+    for row, item in enumerate(gallery):
+        rows[item].append(row)
+    return [rows.get(query, []) for query in queries]
+
+
+def in_gallery(own_rows: OwnRows) -> str:
+    """Says how many queries are in the gallery."""
+    count = sum(map(bool, own_rows))
+    return f"{count} of {len(own_rows)} queries are in the gallery, and do not find themselves"
 
 
 def repeat_notes(
@@ -36,16 +37,13 @@ def repeat_notes(
     validation: Dataset | None,
     test: Dataset,
     gallery: Dataset | None,
-    own_ids: OwnIds,
+    own_rows: OwnRows,
     ground_truth: GroundTruth | None,
 ) -> tuple[str, ...]:
     """Says how many queries are in the gallery, and how many images are identical to others."""
     notes = []
-    if own_ids is not None:
-        notes.append(
-            f"{np.sum(own_ids >= 0)} of {len(own_ids)} queries are in the gallery, and do not find "
-            "themselves"
-        )
+    if any(own_rows):
+        notes.append(in_gallery(own_rows))
     parts = [part for part in (train, validation, test, gallery) if part is not None]
     checksums = {id(part): _checksums(part) for part in parts}
     if any(column is None for column in checksums.values()):
@@ -59,17 +57,14 @@ def repeat_notes(
         if images is None or others is None:
             continue
         rows = equal_rows(*(checksums[id(part)].tolist() for part in (images, others)))
-        if rows is None:
-            continue
-        repeated = rows >= 0
-        if other == "gallery" and own_ids is not None:
-            repeated &= own_ids < 0
-        if count := np.sum(repeated):
-            first = int(np.argmax(repeated))
-            example = f"{images.name(first)} and {others.name(rows[first])}"
+        own = own_rows if other == "gallery" and own_rows else [[]] * len(rows)
+        repeated = [i for i in range(len(rows)) if rows[i] and not own[i]]
+        if repeated:
+            first = repeated[0]
+            example = f"{images.name(first)} and {others.name(rows[first][0])}"
             notes.append(
-                f"{count} of {len(images)} {name} images are identical to {other} images, such as "
-                f"{example}"
+                f"{len(repeated)} of {len(images)} {name} images are identical to {other} images, "
+                f"such as {example}"
             )
     return tuple(notes)
 

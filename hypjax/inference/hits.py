@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
-from hypjax.data.repeats import OwnIds
+from hypjax.data.repeats import OwnRows
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
@@ -71,17 +71,16 @@ def match_distance(
     gallery: Float[np.ndarray, "m d"],
     gallery_labels: Int[np.ndarray, " m"],
     space: Space,
-    own_ids: OwnIds = None,
+    own_rows: OwnRows = (),
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other. No query matches its own item.
+    Queries that are the gallery itself search among each other. No query matches its own file.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
-    if own_ids is not None:
-        (rows,) = np.nonzero(own_ids >= 0)
-        distances[rows, own_ids[rows]] = np.inf
+    for query, rows in enumerate(own_rows):
+        distances[query, rows] = np.inf
     if queries is gallery:
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)
@@ -167,9 +166,10 @@ def find_hits(
         neighbours = gallery.nearest(queries.vectors, k, paths)
     elif isinstance(gallery, Embeddings):
         query_rows = gallery.own_rows(paths)
-        own_ids = query_rows if (query_rows >= 0).any() else None
-        points, items, space = queries.vectors, gallery.vectors, gallery.space
-        nearest = refinement.search(points, own_ids, items, k=k, space=space)
+        points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
+        if (query_rows >= 0).any():
+            own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
+        nearest = refinement.search(points, own_ids, items, k=listed, space=gallery.space)
         neighbours = gallery.neighbours(*nearest, query_rows, k)
     else:
         raise UserError(
