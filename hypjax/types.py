@@ -17,6 +17,7 @@ SPLITS = {
     "gallery": (),
 }
 _SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
+_SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # Of names such as training_set.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 _MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings print as.
 
@@ -35,7 +36,7 @@ def class_name(label: object) -> str:
 def split_name(name: object) -> str:
     """The split that a name stands for, such as 'validation' for Val, or else the name."""
     text = class_name(name)
-    return _SPLIT_OF.get(text.lower(), text)
+    return _SPLIT_OF.get(_SUFFIX.sub("", text.lower()), text)
 
 
 class GroundTruth(NamedTuple):

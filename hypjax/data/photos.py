@@ -244,7 +244,7 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
     if suffixes:
         counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_MAX_NAMED)]
         more = ", ..." if len(suffixes) > _MAX_NAMED else ""
-        heif = "; .heic needs pip install pillow-heif" if _HEIF & suffixes.keys() else ""
+        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
         console.warn(
             f"{sum(suffixes.values())} of {len(files)} files in {root} are left out, because "
             f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"

@@ -150,7 +150,11 @@ def test_files_that_may_be_images_are_read_or_counted(tmp_path, capsys):
         *("a/1.png", "a/2.avif", "b/3.jp2", "b/4.JFIF", "c/5.tga")
     }
     (line,) = capsys.readouterr().err.splitlines()
-    assert "5 of 12 files" in line and "pillow-heif" in line
+    assert "5 of 12 files" in line and "[heif]" in line
+    (tmp_path / "b/2.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    if ".heic" not in Image.registered_extensions():
+        with pytest.raises(UserError, match=r"2.HEIC \(HEIC needs pip install .*\[heif\]"):
+            opening.measured(find_images(str(tmp_path / "b/2.HEIC")))
     assert "2 .heic, 1 without a suffix, 1 .cr2, 1 .svg" in line
 
 
@@ -290,18 +294,19 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
         split = "train" if name < "e" else "gallery" if "1." in name else "query"
         write_picture(tmp_path / split / name, colour=(i, 0, 0))
     first = open_at(tmp_path, validation_classes=0)
-    assert first.repeats == () and first.own_ids is None
+    assert first.repeats == () and not any(first.own_rows)
     shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/b/copy.png")
     shutil.copy(tmp_path / "train/a/1.png", tmp_path / "gallery/e/copy.png")
     shutil.copy(tmp_path / "query/f/0.png", tmp_path / "gallery/f/copy.png")
-    (tmp_path / "gallery/g/link.png").symlink_to(tmp_path / "query/g/0.png")
+    for link in ("gallery/g/link.png", "gallery/h/link.png"):
+        (tmp_path / link).symlink_to(tmp_path / "query/g/0.png")
     splits = open_at(tmp_path, validation_classes=0)
     own, classes, training, copied = splits.repeats
     assert own == "1 of 4 queries are in the gallery, and do not find themselves"
-    assert splits.own_ids.tolist() == [-1, -1, 5, -1]
-    assert "2 images are in more than one class, such as" in classes
+    assert splits.own_rows == [[], [], [5, 7], []]
+    assert "3 images are in more than one class, such as" in classes
     assert "train/a/0.png (a) and" in classes and "copy.png (b)" in classes
-    assert "1 of 7 gallery images are identical to training images" in training
+    assert "1 of 8 gallery images are identical to training images" in training
     assert "1 of 4 query images are identical to gallery images" in copied
     results = noted(splits.notes, splits.repeats)
     assert results == {"repeats": [*splits.repeats]}

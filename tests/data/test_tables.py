@@ -98,9 +98,9 @@ def test_names_of_classes_and_splits():
     }.items():
         assert {class_name(label) for label in labels} == {names}
     for split, names in {
-        "train": ("train", "Training", "TRAIN"),
+        "train": ("train", "Training", "TRAIN", "training_set", "train-images"),
         "validation": ("val", "Valid", "validation", "dev"),
-        "test": ("Test", "testing", "eval"),
+        "test": ("Test", "testing", "eval", "TestSet"),
         "query": ("Query", "queries"),
         "holdout": ("holdout",),
         "": ("", None, float("nan")),
