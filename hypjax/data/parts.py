@@ -7,7 +7,6 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
-from hypjax.data.repeats import OwnRows, own_rows, repeat_notes
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import GroundTruth
@@ -19,6 +18,7 @@ _LEAST_VALIDATED = 8  # Training images of a class, without which none are held 
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
+OwnRows = Sequence[Sequence[int]]  # Rows of a gallery with each query's file; () if unknown.
 _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
@@ -136,16 +136,6 @@ def divide(
         elif validation is None and amount:
             train, validation = _hold_out(train, amount, held_out.seed, "validation")
     return train, validation, test, gallery
-
-
-def with_repeats(splits: Splits) -> Splits:
-    """Finds the queries that are in the gallery, and images that occur more than once."""
-    test, gallery, judged = splits.test, splits.gallery, splits.ground_truth
-    own = ()
-    if gallery is not None and judged is None:
-        own = own_rows(test.names.tolist(), gallery.names.tolist())
-    repeats = repeat_notes(splits.train, splits.validation, test, gallery, own, judged)
-    return splits._replace(own_rows=own, repeats=repeats)
 
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:

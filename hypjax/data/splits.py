@@ -23,8 +23,8 @@ from hypjax.data.parts import (
     Splits,
     check_classes,
     divide,
-    with_repeats,
 )
+from hypjax.data.repeats import with_repeats
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder

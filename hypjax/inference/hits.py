@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits
-from hypjax.data.repeats import OwnRows
+from hypjax.data.parts import OwnRows, Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings

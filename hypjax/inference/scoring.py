@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import Benchmark
-from hypjax.data.parts import Splits, Task
-from hypjax.data.repeats import OwnRows, equal_rows, in_gallery, own_rows
+from hypjax.data.parts import OwnRows, Splits, Task
+from hypjax.data.repeats import equal_rows, own_rows, queries_in_gallery
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
@@ -80,8 +80,8 @@ def task_of(
     if task.gallery is None or keep_self:
         return task
     own = _own_rows(task.queries, task.gallery)
-    if any(own):
-        console.say(f"{in_gallery(own)} (with --keep_self they do)")
+    if note := queries_in_gallery(own):
+        console.say(f"{note} (with --keep_self they do)")
     return task._replace(own_rows=own)
 
 

@@ -312,8 +312,7 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     assert results == {"repeats": [*splits.repeats]}
 
 
-@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
-@pytest.mark.parametrize("top", ["", "photos"])
+@pytest.mark.parametrize(("kind", "top"), [("zip", ""), ("gztar", "photos"), ("tar", "")])
 def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = [f"{name}/{i}.png" for name in "abcdefgh" for i in "12"]
