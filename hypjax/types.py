@@ -25,12 +25,15 @@ _MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings prin
 def class_name(label: object) -> str:
     """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'."""
     value = label.item() if hasattr(label, "item") else label
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
     if not isinstance(value, str) and text.lower() in _MISSING:
         return ""
     return whole[1] if (whole := _WHOLE_NUMBER.fullmatch(text)) else text
+
+
+def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:
+    """Names of numbered classes; '' where the number is None, or −1, which marks missing labels."""
+    return ["" if number is None or number < 0 else names[number] for number in numbers]
 
 
 def split_name(name: object) -> str:

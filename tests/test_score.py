@@ -113,24 +113,24 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
 
 @pytest.mark.parametrize("ids", ["rows", "paths", "links"])
 def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_path, capsys):
-    given, rows = np.load(files / "f.npz"), np.arange(0, 90, 2)
+    gallery, rows = np.load(files / "f.npz"), np.arange(0, 90, 2)
     names = np.array([f"{tmp_path}/{i}.jpg" for i in range(90)])
     (tmp_path / "links").mkdir()
     for i, name in enumerate(names):
         pathlib.Path(name).touch()
         (tmp_path / f"links/{i}.jpg").symlink_to(name)
-    columns = {name: given[name][rows] for name in ("features", "labels")}
-    asked = [f"{tmp_path}/links/{i}.jpg" for i in rows] if ids == "links" else names[rows]
-    kept = {} if ids == "rows" else {"ids": names}
-    np.savez(tmp_path / "g.npz", **given, **kept)
-    np.savez(tmp_path / "q.npz", **columns, **({"ids": asked} if kept else {}))
-    points = np.asarray(Sphere().embed(given["features"]))
-    expected = query_scores(points, given["labels"], metrics=["recall@1"], space=Sphere())
+    columns = {name: gallery[name][rows] for name in ("features", "labels")}
+    query_names = [f"{tmp_path}/links/{i}.jpg" for i in rows] if ids == "links" else names[rows]
+    ids_of_gallery = {} if ids == "rows" else {"ids": names}
+    np.savez(tmp_path / "g.npz", **gallery, **ids_of_gallery)
+    np.savez(tmp_path / "q.npz", **columns, **({"ids": query_names} if ids_of_gallery else {}))
+    points = np.asarray(Sphere().embed(gallery["features"]))
+    expected = query_scores(points, gallery["labels"], metrics=["recall@1"], space=Sphere())
     where = f"--embeddings={tmp_path}/g.npz", f"--queries={tmp_path}/q.npz"
     output = tmp_path / "s.json"
     commands.call("score", *where, "--ks=1,90", f"--output={output}")
-    told = capsys.readouterr().err
-    assert "45 of 45 queries are in the gallery" in told and "K of 90 is left out" in told
+    printed = capsys.readouterr().err
+    assert "45 of 45 queries are in the gallery" in printed and "K of 90 is left out" in printed
     scores = json.loads(output.read_text())
     assert scores["recall@1"] == pytest.approx(expected["recall@1"][rows].mean())
     assert "recall@90" not in scores

@@ -1,4 +1,4 @@
-"""Images that are first brought to this machine's disk or memory: in archives, and at URLs."""
+"""Images in archives and at URLs."""
 
 import itertools
 import pathlib
@@ -24,9 +24,9 @@ _AGENT = {"User-Agent": "hypjax"}  # Some servers refuse Python's.
 
 
 def local_path(where: str) -> pathlib.Path:
-    """The path of a location, of an archive the folder of its contents in the cache.
+    """Path of a location; for an archive, the folder in the cache to which it is unpacked once.
 
-    An archive is unpacked once. A folder that holds all its contents stands for it.
+    A folder that holds all contents of an archive stands for it.
     """
     path = pathlib.Path(where).expanduser()
     suffix = next((x for x in _ARCHIVES if path.name.lower().endswith(x)), None)
@@ -71,13 +71,8 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in folders if not path.name.startswith(".")]
 
 
-def is_web_address(where: str) -> bool:
-    """Whether a location is an address of the web."""
-    return where.startswith(("http://", "https://"))
-
-
 def image_at(url: str) -> Dataset:
-    """The image at an address of the web, as a table of one row."""
+    """The image at a URL, as a table of one row."""
     try:
         request = urllib.request.Request(url, headers=_AGENT)
         with urllib.request.urlopen(request, timeout=_SECONDS) as response:

@@ -25,7 +25,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.fetching import image_at, is_web_address, local_path
+from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
@@ -108,7 +108,7 @@ def list_images(where: str) -> Dataset:
     """
     from hypjax.retrieval.feature_files import has_features
 
-    if is_web_address(where):
+    if where.startswith(("http://", "https://")):
         return image_at(where)
     path = local_path(where)
     if has_features(path):
@@ -235,7 +235,7 @@ def list_folder(root: pathlib.Path) -> Dataset:
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
-    known = image_suffixes() | {*SHARDS, *TABLES, ".npz", ".npy"}
+    known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
     suffixes = collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()

@@ -156,15 +156,15 @@ def find_hits(
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    named = [images.path(i) for i in range(len(images))]
+    paths = [images.path(i) for i in range(len(images))]
     if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
-        named = images.names.tolist()  # Features whose images have names.
-    paths = [os.path.realpath(path) if path and not keep_self else "" for path in named]
+        paths = images.names.tolist()  # Features whose images have names.
+    files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
     refinement = refinement or Refinement()
     if refinement == Refinement():
-        neighbours = gallery.nearest(queries.vectors, k, paths)
+        neighbours = gallery.nearest(queries.vectors, k, files)
     elif isinstance(gallery, Embeddings):
-        query_rows = gallery.own_rows(paths)
+        query_rows = gallery.own_rows(files)
         points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
         if (query_rows >= 0).any():
             own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
@@ -184,7 +184,7 @@ def find_hits(
     return [
         Hits(
             query=images.name(i),
-            label=images.class_name(i) or hits.own_label or _folder_label(named[i], has_class),
+            label=images.class_name(i) or hits.own_label or _folder_label(paths[i], has_class),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,

@@ -88,6 +88,7 @@ def test_names_of_classes_and_splits():
         "3": (3, 3.0, "3", "3.0", " 3 ", np.float32(3), np.int64(3), b"3"),
         "": (None, float("nan"), np.float32("nan"), np.datetime64("NaT"), ""),
         "0.5": (0.5, "0.5"),
+        "-1": (-1, -1.0, "-1"),
         "nan": ("nan",),
     }.items():
         assert {class_name(label) for label in labels} == {names}
