@@ -111,7 +111,7 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
         commands.call("score", files_of[0], f"--queries={files}/f.npz", truth)
 
 
-@pytest.mark.parametrize("ids", ["rows", "paths", "links"])
+@pytest.mark.parametrize("ids", ["rows", "counts", "paths", "links"])
 def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_path, capsys):
     gallery, rows = np.load(files / "f.npz"), np.arange(0, 90, 2)
     names = np.array([f"{tmp_path}/{i}.jpg" for i in range(90)])
@@ -120,10 +120,11 @@ def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_pat
         pathlib.Path(name).touch()
         (tmp_path / f"links/{i}.jpg").symlink_to(name)
     columns = {name: gallery[name][rows] for name in ("features", "labels")}
-    query_names = [f"{tmp_path}/links/{i}.jpg" for i in rows] if ids == "links" else names[rows]
-    ids_of_gallery = {} if ids == "rows" else {"ids": names}
-    np.savez(tmp_path / "g.npz", **gallery, **ids_of_gallery)
-    np.savez(tmp_path / "q.npz", **columns, **({"ids": query_names} if ids_of_gallery else {}))
+    counts = [[f"image {i}" for i in range(count)] for count in (90, 45)]
+    links = [f"{tmp_path}/links/{i}.jpg" for i in rows]
+    named = {"counts": counts, "paths": (names, names[rows]), "links": (names, links)}.get(ids)
+    np.savez(tmp_path / "g.npz", **gallery, **({"ids": named[0]} if named else {}))
+    np.savez(tmp_path / "q.npz", **columns, **({"ids": named[1]} if named else {}))
     points = np.asarray(Sphere().embed(gallery["features"]))
     expected = query_scores(points, gallery["labels"], metrics=["recall@1"], space=Sphere())
     where = f"--embeddings={tmp_path}/g.npz", f"--queries={tmp_path}/q.npz"
@@ -136,6 +137,8 @@ def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_pat
     assert "recall@90" not in scores
     commands.call("score", *where, "--ks=1", "--keep_self", f"--output={output}")
     assert json.loads(output.read_text())["recall@1"] == 1.0
+    commands.call("score", where[0], f"--queries={tmp_path}/g.npz", f"--output={output}")
+    assert json.loads(output.read_text())["recall@1"] == expected["recall@1"].mean()
 
 
 def test_a_query_finds_no_copy_of_its_file():

@@ -1,6 +1,7 @@
 """Searches among a run's test images: their hits, recall by class, and a figure of some."""
 
 import collections
+import itertools
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -62,20 +63,15 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
     own_rows = [[i] for i in range(len(test))] if alone else run.splits.own_rows
-    own_rows = own_rows or [[]] * len(test)
-    most = max(map(len, own_rows))
-    k = min(k, len(items) - most)
-    distances, hits = nearest_neighbors(points, gallery, k=k + most, space=space)
-    own = np.array([np.isin(row, rows) for row, rows in zip(hits, own_rows, strict=True)])
-    others = np.argsort(own, axis=1, kind="stable")[:, :k]
+    own = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(-1, len(test))
+    k = min(k, len(items) - len(own))
+    distances, hits = nearest_neighbors(points, gallery, k=k + len(own), space=space)
+    others = np.argsort((hits == own[:, :, None]).any(axis=0), axis=1, kind="stable")[:, :k]
     distances, hits = (np.take_along_axis(x, others, axis=1) for x in (distances, hits))
     right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    own_matches = [
-        np.sum(items.labels[rows] == label)
-        for rows, label in zip(own_rows, test.labels, strict=True)
-    ]
+    own_matches = np.sum((own >= 0) & (items.labels[own] == test.labels), axis=0)
     matches = counts[test.labels] - own_matches
     answerable = (test.num_classes > 1) & (matches > 0)
     correct, nearest = right[:, 0], distances[:, 0]

@@ -77,11 +77,18 @@ def task_of(
                 "array labels, in a file (--labels or --query_labels) or by sub-folders of "
                 "--images, or name the judged dataset (--dataset)"
             )
-    if task.gallery is None or keep_self:
-        return task
-    own = _own_rows(task.queries, task.gallery)
+    return task if task.gallery is None or keep_self else _without_own_files(task)
+
+
+def _without_own_files(task: Task[Embeddings]) -> Task[Embeddings]:
+    """The search in which no query finds its own file; says how many queries are in the gallery."""
+    queries, gallery = task[:2]
+    own = _own_rows(queries, gallery)
     if note := queries_in_gallery(own):
         console.say(f"{note} (with --keep_self they do)")
+    columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
+    if all(np.array_equal(*column) for column in columns) and own == [[i] for i in range(len(own))]:
+        return Task(gallery)  # Which takes a tenth of the time.
     return task._replace(own_rows=own)
 
 
