@@ -37,9 +37,9 @@ class Images:
     """The flags of images that an encoder embeds.
 
     Args:
-        images: Images to score --encoder on, as for python -m hypjax.embed. dataset: Prepared
-        dataset, such as cub200 or roxford5k, to score --encoder on; or the dataset of
-            the images in --embeddings, which is needed if its queries are judged.
+        images: Images to score --encoder on, as for python -m hypjax.embed.
+        dataset: Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or the
+            dataset of the images in --embeddings, which is needed if its queries are judged.
         data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
         batch_size: Number of images that --encoder embeds at once. Default: 64.
     """
