@@ -7,7 +7,6 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
-from hypjax.data.repeats import OwnIds, own_rows, repeat_notes
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import GroundTruth
@@ -19,6 +18,7 @@ _LEAST_VALIDATED = 8  # Training images of a class, without which none are held 
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
+OwnRows = Sequence[Sequence[int]]  # Rows of a gallery with each query's file; () if unknown.
 _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
@@ -38,13 +38,14 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_ids: OwnIds = None  # Rows of the queries' files in the gallery, which they do not find.
+    own_rows: OwnRows = ()  # Rows of the gallery that queries do not find: those of their files.
 
     @property
     def num_items(self) -> int:
         """Number of images that a query can find."""
-        own = self.gallery is None or self.own_ids is not None
-        return len(self.gallery or self.queries) - own
+        if self.gallery is None:
+            return len(self.queries) - 1
+        return len(self.gallery) - max(map(len, self.own_rows), default=0)
 
 
 class Splits(NamedTuple):
@@ -59,7 +60,7 @@ class Splits(NamedTuple):
     ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by ground truth are listed.
     benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
-    own_ids: OwnIds = None  # Rows of the test images' files in the gallery; -1 for other images.
+    own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # What is said of images that occur more than once.
 
     def training_images(self) -> Dataset:
@@ -95,7 +96,7 @@ class Splits(NamedTuple):
     @property
     def task(self) -> Task:
         """The search of the test images."""
-        return Task(self.test, self.gallery, self.ground_truth, self.own_ids)
+        return Task(self.test, self.gallery, self.ground_truth, self.own_rows)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -135,16 +136,6 @@ def divide(
         elif validation is None and amount:
             train, validation = _hold_out(train, amount, held_out.seed, "validation")
     return train, validation, test, gallery
-
-
-def with_repeats(splits: Splits) -> Splits:
-    """Finds the queries that are in the gallery, and images that occur more than once."""
-    test, gallery, judged = splits.test, splits.gallery, splits.ground_truth
-    own_ids = None
-    if gallery is not None and judged is None:
-        own_ids = own_rows(test.names.tolist(), gallery.names.tolist())
-    repeats = repeat_notes(splits.train, splits.validation, test, gallery, own_ids, judged)
-    return splits._replace(own_ids=own_ids, repeats=repeats)
 
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:

@@ -17,14 +17,8 @@ from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.fetching import local_path
-from hypjax.data.parts import (
-    SAME_CLASSES,
-    HeldOutClasses,
-    Splits,
-    check_classes,
-    divide,
-    with_repeats,
-)
+from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
+from hypjax.data.repeats import with_repeats
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder

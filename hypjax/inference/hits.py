@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits
-from hypjax.data.repeats import OwnIds
+from hypjax.data.parts import OwnRows, Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
@@ -71,17 +70,16 @@ def match_distance(
     gallery: Float[np.ndarray, "m d"],
     gallery_labels: Int[np.ndarray, " m"],
     space: Space,
-    own_ids: OwnIds = None,
+    own_rows: OwnRows = (),
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other. No query matches its own item.
+    Queries that are the gallery itself search among each other. No query matches its own file.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
-    if own_ids is not None:
-        (rows,) = np.nonzero(own_ids >= 0)
-        distances[rows, own_ids[rows]] = np.inf
+    for query, rows in enumerate(own_rows):
+        distances[query, rows] = np.inf
     if queries is gallery:
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)
@@ -158,18 +156,19 @@ def find_hits(
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    named = [images.path(i) for i in range(len(images))]
+    paths = [images.path(i) for i in range(len(images))]
     if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
-        named = images.names.tolist()  # Features whose images have names.
-    paths = [os.path.realpath(path) if path and not keep_self else "" for path in named]
+        paths = images.names.tolist()  # Features whose images have names.
+    files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
     refinement = refinement or Refinement()
     if refinement == Refinement():
-        neighbours = gallery.nearest(queries.vectors, k, paths)
+        neighbours = gallery.nearest(queries.vectors, k, files)
     elif isinstance(gallery, Embeddings):
-        query_rows = gallery.own_rows(paths)
-        own_ids = query_rows if (query_rows >= 0).any() else None
-        points, items, space = queries.vectors, gallery.vectors, gallery.space
-        nearest = refinement.search(points, own_ids, items, k=k, space=space)
+        query_rows = gallery.own_rows(files)
+        points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
+        if (query_rows >= 0).any():
+            own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
+        nearest = refinement.search(points, own_ids, items, k=listed, space=gallery.space)
         neighbours = gallery.neighbours(*nearest, query_rows, k)
     else:
         raise UserError(
@@ -185,7 +184,7 @@ def find_hits(
     return [
         Hits(
             query=images.name(i),
-            label=images.class_name(i) or hits.own_label or _folder_label(named[i], has_class),
+            label=images.class_name(i) or hits.own_label or _folder_label(paths[i], has_class),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
