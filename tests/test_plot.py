@@ -26,3 +26,4 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     assert wrong + right == 5 and wrong == min(max(2, 5 - (18 - failures)), failures)
     with pytest.raises(UserError, match="colour=genus"):
         draw(f"--workdir={run}", f"--output={file}", "--colour=genus")
+    assert "embedding" not in capsys.readouterr().err
