@@ -98,8 +98,9 @@ def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch
     saved = saved_config(tmp_path)
     assert (saved.train.total_steps, saved.train.batch_size) == (4, 24)
     assert saved.optim.warmup_steps == 0
-    for state in {"final", "best"} & results.keys():  # As if training had not helped.
-        results[state]["head"] = results["untrained"]["head"]
+    scores = results["validation"]
+    for state in {"final", "best"} & scores.keys():  # As if training had not helped.
+        scores[state]["head"] = scores["untrained"]["head"]
     (tmp_path / "results.json").write_text(json.dumps(results))
     capsys.readouterr()
     assert train.train_and_evaluate(config, tmp_path) == results
