@@ -3,6 +3,7 @@
 import pathlib
 
 from hypjax import command
+from hypjax.errors import counted
 
 
 def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -> None:
@@ -19,7 +20,7 @@ def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -
     from hypjax.data.preparation.export import export
 
     count = export(dataset, pathlib.Path(output).expanduser(), data_dir)
-    print(f"wrote {count} images to {output}")
+    print(f"wrote {counted(count, 'image')} to {output}")
 
 
 if __name__ == "__main__":

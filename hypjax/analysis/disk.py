@@ -22,7 +22,7 @@ from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, counted, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
@@ -327,9 +327,9 @@ def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.nda
     """Returns a title, and ascending indices of at most so many random images."""
     if not count:
         raise UserError("there are no images to draw")
-    shown = f"{most:,} of {count:,}" if most < count else f"{count:,}"
+    shown = f"{most:,} of {counted(count, 'image')}" if most < count else counted(count, "image")
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[:most])
-    return f"{name}: {shown} images", chosen
+    return f"{name}: {shown}", chosen
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:

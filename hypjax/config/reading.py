@@ -88,8 +88,7 @@ def _set(config: ConfigDict, override: str) -> None:
         hint = nearest(field, known)
         if field.startswith("objective."):
             name, fields = config.objective.name, [*config.objective]
-            close = similar(field.removeprefix("objective."), fields)
-            hint = close.replace("mean ", "mean config.objective.")
+            hint = similar(field.removeprefix("objective."), fields)
             hint = hint or f"; those of {name} are {', '.join(fields)}"
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:

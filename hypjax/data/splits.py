@@ -25,7 +25,7 @@ from hypjax.data.parts import (
     divide,
     with_repeats,
 )
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import replacing
@@ -145,7 +145,7 @@ def open_photos(
             "list them in a table with the columns path and label"
         )
     if path.is_dir() and len(labelled) < len(images):
-        console.say(f"{len(images) - len(labelled)} images without a class are left out")
+        console.say(f"images without a class are left out: {len(images) - len(labelled)}")
         images = images.take(labelled)
     root = path if path.is_dir() else path.parent
     images = measured(images, root, skip_corrupt=skip_corrupt)
@@ -234,14 +234,14 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
     test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
     if shared := validation & test:
         raise UserError(
-            f"{where} has {len(shared)} classes in both validation and test, such as {min(shared)};"
-            " the best model would be chosen on what it is tested on"
+            f"{where} has {counted(len(shared), 'class')} in both validation and test, such as "
+            f"{min(shared)}; the best model would be chosen on what it is tested on"
         )
     for name, others in (("validation", validation), ("test", test)):
         if shared := classes["train"] & others:
             console.warn(
-                f"{len(shared)} of the classes in {where} are in both train and {name}, "
-                f"such as {min(shared)}"
+                f"{where} has {counted(len(shared), 'class')} in both train and {name}, such as "
+                f"{min(shared)}"
             )
 
 
@@ -258,7 +258,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
     rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Broken ones may be read by now.
     if not rows:
         return measured, reasons
-    console.say(f"checking {len(rows)} images")
+    console.say(f"checking {counted(len(rows), 'image')}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)

@@ -90,7 +90,7 @@ class Loop:
                 if stopping:
                     self._stop(step, status)
         if skipped := int(state.skipped):
-            console.warn(f"{skipped} of {total} updates were not finite and were skipped")
+            console.warn(f"updates that were not finite were skipped: {skipped} of {total}")
         return state, measured
 
     def _step(
