@@ -74,10 +74,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(format_results(results["validation"]))
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
-        scores, name = results["validation"], selecting(results["validation"]["best"]["head"])
-        tie = scores["best"]["head"][name] == scores["final"]["head"][name]
-        tie = ", the earliest of equal ones" if tie and results["best"] != results["final"] else ""
-        print(f"best: step {results['best_step']}{before}, chosen on the validation images{tie}")
+        print(f"best: step {results['best_step']}{before}, chosen on the validation images")
     print_notes(results)
     _warn_unless_improved(results, config)
     if lines := published.compare(results, config):
