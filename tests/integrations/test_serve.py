@@ -174,7 +174,7 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
 
 
 def test_the_gallery_of_another_run_is_refused(gallery):
-    with pytest.raises(UserError, match="another run"):
+    with pytest.raises(UserError, match="not by this one"):
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
 
 
