@@ -152,7 +152,7 @@ def with_repeats(splits: Splits) -> Splits:
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
-    if 2 <= images.num_classes < 4 or not held_out.test:
+    if images.num_classes < 4 or not held_out.test:
         raise UserError(
             f"{where} has {counted(images.num_classes, 'class')} and no test images; four or more "
             "are needed to train on two and to test on two others (--config.data.test_classes=0.25)"

@@ -176,7 +176,7 @@ def measured(
                 f"{broken}; fix or remove them, or leave them out with "
                 "--config.data.skip_corrupt=True"
             )
-        console.warn(f"{broken}; they are left out")
+        console.warn(f"{broken}; left out")
         readable = np.setdiff1d(np.arange(len(images)), [*reasons])
         images, sizes_and_checksums = images.take(readable), sizes_and_checksums[readable]
     names = [os.path.relpath(name, root) for name in images.names]
