@@ -49,7 +49,7 @@ class _ListOf(flags.ListParser):
         self._value = value
 
     def parse(self, argument: str | Sequence[Any]) -> list[Any]:
-        """Returns the values; those of a default are parsed already."""
+        """Returns the values; a default is parsed already."""
         values = super().parse(argument) if isinstance(argument, str) else argument
         return [self._value.parse(value) for value in values]
 

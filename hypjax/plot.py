@@ -94,7 +94,7 @@ def _check(
     if kind != "disk" and output.suffix == PAGE:
         raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
     if kind == "hits" and embeddings:
-        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
+        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:

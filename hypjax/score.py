@@ -37,8 +37,8 @@ class Images:
     """The flags of images that an encoder embeds.
 
     Args:
-        images: Images to score --encoder on, as for python -m hypjax.embed.
-        dataset: Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of
+        images: Images to score --encoder on, as for python -m hypjax.embed. dataset: Prepared
+        dataset, such as cub200 or roxford5k, to score --encoder on; or the dataset of
             the images in --embeddings, which is needed if its queries are judged.
         data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
         batch_size: Number of images that --encoder embeds at once. Default: 64.
@@ -55,7 +55,7 @@ class FeatureSpace:
     """The flags of the space in which features are compared.
 
     Args:
-        space: Space to compare features in: sphere is by cosine. Default: that of the file, or
+        space: Space to compare features in: sphere is by cosine. Default: the space of the file, or
             sphere.
         c: ball: the curvature is -c.
         clip_radius: ball: norm to which features are clipped; 0 for none.
@@ -66,7 +66,7 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the `Space`; None for that of a file."""
+        """Creates the `Space`; None stands for the file's."""
         from hypjax.geometry import PoincareBall, Sphere
 
         spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}

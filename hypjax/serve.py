@@ -31,7 +31,7 @@ def main(
         embedding: Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).
         host: Address to listen at. By default only this machine reaches it.
         port: Port; 0 for any that is free.
-        name: Further name of the server, such as that of a reverse proxy; may be repeated.
+        name: Further name of the server, such as a reverse proxy's; may be repeated.
 
     Example:
         python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz

@@ -111,7 +111,7 @@ def open_encoder(
     """Opens an encoder of another library, whose features are mapped into a space.
 
     `spec` is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
-    those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
+    the weights of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
     folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `mean` and `std` of each
     channel and `resize` prepare the pixels of an ONNX model.
     """

@@ -80,7 +80,7 @@ def fit(
 ) -> Projection:
     """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance are those of the points' features (`Space.features`), in blocks, so that the
+    Mean and covariance of the points' features (`Space.features`) are summed in blocks, so that the
     points may be memory-mapped.
 
     Raises:
@@ -134,8 +134,8 @@ def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) ->
 
 def require_prefix(dim: int, coordinates: int, space: Space) -> None:
     """Raises a `UserError` unless a prefix of `dim` is shorter than the points' features."""
-    one = jax.ShapeDtypeStruct((1, coordinates), jnp.float32)
-    features = jax.eval_shape(space.features, one).shape[1]
+    example = jax.ShapeDtypeStruct((1, coordinates), jnp.float32)
+    features = jax.eval_shape(space.features, example).shape[1]
     if not 1 <= dim < features:
         raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
 
