@@ -7,11 +7,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _LEAST_VALIDATED = 8  # Training images of a class, without which none are held out to validate.
@@ -130,9 +130,12 @@ def divide(
         raise UserError(f"{where} has splits already; leave out --config.data.split=images")
     if train is not None:
         train, amount = train.renumbered(), held_out.validation
-        if validation is None and 0 < amount < 1 and train.num_classes < FEW_CLASSES:
+        if validation is None and 0 < amount < 1 and train.num_classes < _FEW_CLASSES:
             few = f"there are only {train.num_classes} to train on"
-            console.say(f"no class is held out for validation: {few}")
+            console.say(
+                f"no class is held out for validation: {few}; to find further images of these "
+                "classes, and choose the model by such, set --config.data.split=images"
+            )
         elif validation is None and amount:
             train, validation = _hold_out(train, amount, held_out.seed, "validation")
     return train, validation, test, gallery
@@ -140,11 +143,11 @@ def divide(
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
-    if 2 <= images.num_classes < 4 or not held_out.test:
+    if images.num_classes < 4 or not held_out.test:
         raise UserError(
-            f"{where} has {images.num_classes} classes and no test images; four or more are needed "
-            "to train on two and to test on two others (--config.data.test_classes=0.25); or set "
-            "--config.data.split=images, which tests on other images of the same classes"
+            f"{where} has {counted(images.num_classes, 'class')} and no test images; four or more "
+            "are needed to train on two and to test on two others (--config.data.test_classes=0.25)"
+            "; or set --config.data.split=images, which tests on other images of the same classes"
         )
     train, test = _hold_out(images, held_out.test, held_out.seed, "test")
     if train.num_classes < _TOO_FEW_CLASSES:
@@ -218,7 +221,8 @@ def check_classes(name: str, splits: Splits) -> None:
             continue
         if images.num_classes < 2:
             raise UserError(
-                f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
+                f"the {part} part of {name} has {counted(images.num_classes, 'class')}; it needs "
+                "two or more"
             )
         if gallery is None:
             match = np.bincount(images.labels).max() > 1

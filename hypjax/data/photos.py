@@ -246,7 +246,7 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
         more = ", ..." if len(suffixes) > _MAX_NAMED else ""
         heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
         console.warn(
-            f"{sum(suffixes.values())} of {len(files)} files in {root} are left out, because "
+            f"{sum(suffixes.values())} of {len(files)} files in {root} left out, because "
             f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"
             f"{heif}"
         )

@@ -15,6 +15,7 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.projection import require_prefix
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
@@ -137,6 +138,22 @@ def _shown(path: str) -> str:
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
+def require_searchable(gallery: Gallery, k: int, refinement: Refinement) -> None:
+    """Raises a `UserError` if a gallery cannot be searched so; call it before queries are embedded.
+
+    Of a query in the gallery, which does not find itself, only `find_hits` knows.
+    """
+    if refinement != Refinement() and not isinstance(gallery, Embeddings):
+        raise UserError(
+            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
+        )
+    if refinement.prefix:
+        require_prefix(refinement.prefix, gallery.vectors.shape[1], gallery.space)
+    for name, count in (("k", k), ("expansion", refinement.expansion)):
+        if count > len(gallery):
+            raise UserError(f"{name} is {count}, but a search finds only {len(gallery)} images")
+
+
 def find_hits(
     queries: Embeddings,
     images: Dataset,
@@ -153,6 +170,8 @@ def find_hits(
     is given, if the gallery holds the image, or if the image's folder is named like one of its
     classes.
     """
+    refinement = refinement or Refinement()
+    require_searchable(gallery, k, refinement)
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
@@ -160,20 +179,15 @@ def find_hits(
     if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
         paths = images.names.tolist()  # Features whose images have names.
     files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
-    refinement = refinement or Refinement()
     if refinement == Refinement():
         neighbours = gallery.nearest(queries.vectors, k, files)
-    elif isinstance(gallery, Embeddings):
+    else:
         query_rows = gallery.own_rows(files)
         points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
         if (query_rows >= 0).any():
             own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
         nearest = refinement.search(points, own_ids, items, k=listed, space=gallery.space)
         neighbours = gallery.neighbours(*nearest, query_rows, k)
-    else:
-        raise UserError(
-            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
-        )
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")

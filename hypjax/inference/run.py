@@ -204,7 +204,7 @@ class Run:
         }
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric on the validation classes."""
+        """Mean scores by part and metric on the validation images."""
         return self.scores(params, Task(self.splits.validation))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
