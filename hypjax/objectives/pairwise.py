@@ -249,19 +249,24 @@ PAIRWISE_LOSSES = {
 
 def negative_weights(
     distances: Float[ArrayLike, "anchors items"],
+    positives: Bool[ArrayLike, "anchors items"],
     negatives: Bool[ArrayLike, "anchors items"],
     *,
     temperature: float,
 ) -> Float[Array, "anchors items"]:
-    """Weights of an anchor's negatives in the gradient of a softmax loss (HypMix, Fig. 3).
+    """Weights p(x⁻) of an anchor's negatives in the gradient of its loss (HypMix, Eq. 8, 9, 11).
 
-    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. Among the
-    negatives of one denominator, the cross-entropy's derivatives by their logits are in proportion
-    to p, whatever the positive is. With s images of each class in a batch, an anchor of the
-    pairwise cross-entropy has s − 1 denominators, one for each positive.
+    p(x⁻) = exp(−d(a, x⁻)/τ) / [exp(−d(a, x⁺)/τ) + Σ exp(−d(a, x)/τ)], where x runs over the
+    negatives of the anchor a: the derivative of the loss of a and its positive x⁺ by −d(a, x⁻)/τ.
+    An anchor's weights thus sum to 1 − p(x⁺). With several positives they are the means over these;
+    other items have the weight 0.
 
     Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
-    τ > 0 of `softmax_temperature`. `negatives` marks at least one item for each anchor.
+    τ > 0 of `softmax_temperature`. `positives` and `negatives` mark at least one item for each
+    anchor.
     """
     logits = -jnp.asarray(distances) / temperature
-    return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))
+    negatives = jnp.asarray(negatives)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True, where=negatives)
+    of_all = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
+    return of_all * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))
