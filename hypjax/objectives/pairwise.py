@@ -133,6 +133,7 @@ class PairwiseCrossEntropy(Objective):
     space: Space
     temperature: float
     samples_per_class: int
+    pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
@@ -140,11 +141,16 @@ class PairwiseCrossEntropy(Objective):
         points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
-        return loss, _metrics(self.space, features, points, logits)
+        metrics = _metrics(self.space, features, points, logits)
+        if self.pair_weight != 1:
+            loss *= self.pair_weight
+            metrics["chance_loss"] *= self.pair_weight
+        return loss, metrics
 
 
 def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
-    return PairwiseCrossEntropy(space, config.objective.temperature, config.train.samples_per_class)
+    fields, samples = config.objective, config.train.samples_per_class
+    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight)
 
 
 def _metrics(
@@ -231,7 +237,11 @@ PAIRWISE_LOSSES = {
         # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
         # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
         # Eq. 4.)
-        {"temperature": Field(0.2, ABOVE_0, learnable=True)},
+        {
+            "temperature": Field(0.2, ABOVE_0, learnable=True),
+            # Factor of the sum over pairs of subsets; HIER's code divides it by samples².
+            "pair_weight": Field(1.0, ABOVE_0),
+        },
         by_class=True,
         divisor=lambda fields: fields["temperature"],
         reference="Hyp-ViT (Ermolov et al., CVPR 2022)",
