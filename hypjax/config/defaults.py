@@ -282,8 +282,10 @@ def _space() -> dict[str, Field]:
         "curvatures": Field(
             (), each(within(0, _CURVATURES[1]).holds, numbers, most=100), kind=float
         ),
-        # Spaces of a product, and whether their distances are added.
+        # Spaces of a product, or of a fused space, which adds the distances of the same features;
+        # weights of their distances, () for 1; and whether a product adds them, too.
         "parts": Field((), _PARTS),
+        "weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
         "summed": Field(False),
         "learn": Field(()),  # Further learned scalars, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.

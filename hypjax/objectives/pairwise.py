@@ -12,7 +12,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least, each
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Declaration, Metrics, Objective
 from hypjax.objectives.comparisons import Labels, class_numbers, norms
@@ -134,6 +135,9 @@ class PairwiseCrossEntropy(Objective):
     temperature: float
     samples_per_class: int
     pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
+    # Unless empty, the loss is the weighted sum of those in each part of the space, instead of that
+    # of the summed distances.
+    loss_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
@@ -141,16 +145,34 @@ class PairwiseCrossEntropy(Objective):
         points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
+        if self.loss_weights:
+            loss = self._sum_over_parts(points)
         metrics = _metrics(self.space, features, points, logits)
         if self.pair_weight != 1:
             loss *= self.pair_weight
             metrics["chance_loss"] *= self.pair_weight
+        if self.loss_weights:
+            metrics["chance_loss"] *= sum(self.loss_weights)
         return loss, metrics
+
+    def _sum_over_parts(self, points: Float[Array, "images dim"]) -> Float[Array, ""]:
+        samples, total = self.samples_per_class, 0.0
+        parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
+        for (part, weight), x, loss_weight in parts:
+            logits = weight * _logits(part, x, samples, self.temperature)
+            total += loss_weight * _cross_entropy(logits, samples)
+        return total
 
 
 def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
     fields, samples = config.objective, config.train.samples_per_class
-    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight)
+    weights, count = tuple(fields.loss_weights), len(space.parts)
+    if weights and len(weights) != count:
+        raise UserError(
+            f"config.objective.loss_weights has {len(weights)} numbers, but objective.space has "
+            f"{count} parts; give one number for each part, or () for the loss of their distances"
+        )
+    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight, weights)
 
 
 def _metrics(
@@ -241,6 +263,9 @@ PAIRWISE_LOSSES = {
             "temperature": Field(0.2, ABOVE_0, learnable=True),
             # Factor of the sum over pairs of subsets; HIER's code divides it by samples².
             "pair_weight": Field(1.0, ABOVE_0),
+            # Weights of the losses in each part of a fused space (HypMix: λ and 1 − λ), in place of
+            # the loss of the parts' summed distances. (): that loss.
+            "loss_weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
         },
         by_class=True,
         divisor=lambda fields: fields["temperature"],

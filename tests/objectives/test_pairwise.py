@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hypjax.analysis.negatives import choose_in_batch
-from hypjax.config import default_config
+from hypjax.config import default_config, validate
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall
+from hypjax.geometry import Fused, PoincareBall
 from hypjax.objectives import (
     OBJECTIVES,
     PairwiseCrossEntropy,
@@ -197,6 +197,43 @@ def test_configurations_describe_hypmix():
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="objective.space must be poincare"):
         create_objective(config)
+
+
+@pytest.mark.parametrize(
+    ("loss_weights", "curvatures"), [((), (0.1,)), ((), (0.1, 1.0)), ((0.3, 0.7), (0.1,))], ids=str
+)
+def test_fused_spaces_of_a_configuration(loss_weights, curvatures):
+    """HypMix; a sphere and two balls; and the losses of a sphere and a ball."""
+    balls = [PoincareBall(c, 2.3) for c in curvatures]
+    config, samples = configured("pairwise_cross_entropy", loss_weights=loss_weights), 3
+    parts = "sphere", *["poincare"] * len(balls)
+    config.objective.update(space="fused", parts=parts, curvatures=curvatures, temperature=1.0)
+    config.objective.weights = (10.0, *[15.0] * len(balls))
+    config.train.samples_per_class = samples
+    validate(config)
+    objective = create_objective(config)
+    if len(balls) == 1 and not loss_weights:
+        assert objective.space == mixed_space(BALL, **MIX, ball_weight=3.0)
+
+    @jax.jit
+    def values(features):
+        found, metrics = objective.loss(Outputs(None, features.reshape(-1, features.shape[-1])))
+        if not loss_weights:
+            terms = (SPHERE, 10.0), *((ball, 15.0) for ball in balls)
+            space = Fused(terms)
+            return found, pairwise_cross_entropy(space.embed(features), space=space, temperature=1)
+        x = SPHERE.embed(features)
+        of_sphere = pairwise_cross_entropy(x, space=SPHERE, temperature=0.1)
+        of_ball = pairwise_cross_entropy(BALL.embed(x), space=BALL, temperature=1 / 15)
+        return found, 0.3 * of_sphere + 0.7 * of_ball
+
+    np.testing.assert_allclose(*values(FEATURES), rtol=1e-5)
+    config.objective.update(loss_weights=(1.0,))
+    with pytest.raises(UserError, match="one number for each part"):
+        create_objective(config)
+    config.objective.update(weights=(1.0,), loss_weights=())
+    with pytest.raises(UserError, match="objective.weights"):
+        validate(config)
 
 
 class Shifted:
