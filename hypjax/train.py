@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
@@ -90,10 +89,7 @@ def train_and_evaluate(
     require_wandb(config)
     name = pathlib.Path(folder.location).name
     run = Run(folder.filled(), name=name, workdir=str(folder.path))
-    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
-    resumed = folder.has_checkpoint
-    run, pretrained = (build_from(run), None) if resumed else build_with_weights(run)
-    return _train(run, folder, pretrained, profile, report, warnings, stopwatch)
+    return _train(run, folder, profile, report, warnings, stopwatch)
 
 
 def _configuration(
@@ -120,15 +116,17 @@ def _configuration(
 
 
 def _train(
-    run: TrainingRun,
+    run: Run,
     folder: Workdir,
-    pretrained: PyTree | None,
     profile: tuple[int, int] | None,
     report: Callable[[Run], bool] | None,
     warnings: list[str],
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
+    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
+    resumed = folder.has_checkpoint
+    run, pretrained = (build_from(run), None) if resumed else build_with_weights(run)
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
