@@ -217,15 +217,15 @@ def test_fused_spaces_of_a_configuration(loss_weights, curvatures):
 
     @jax.jit
     def values(features):
-        found, metrics = objective.loss(Outputs(None, features.reshape(-1, features.shape[-1])))
+        loss, _ = objective.loss(Outputs(None, features.reshape(-1, features.shape[-1])))
         if not loss_weights:
             terms = (SPHERE, 10.0), *((ball, 15.0) for ball in balls)
             space = Fused(terms)
-            return found, pairwise_cross_entropy(space.embed(features), space=space, temperature=1)
+            return loss, pairwise_cross_entropy(space.embed(features), space=space, temperature=1)
         x = SPHERE.embed(features)
         of_sphere = pairwise_cross_entropy(x, space=SPHERE, temperature=0.1)
         of_ball = pairwise_cross_entropy(BALL.embed(x), space=BALL, temperature=1 / 15)
-        return found, 0.3 * of_sphere + 0.7 * of_ball
+        return loss, 0.3 * of_sphere + 0.7 * of_ball
 
     np.testing.assert_allclose(*values(FEATURES), rtol=1e-5)
     config.objective.update(loss_weights=(1.0,))
