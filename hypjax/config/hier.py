@@ -1,8 +1,7 @@
 """The recipe of HIER (Kim et al., CVPR 2023), shared by its datasets.
 
 It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are the paper's or those of
-its released code; comments say where they are neither. That code trains on two processes, which
-here are one: see `optim.gradient_factor` below. It scales gradients by the inverse
+its released code; comments say where they are neither. That code scales gradients by the inverse
 metric of the ball also where it trains without HIER; here, Proxy-Anchor alone and `hyp-resnet50` do
 not. With all features clipped that is one constant factor, 0.094, which Adam cancels except beside
 its ε.
