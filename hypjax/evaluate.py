@@ -2,22 +2,21 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
 from hypjax.data.parts import Splits
 from hypjax.errors import redacted
-from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
+from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.pretrained import pretrained_encoder
+from hypjax.inference.pretrained import only_encoder
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
@@ -108,7 +107,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """
     validate(config)
     run = Run(config, parts=["encoder"])
-    params = _pretrained(run)
+    params = only_encoder(run)
     console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)
@@ -127,20 +126,11 @@ def pretrained_features(
     validate(config)
     config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
     run = Run(config, parts=["encoder"])
+    params = only_encoder(run)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    return embedder.features(_pretrained(run), train)[:, 0], run.splits.notes
-
-
-def _pretrained(run: Run) -> PyTree:
-    """Reads the parameters of a pretrained encoder, in all processes."""
-    config, encoder = run.config, run.model.encoder
-    params = initial_parameters(initial_scalars(config.objective))
-    if encoder.takes_pixels:
-        read = functools.partial(pretrained_encoder, config, encoder)
-        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
-    return params
+    return embedder.features(params, train)[:, 0], run.splits.notes
 
 
 def _report(

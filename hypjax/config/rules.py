@@ -14,7 +14,7 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature, initial_scalars
-from hypjax.geometry.registry import has_parts, named_parts
+from hypjax.geometry.registry import has_parts, is_product, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
@@ -62,7 +62,7 @@ def validate_relations(config: ConfigDict) -> None:
         default = declared[field].default
         if fields[field] != default and not holds(config):
             refuse(field, fields[field], f"{default} unless {rule}")
-    of_model = _of_model, _of_product, _of_learned_scalars, _of_prefixes
+    of_model = _of_model, _of_parts, _of_learned_scalars, _of_prefixes
     for relations in (_of_batches, *of_model, _of_data, _of_training):
         for broken, field, rule in relations(config):
             if broken:
@@ -83,6 +83,7 @@ def _trains_encoder(config: ConfigDict) -> bool:
 
 # Fields that must have their default unless a condition holds.
 _CURVED = "objective.space has a curvature"
+_PARTS = "objective.space is product or fused"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
@@ -101,8 +102,9 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.load_head", "model.head is set", _has_head),
     ("objective.curvatures", _CURVED, _is_curved),
     ("objective.learn_c", _CURVED, _is_curved),
-    ("objective.parts", "objective.space is product", lambda c: has_parts(c.objective.space)),
-    ("objective.summed", "objective.space is product", lambda c: has_parts(c.objective.space)),
+    ("objective.parts", _PARTS, lambda c: has_parts(c.objective.space)),
+    ("objective.weights", _PARTS, lambda c: has_parts(c.objective.space)),
+    ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "the encoder is trained", _trains_encoder),
@@ -164,13 +166,16 @@ def _of_model(config: ConfigDict) -> Relations:
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
 
 
-def _of_product(config: ConfigDict) -> Relations:
+def _of_parts(config: ConfigDict) -> Relations:
     fields, model = config.objective, config.model
     if not has_parts(fields.space):
         return
     count, curved = len(fields.parts), sum(has_curvature(SPACES[name]) for name in fields.parts)
-    yield not count, "objective.parts", "two or more spaces if objective.space is product"
-    uneven = model.head != "none" and model.head_dim and model.head_dim % count
+    yield not count, "objective.parts", f"two or more spaces if {_PARTS}"
+    wrong = fields.weights and len(fields.weights) != count
+    yield wrong, "objective.weights", f"() or {count} numbers, one for each part"
+    shared = is_product(fields.space) and model.head != "none" and model.head_dim
+    uneven = shared and model.head_dim % count
     yield uneven, "model.head_dim", f"a multiple of {count}, the parts of objective.space"
     wrong = fields.curvatures and len(fields.curvatures) != curved
     yield wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"

@@ -17,6 +17,7 @@ SPACES: dict[str, type[Space]] = {
     "lorentz": Lorentz,
     "sphere": Sphere,
     "product": Product,
+    "fused": Fused,
 }
 _BUILT_IN = frozenset(SPACES)
 
@@ -40,8 +41,7 @@ def register_space(name: str, space: type[Space]) -> None:
 
 def space_name(space: Space) -> str | None:
     """The name under which the class of a space is registered; None if it is not."""
-    kinds = {**SPACES, "fused": Fused}
-    return next((name for name, kind in kinds.items() if type(space) is kind), None)
+    return next((name for name, kind in SPACES.items() if type(space) is kind), None)
 
 
 def describe_space(space: Space) -> dict[str, object]:
@@ -65,7 +65,7 @@ def space_of(description: dict[str, object]) -> Space:
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])
         fields["parts"] = tuple(parts)
-    return {**SPACES, "fused": Fused}[fields.pop("name")](**fields)
+    return SPACES[fields.pop("name")](**fields)
 
 
 def simple_spaces() -> list[str]:
@@ -74,34 +74,40 @@ def simple_spaces() -> list[str]:
 
 
 def has_parts(space: str) -> bool:
-    """Whether a space, by its name, is a product, whose parts `objective.parts` names."""
+    """Whether `objective.parts` names the parts of a space, by its name."""
+    return issubclass(SPACES[space], Composite)
+
+
+def is_product(space: str) -> bool:
+    """Whether a space, by its name, shares the features among its parts."""
     return issubclass(SPACES[space], Product)
 
 
 def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
-    """Names of a product's parts in `config.objective`, or of its only space."""
+    """Names of a space's parts in `config.objective`, or of its only space."""
     return fields["parts"] if has_parts(fields["space"]) else [fields["space"]]
 
 
 def create_space(fields: Mapping[str, Any]) -> Space:
     """Builds the space that `config.objective` describes.
 
-    Several curvatures belong to the curved parts of a product, in their order. Without parts, the
-    space averages the distances of one space per curvature.
+    Several curvatures belong to the curved parts, in their order. Without parts, the space averages
+    the distances of one space per curvature.
     """
 
-    def one(name: str) -> Space:
-        names = [field.name for field in dataclasses.fields(SPACES[name])]
-        return SPACES[name](**{name: fields[name] for name in names if name in fields})
+    def create(space: str, **parts: Any) -> Space:
+        names = [field.name for field in dataclasses.fields(SPACES[space])]
+        return SPACES[space](**{name: fields[name] for name in names if name in fields} | parts)
 
     name, curvatures = fields["space"], fields["curvatures"]
     scalars = {"curvatures": curvatures} if curvatures else {}
     if has_parts(name):
-        parts = tuple((one(part), 1.0) for part in fields["parts"])
-        return SPACES[name](parts, fields["summed"]).with_scalars(scalars)
+        weights = fields["weights"] or [1.0] * len(fields["parts"])
+        parts = tuple(zip(map(create, fields["parts"]), weights, strict=True))
+        return create(name, parts=parts).with_scalars(scalars)
     if not scalars or not has_curvature(SPACES[name]):
-        return one(name)
-    parts = ((one(name), 1 / len(curvatures)),) * len(curvatures)
+        return create(name)
+    parts = ((create(name), 1 / len(curvatures)),) * len(curvatures)
     return Fused(parts, normalized=False).with_scalars(scalars)
 
 
@@ -114,5 +120,6 @@ def unused_fields(fields: Mapping[str, Any]) -> set[str]:
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
     unused = set().union(*named.values())
     unused -= named[fields["space"]].union(*(named[part] for part in named_parts(fields)))
+    unused |= set() if has_parts(fields["space"]) else {"weights"}
     unused |= {"curvatures"} if "c" in unused else {"c"} if fields["curvatures"] else set()
     return unused if fields["learn_c"] else unused | {"c_bounds", "c_rate"}

@@ -1,5 +1,6 @@
 """The parameters with which a model starts: pretrained, or of another run."""
 
+import functools
 import pathlib
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypjax.models import Embedder, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.weight_files import timm_weights
+from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
 from hypjax.system import console
@@ -36,6 +38,16 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
             )
         return pretrained.load_timm(weights, encoder, config.data.channels)
     return _restored(config, encoder).params["encoder"]
+
+
+def only_encoder(run: Run) -> PyTree:
+    """Reads the parameters of a pretrained encoder, in all processes; opens no images."""
+    config, encoder = run.config, run.model.encoder
+    params = learned.initial_parameters(learned.initial_scalars(config.objective))
+    if encoder.takes_pixels:
+        read = functools.partial(pretrained_encoder, config, encoder)
+        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
+    return params
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:

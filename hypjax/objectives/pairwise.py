@@ -12,7 +12,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least, each
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Declaration, Metrics, Objective
 from hypjax.objectives.comparisons import Labels, class_numbers, norms
@@ -133,6 +134,10 @@ class PairwiseCrossEntropy(Objective):
     space: Space
     temperature: float
     samples_per_class: int
+    pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
+    # Unless empty, the loss is the weighted sum of those in each part of the space, instead of that
+    # of the summed distances.
+    loss_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
@@ -140,11 +145,34 @@ class PairwiseCrossEntropy(Objective):
         points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
-        return loss, _metrics(self.space, features, points, logits)
+        if self.loss_weights:
+            loss = self._sum_over_parts(points)
+        metrics = _metrics(self.space, features, points, logits)
+        if self.pair_weight != 1:
+            loss *= self.pair_weight
+            metrics["chance_loss"] *= self.pair_weight
+        if self.loss_weights:
+            metrics["chance_loss"] *= sum(self.loss_weights)
+        return loss, metrics
+
+    def _sum_over_parts(self, points: Float[Array, "images dim"]) -> Float[Array, ""]:
+        samples, total = self.samples_per_class, 0.0
+        parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
+        for (part, weight), x, loss_weight in parts:
+            logits = weight * _logits(part, x, samples, self.temperature)
+            total += loss_weight * _cross_entropy(logits, samples)
+        return total
 
 
 def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
-    return PairwiseCrossEntropy(space, config.objective.temperature, config.train.samples_per_class)
+    fields, samples = config.objective, config.train.samples_per_class
+    weights, count = tuple(fields.loss_weights), len(space.parts)
+    if weights and len(weights) != count:
+        raise UserError(
+            f"config.objective.loss_weights has {len(weights)} numbers, but objective.space has "
+            f"{count} parts; give one number for each part, or () for the loss of their distances"
+        )
+    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight, weights)
 
 
 def _metrics(
@@ -231,7 +259,14 @@ PAIRWISE_LOSSES = {
         # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
         # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
         # Eq. 4.)
-        {"temperature": Field(0.2, ABOVE_0, learnable=True)},
+        {
+            "temperature": Field(0.2, ABOVE_0, learnable=True),
+            # Factor of the sum over pairs of subsets; HIER's code divides it by samples².
+            "pair_weight": Field(1.0, ABOVE_0),
+            # Weights of the losses in each part of a fused space (HypMix: λ and 1 − λ), in place of
+            # the loss of the parts' summed distances. (): that loss.
+            "loss_weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
+        },
         by_class=True,
         divisor=lambda fields: fields["temperature"],
         reference="Hyp-ViT (Ermolov et al., CVPR 2022)",
@@ -249,19 +284,24 @@ PAIRWISE_LOSSES = {
 
 def negative_weights(
     distances: Float[ArrayLike, "anchors items"],
+    positives: Bool[ArrayLike, "anchors items"],
     negatives: Bool[ArrayLike, "anchors items"],
     *,
     temperature: float,
 ) -> Float[Array, "anchors items"]:
-    """Weights of an anchor's negatives in the gradient of a softmax loss (HypMix, Fig. 3).
+    """Weights p(x⁻) of an anchor's negatives in the gradient of its loss (HypMix, Eq. 8, 9, 11).
 
-    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. Among the
-    negatives of one denominator, the cross-entropy's derivatives by their logits are in proportion
-    to p, whatever the positive is. With s images of each class in a batch, an anchor of the
-    pairwise cross-entropy has s − 1 denominators, one for each positive.
+    p(x⁻) = exp(−d(a, x⁻)/τ) / [exp(−d(a, x⁺)/τ) + Σ exp(−d(a, x)/τ)], where x runs over the
+    negatives of the anchor a: the derivative of the loss of a and its positive x⁺ by −d(a, x⁻)/τ.
+    An anchor's weights thus sum to 1 − p(x⁺). With several positives they are the means over these;
+    other items have the weight 0.
 
     Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
-    τ > 0 of `softmax_temperature`. `negatives` marks at least one item for each anchor.
+    τ > 0 of `softmax_temperature`. `positives` and `negatives` mark at least one item for each
+    anchor.
     """
     logits = -jnp.asarray(distances) / temperature
-    return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))
+    negatives = jnp.asarray(negatives)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True, where=negatives)
+    of_all = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
+    return of_all * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from hypjax.config import default_config
+from hypjax.config import default_config, load_config
 from hypjax.training import optim
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -141,3 +141,27 @@ def test_groups_schedules_and_clipping(case):
     np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-7)
     for path, value in their_params.items():
         np.testing.assert_allclose(params[path], value, rtol=1e-6, atol=1e-7)
+
+
+def test_steps_of_tuples_are_those_of_the_sum_of_five_losses(float64):
+    """Radenović et al. sum the losses of five tuples and add 1e-6 of each parameter (IRT)."""
+    config = load_config("configs/sfm.py").optim
+    config.eps = 1e-20  # Compared with gradients as small as the weight decay.
+    rng, rate = np.random.default_rng(0), config.learning_rate
+    start, targets = rng.normal(size=7), rng.normal(size=(4, 5, 7))
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    optimizer = torch.optim.Adam([parameter], lr=rate, weight_decay=1e-6, eps=config.eps)
+    for target in torch.tensor(targets):
+        optimizer.zero_grad()
+        (1e-6 * (parameter - target) ** 2).sum().backward()
+        optimizer.step()
+
+    params = {"model": {"x": jnp.asarray(start)}}
+    optimizer = optim.configured_optimizer(config, optax.constant_schedule(rate))
+    state = optimizer.init(params)
+    loss_of = lambda params, y: jnp.mean(jnp.sum(1e-6 * (params["model"]["x"] - y) ** 2, 1))  # noqa: E731
+    for target in targets:
+        updates, state = optimizer.update(jax.grad(loss_of)(params, target), state, params)
+        params = optax.apply_updates(params, updates)
+    moved = parameter.detach().numpy() - start
+    np.testing.assert_allclose(params["model"]["x"] - start, moved, rtol=1e-6)

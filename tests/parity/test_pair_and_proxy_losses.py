@@ -170,3 +170,16 @@ def test_semihard_triplets():
     found = ours(objectives.triplet, FEATURES, margin=margin, mining="semihard")
     assert_equal(found, (share * value, (share * slope,)))
     ours(objectives.triplet, IDENTICAL, mining="semihard")
+
+
+def test_weights_of_negatives_are_the_gradient_of_the_loss():
+    """HypMix's p(x⁻) for a positive and 11 negatives, by the loss of its Eq. 5."""
+    apart = torch.tensor(RANDOM.uniform(1, 3, size=12), requires_grad=True)
+    terms = torch.exp(-apart / 0.2)
+    (-0.2 * torch.log(terms[0] / terms.sum())).backward()
+    positives = np.arange(12)[None] == 0
+    weights = objectives.negative_weights(
+        apart.detach().numpy()[None], positives, ~positives, temperature=0.2
+    )
+    np.testing.assert_allclose(weights[0, 1:], -apart.grad[1:], rtol=1e-6)
+    np.testing.assert_allclose(weights.sum(), apart.grad[0], rtol=1e-6)
