@@ -174,7 +174,7 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
 
 
 def test_the_gallery_of_another_run_is_refused(gallery):
-    with pytest.raises(UserError, match="another run"):
+    with pytest.raises(UserError, match="not by this one"):
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
 
 
@@ -185,8 +185,9 @@ def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, ga
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.goto(f"http://127.0.0.1:{port}/")
     page.wait_for_selector("#disk .dot")
-    page.set_input_files("#camera", gallery.ids[20])
     hits = page.locator("#hits a")
+    sync_api.expect(hits).to_have_count(10)  # An image of each class, before the first search.
+    page.set_input_files("#camera", gallery.ids[20])
     sync_api.expect(hits).to_have_count(12)
     assert hits.first.get_attribute("href") == "#20"
     assert hits.first.inner_text().startswith("1. 0.000")
