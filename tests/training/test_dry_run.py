@@ -7,7 +7,8 @@ import pytest
 from benchmarks.programs import TINY, config_of
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training.dry_run import dry_run, gpu_hours, step_operations
+from hypjax.training.dry_run import dry_run
+from hypjax.training.gpu_hours import gpu_hours, step_operations
 
 
 @pytest.mark.slow
