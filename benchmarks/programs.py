@@ -31,9 +31,9 @@ from hypjax.objectives import ProblemSizes, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
+from hypjax.training.gpu_hours import assumed_sizes, lower_step
 from hypjax.training.learner import Learner, build_learner
-from hypjax.training.step import create_state, jit_train_step, make_train_step
-from hypjax.types import Batch, View
+from hypjax.types import View
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
 # A block of queries, and the points on each device.
@@ -163,28 +163,17 @@ def config_of(*fields: str) -> ConfigDict:
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSizes]:
     """What a run of this configuration trains, with the sizes of its training split if known."""
-    learner, size = build_learner(config, mesh), config.train.batch_size
-    samples = config.train.samples_per_class
-    images, classes = _SOP if config.data.name == "sop" else (size, size // samples)
-    dims = learner.model.encoder.dim, learner.model.head_dim
-    return learner, ProblemSizes(classes, samples, *dims, images, size)
+    learner = build_learner(config, mesh)
+    sizes = assumed_sizes(config, learner)
+    if config.data.name == "sop":
+        sizes = sizes._replace(training_images=_SOP[0], classes=_SOP[1])
+    return learner, sizes
 
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the train step of a configuration, as `train_and_evaluate` runs it."""
-    config = _for_devices(config, mesh)
-    learner, spec = learner_and_spec(config, mesh)
-    state = jax.eval_shape(lambda: create_state(learner, spec))
-    shardings = parallel.parameter_shardings(mesh, state)
-    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
-    size, side = config.train.batch_size, config.data.image_size
-    rows = parallel.slices(size, mesh, config.run.microbatch).rows
-    shape = (rows, side, side, config.data.channels)
-    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
-    numbers = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=parallel.replicated(mesh))
-    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    step = jit_train_step(make_train_step(learner), mesh, state)
-    return compiled(step, mesh, state, Batch(images, numbers, numbers, flips))
+    lowered = lower_step(*learner_and_spec(_for_devices(config, mesh), mesh))
+    return describe(lowered.compile(compiler_options=parallel.compiler_options(mesh)))
 
 
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:

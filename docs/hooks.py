@@ -1,4 +1,4 @@
-"""Adds what lies outside docs/ to the site: changelog, notebooks, and the table of losses."""
+"""Adds the changelog, notebooks and the table of losses to the site, and widens its navigation."""
 
 import json
 import pathlib
@@ -34,6 +34,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
     return markdown.replace("<!-- losses -->", loss_rows())
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Shows the navigation from 1,100 pixels on; Material's rules hide it below 1,220."""
+    for path in pathlib.Path(config.site_dir, "assets").rglob("*.min.*s"):
+        text = path.read_text()
+        narrower = text.replace("76.25em", "68.75em").replace("76.234375em", "68.734375em")
+        if narrower != text:
+            path.write_text(narrower)
 
 
 def loss_rows() -> str:

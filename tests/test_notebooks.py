@@ -71,6 +71,7 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
 
 @pytest.mark.hygiene
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_has_no_outputs(path):
+def test_a_notebook_has_no_outputs_and_asks_nothing(path):
     for cell in json.loads(path.read_text())["cells"]:
         assert not cell.get("outputs") and not cell.get("execution_count")
+        assert "input(" not in "".join(cell["source"])

@@ -76,7 +76,7 @@ def train_head(config: ConfigDict) -> None:
 
     Started from principal components, with a small learning rate, a head retrieves unseen classes
     better than the encoder does. A head from random weights, or of 128 dimensions, does not; see
-    docs/results.md.
+    docs/results/photographs.md.
     """
     optim, train = config.optim, config.train
     if config.objective.name.endswith("pairwise_cross_entropy"):

@@ -12,10 +12,12 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
+from hypjax.errors import UserError
 from hypjax.inference.pretrained import only_encoder
 from hypjax.inference.run import Run
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
+from hypjax.training.gpu_hours import print_gpu_hours
 from hypjax.training.input import Input, features_to_keep, open_input
 from hypjax.training.setup import TrainingRun, print_summary
 from hypjax.training.states import build_with_weights, random_state, with_pretrained
@@ -35,7 +37,8 @@ def dry_run(config: ConfigDict) -> None:
     """Opens data and weights, embeds a batch, runs a few steps and prints an estimate.
 
     Of a configuration without steps, only the evaluation is rehearsed. Saves nothing but the
-    caches, and raises what the run itself would raise until then.
+    caches, and raises what the run itself would raise until then. If data or weights are missing,
+    it first estimates the hours of training on GPUs.
     """
     validate(config)
     if config.train.total_steps == 0:
@@ -43,7 +46,12 @@ def dry_run(config: ConfigDict) -> None:
         embedding = _seconds_of_embedding(run, only_encoder(run))
         print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
         return
-    run, pretrained = build_with_weights(Run(config))
+    try:
+        run, pretrained = build_with_weights(Run(config))
+    except UserError:
+        with contextlib.suppress(UserError):  # Some objectives need the classes of the data.
+            print_gpu_hours(config)
+        raise
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
     state = with_pretrained(run.learner, state, pretrained)
@@ -59,6 +67,8 @@ def dry_run(config: ConfigDict) -> None:
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
         f"about {_time(step * total)}, and embedding every image once {_time(embedding)}"
     )
+    if jax.default_backend() == "cpu":
+        print_gpu_hours(run.config, run.spec)
 
 
 def _time(seconds: float) -> datetime.timedelta:

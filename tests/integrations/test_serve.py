@@ -186,8 +186,9 @@ def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, ga
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.goto(f"http://127.0.0.1:{port}/")
     page.wait_for_selector("#disk .dot")
-    page.set_input_files("#camera", gallery.ids[20])
     hits = page.locator("#hits a")
+    sync_api.expect(hits).to_have_count(10)  # An image of each class, before the first search.
+    page.set_input_files("#camera", gallery.ids[20])
     sync_api.expect(hits).to_have_count(12)
     assert hits.first.get_attribute("href") == "#20"
     assert hits.first.inner_text().startswith("1. 0.000")

@@ -26,7 +26,8 @@ function picture(key, alt) {
 }
 
 const fileOf = (image) => image.name.split("/").pop();
-const named = (image) => [image.class || "unknown class", fileOf(image)].join(", ");
+const short = (label) => (label?.length > 20 ? `${label.slice(0, 19).trim()}…` : label || "unknown class");
+const named = (image) => [short(image.class), fileOf(image)].join(", ");
 
 async function answer(url, options) {
   const response = await fetch(url, options);
@@ -67,7 +68,8 @@ function show(found, upload) {
   const colours = {};
   for (const label of new Set(hits.map((hit) => hit.class)))
     if (label && Object.keys(colours).length < COLOURS.length) colours[label] = COLOURS[Object.keys(colours).length];
-  at("hits").replaceChildren(...hits.map((hit, i) => item(hit, i, colours[hit.class])));
+  at("heading").textContent = "Hits";
+  at("hits").replaceChildren(...hits.map((hit, i) => item(hit, colours[hit.class], `${i + 1}. ${hit.distance.toFixed(3)}`)));
   draw([...gallery.sample, ...hits], colours, query.place);
   const count = hits.length === 1 ? "1 hit" : `${hits.length} hits`;
   const none = at("class").value ? "No image of this class." : "No other image.";
@@ -75,9 +77,17 @@ function show(found, upload) {
   document.title = `Search: ${at("asked").textContent}`;
 }
 
-function item(hit, i, colour) {
+// Shows an image of each of some classes, to begin a search with.
+function browse(sample) {
+  const classes = new Map(sample.map((image) => [image.class || image.key, image]));
+  at("heading").textContent = "From the gallery";
+  at("hits").replaceChildren(...[...classes.values()].slice(0, 12).map((image) => item(image)));
+  draw(sample);
+}
+
+function item(hit, colour, rank = "") {
   const link = element("a", { href: `#${hit.key}` }, picture(hit.key, ""));
-  link.append(element("strong", {}, `${i + 1}. ${hit.distance.toFixed(3)}`), element("span", { class: "label" }, hit.class || "unknown class"));
+  link.append(element("strong", {}, rank), element("span", { class: "label", title: hit.class || "" }, short(hit.class)));
   link.append(element("span", { class: "name", title: hit.name }, fileOf(hit)));
   if (colour) link.style.setProperty("--colour", colour);
   link.addEventListener("pointerenter", () => choose(dots.find((dot) => dot.key === hit.key)));
@@ -170,8 +180,8 @@ addEventListener("hashchange", search);
 
 answer("gallery").then((found) => {
   gallery = found;
-  at("about").textContent = `${found.images.toLocaleString("en")} images in ${found.space}`;
+  at("about").textContent = `${found.images.toLocaleString("en")} images`;
   at("classes").replaceChildren(...found.classes.map((label) => element("option", { value: label })));
-  draw(found.sample);
+  browse(found.sample);
   search();
 }).catch(() => say("The server does not answer.", true));
