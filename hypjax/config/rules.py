@@ -81,9 +81,21 @@ def _trains_encoder(config: ConfigDict) -> bool:
     return not choices.freezes_encoder(config.optim.frozen)
 
 
+def _crops_images(config: ConfigDict) -> bool:
+    return not config.train.cached_features
+
+
 # Fields that must have their default unless a condition holds.
+_IMAGES_CROPPED, _BY_CLASS = (
+    "train.cached_features is unset",
+    f"train.sampling is {GROUPED[0]} or {GROUPED[1]}",
+)
 _CURVED = "objective.space has a curvature"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
+    ("data.blur", _IMAGES_CROPPED, _crops_images),
+    ("data.colour_jitter", _IMAGES_CROPPED, _crops_images),
+    ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
+    ("data.grey", _IMAGES_CROPPED, _crops_images),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
     ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in _WITH_IMAGES),
@@ -107,6 +119,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "model.head is set", _has_head),
+    ("train.unlabelled", _IMAGES_CROPPED, _crops_images),
+    ("train.unlabelled", _BY_CLASS, lambda c: c.train.sampling in GROUPED),
 )
 
 # Further rules yield whether a rule is broken, the field to change, and what it must be. Each may

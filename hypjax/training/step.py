@@ -19,6 +19,7 @@ from hypjax.geometry.learned import (
     scalar_values,
     within_bounds,
 )
+from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import drop_path_factors
@@ -26,6 +27,8 @@ from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
+
+_COLOURS = 0xC010  # A stream of random numbers, apart from those of losses and encoders.
 
 
 class TrainState(NamedTuple):
@@ -137,6 +140,9 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             crop = functools.partial(device_crops.cut, side=learner.view.side)
             with jax.named_scope("crop"):
                 images = parallel.map_local_images(crop, learner.mesh)(store, images)
+        if learner.colour_changes is not None:
+            with jax.named_scope("colours"):
+                images = _with_changed_colours(learner, key, images, size)
         # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
@@ -218,6 +224,15 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
         return new if names & {*lasting} else jnp.where(valid, new, old)
 
     return jax.tree_util.tree_map_with_path(choose, new, old)
+
+
+def _with_changed_colours(learner: Learner, key: PRNGKeyArray, images: Array, size: int) -> Array:
+    """Changes the colours of a batch of `size` images, and of none that pad it."""
+    key = jax.random.fold_in(key, _COLOURS)
+    draws = colours.draw_changes(key, learner.colour_changes, size)
+    rows = jnp.minimum(jnp.arange(len(images)), size - 1)
+    change = parallel.map_local_images(lambda _, *each: colours.changed(*each), learner.mesh)
+    return change((), images, jax.tree.map(lambda x: x[rows], draws))
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
