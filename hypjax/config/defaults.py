@@ -232,6 +232,8 @@ _FIELDS = {
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
     "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.
+    # Whether each step measures the nuclear norm of the covariance of its images' gradients (IRT).
+    "run.gradient_covariance": Field(False),
     "run.checkpoint_every": Field(100, within(1, STEPS)),  # Steps between checkpoints.
     "run.report": Field(True),  # Whether a finished run writes report.html, see `hypjax.report`.
     "run.wandb_project": _PATH,  # Weights & Biases project. None does not use W&B.

@@ -12,6 +12,8 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
+from hypjax.models import create_embedder
+from hypjax.models.architectures import encoder_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
@@ -24,6 +26,7 @@ from hypjax.training.step import (
     make_train_step,
     shard_batch,
 )
+from hypjax.types import View
 
 _STEPS = 6  # Steps that are run; the first is not timed.
 _GIB = 2**30
@@ -38,6 +41,7 @@ def dry_run(config: ConfigDict) -> None:
     run = build(config)
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
+    _print_size(config)
     state = with_pretrained(run.learner, state, starting_parameters(run))
     embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
@@ -51,6 +55,22 @@ def dry_run(config: ConfigDict) -> None:
     print(
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
         f"about {whole}, and embedding every image once {once}"
+    )
+
+
+def _print_size(config: ConfigDict) -> None:
+    """Prints the encoder's parameters, and the operations of one image as XLA counts them."""
+    cpu = jax.local_devices(backend="cpu")[0]  # Kernels of attention are not counted.
+    encoder = create_embedder(config, evaluating=True, device=cpu).encoder
+    if not encoder.takes_pixels:
+        return
+    params = encoder_shapes(encoder, config.data.channels)
+    traced = jax.jit(encoder.apply).trace({"params": params}, encoder.example(View.of(config.data)))
+    cost = traced.lower(lowering_platforms=("cpu",)).cost_analysis()
+    count = sum(x.size for x in jax.tree.leaves(params))
+    print(
+        f"the encoder has {count / 1e6:.1f} million parameters and takes {cost['flops'] / 2e9:.2f} "
+        "billion multiplications, each with an addition, for an image"
     )
 
 

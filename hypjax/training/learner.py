@@ -41,6 +41,7 @@ class Learner:
     # The block whose output is cached; None for the encoder's embeddings.
     cached_block: str | None
     colour_changes: ColourChanges | None
+    gradient_covariance: bool  # Whether the spread of the images' gradients is measured.
     drop_path: float  # Rate of stochastic depth in the encoder's last block.
     seed: int  # Of the initial parameters and of the steps' random keys.
 
@@ -87,6 +88,7 @@ def learner_of(run: Run) -> Learner:
         cached_features=train.cached_features,
         cached_block=None,  # `hypjax.training.setup` chooses it.
         colour_changes=changes if np.any([*changes.jitter, *changes[1:]]) else None,
+        gradient_covariance=config.run.gradient_covariance,
         drop_path=config.model.drop_path,
         seed=config.seed,
     )

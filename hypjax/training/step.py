@@ -164,8 +164,15 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             with jax.named_scope("loss"):
                 scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
-                arguments = params["objective"], state.objective_state, outputs, teacher, batch, key
-                return loss(*arguments)
+                before, after = (params["objective"], state.objective_state), (teacher, batch, key)
+                value, (objective_state, metrics) = loss(*before, outputs, *after)
+                if learner.gradient_covariance:
+                    fixed = jax.lax.stop_gradient(outputs)
+                    slopes = jax.grad(lambda x: loss(*before, x, *after)[0])(fixed).projected
+                    # The nuclear norm of a covariance is its trace (IRT, Section 3.5).
+                    trace = jnp.sum(jnp.var(size * slopes, axis=0))
+                    metrics = {**metrics, "gradient_covariance": trace}
+                return value, (objective_state, metrics)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, waiting))

@@ -144,3 +144,15 @@ def test_without_labels_two_views_of_an_image_are_a_class(load_glyphs):
             losses[changes, size] = float(step(state, random_batch())[1]["loss"])
         np.testing.assert_allclose(losses[changes, 0], losses[changes, 8], rtol=1e-5)
     assert abs(losses[fields, 0] - losses[fields[:1], 0]) > 1e-3
+
+
+def test_the_spread_of_the_images_gradients_is_measured(load_glyphs):
+    """The nuclear norm of their covariance, by its singular values."""
+    config = load_glyphs("run.gradient_covariance=True")
+    learner, (state, step), batch = learner_of(config), start(config), random_batch()
+    images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
+    outputs = learner.model.apply({"params": state.params["model"]}, images)
+    loss = loss_function(learner.objective)
+    slopes = jax.grad(lambda x: loss({}, {}, x, None, batch, None)[0])(outputs).projected
+    expected = np.linalg.norm(np.cov(24 * slopes, rowvar=False, bias=True), "nuc")
+    np.testing.assert_allclose(step(state, batch)[1]["gradient_covariance"], expected, rtol=1e-3)
