@@ -138,6 +138,9 @@ _FIELDS = {
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     "model.pooling": Field("cls"),
     "model.eval_pooling": Field("cls"),
+    # Exponent of `gem`, the usual value (Radenović et al., TPAMI 2019), and whether it is learned.
+    "model.gem_exponent": Field(3.0, ABOVE_0),
+    "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of(*choices.HEADS)),
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
     "model.head_dim": Field(128, within(1, DIM), optional=True),

@@ -81,6 +81,10 @@ def _trains_encoder(config: ConfigDict) -> bool:
     return not choices.freezes_encoder(config.optim.frozen)
 
 
+def _pools_by_gem(config: ConfigDict) -> bool:
+    return config.model.pooling == config.model.eval_pooling == "gem"
+
+
 def _crops_images(config: ConfigDict) -> bool:
     return not config.train.cached_features
 
@@ -90,6 +94,7 @@ _IMAGES_CROPPED, _BY_CLASS = (
     "train.cached_features is unset",
     f"train.sampling is {GROUPED[0]} or {GROUPED[1]}",
 )
+_GEM = "model.pooling and model.eval_pooling are gem"
 _CURVED = "objective.space has a curvature"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.blur", _IMAGES_CROPPED, _crops_images),
@@ -107,6 +112,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("eval.whiten", "eval.pca.head or eval.pca.encoder is set", lambda c: any(c.eval.pca.values())),
     ("model.drop_path", "it is a Transformer", lambda c: is_transformer(c.model.architecture)),
     ("model.drop_path", "train.cached_features is unset", lambda c: not c.train.cached_features),
+    ("model.gem_exponent", _GEM, _pools_by_gem),
+    ("model.learn_gem", _GEM, _pools_by_gem),
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights names a run", lambda c: c.model.weights),
