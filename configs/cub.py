@@ -23,7 +23,8 @@ encoder's last blocks, too.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
-and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
+and with differential entropy besides. `-distilled` at their end is the distilled DeiT, `-resnet50`
+ResNet-50.
 
 The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
 the recipe of Hyp-ViT, as in `configs/cub.py:ms-dino`. No paper reports these combinations.

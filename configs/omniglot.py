@@ -42,13 +42,15 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant == "hier":
         config.objective.hier_rate = 1.0
         config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
-    elif variant == "moco":  # A model from scratch soon leaves a slower teacher behind.
-        config.objective.memory_decay = 0.9
+    elif variant == "moco":  # A model from scratch outruns a slower teacher and a longer queue.
+        config.objective.memory, config.objective.memory_decay = 1024.0, 0.99
     elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
         config.objective.margin = 0.9
 
     config.optim.learning_rate = 2e-3
+    if variant == "moco":
+        config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = 50
     config.optim.frozen = ()  # Nothing is pretrained.
