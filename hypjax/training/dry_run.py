@@ -60,13 +60,16 @@ def dry_run(config: ConfigDict) -> None:
 
 def _print_size(config: ConfigDict) -> None:
     """Prints the encoder's parameters, and the operations of one image as XLA counts them."""
-    cpu = jax.local_devices(backend="cpu")[0]  # Kernels of attention are not counted.
-    encoder = create_embedder(config, evaluating=True, device=cpu).encoder
+    config = config.copy_and_resolve_references()
+    config.model.precision = "float32"  # XLA does not count what other kernels of attention do.
+    encoder = create_embedder(config, evaluating=True).encoder
     if not encoder.takes_pixels:
         return
     params = encoder_shapes(encoder, config.data.channels)
-    traced = jax.jit(encoder.apply).trace({"params": params}, encoder.example(View.of(config.data)))
-    cost = traced.lower(lowering_platforms=("cpu",)).cost_analysis()
+    lowered = jax.jit(encoder.apply).lower(
+        {"params": params}, encoder.example(View.of(config.data))
+    )
+    cost = lowered.cost_analysis()
     count = sum(x.size for x in jax.tree.leaves(params))
     print(
         f"the encoder has {count / 1e6:.1f} million parameters and takes {cost['flops'] / 2e9:.2f} "

@@ -102,8 +102,7 @@ def _paired(config: ConfigDict, images: Dataset) -> Dataset:
     """Reports training classes with one image; leaves them out of cached features."""
     counts = np.bincount(images.labels)
     single = f"training classes with a single image: {np.sum(counts == 1)} of {len(counts)}"
-    single_images = config.train.unlabelled or config.train.sampling not in GROUPED
-    if single_images or counts.min() > 1:
+    if config.train.unlabelled or config.train.sampling not in GROUPED or counts.min() > 1:
         return images
     if config.train.cached_features:  # All features of such a class would be equal.
         console.say(f"{single}; they are left out")
