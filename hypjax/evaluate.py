@@ -74,7 +74,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
         for name in names
     }
-    console.say("evaluating on the test classes")
+    console.say("evaluating on the test images")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
     return _report(f"the models in {workdir}", results, splits, run.config, learned)
@@ -109,7 +109,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     validate(config)
     run = Run(config, parts=["encoder"])
     params = _pretrained(run)
-    console.say("evaluating on the test classes")
+    console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)
 
@@ -120,7 +120,7 @@ def pretrained_features(
     """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
 
     As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. They are those of one scale: unlike points of a
+    shorter side, whatever `data.resize` says. They use one scale: unlike points of a
     space, features of several have no mean.
     """
     config = config.copy_and_resolve_references()

@@ -1,11 +1,16 @@
 """Writes a dataset's images as folders."""
 
 import pathlib
+from typing import Literal
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
+from hypjax.errors import counted
 
 
-def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -> None:
+def main(
+    *, dataset: Literal[*PREPARED] = "glyphs", output: str, data_dir: str | None = None
+) -> None:
     """Writes the images.
 
     Args:
@@ -19,7 +24,7 @@ def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -
     from hypjax.data.preparation.export import export
 
     count = export(dataset, pathlib.Path(output).expanduser(), data_dir)
-    print(f"wrote {count} images to {output}")
+    print(f"wrote {counted(count, 'image')} to {output}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
-from hypjax.errors import UserError, require_utf8, writing
+from hypjax.errors import UserError, counted, require_utf8, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
@@ -37,7 +37,7 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 class Embeddings(ArrayGallery):
     """Points of a space, and the images they were embedded from: a gallery of exact searches.
 
-    Other attributes are those of `ArrayGallery`.
+    It also has the attributes of `ArrayGallery`.
 
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
@@ -90,9 +90,9 @@ class Embeddings(ArrayGallery):
         return embeddings
 
     def __repr__(self) -> str:
-        classes = len(np.unique(self.labels))
+        classes = counted(len(np.unique(self.labels)), "class")
         points = f"{len(self)} points of {self.vectors.shape[1]} coordinates in {self.space}"
-        return f"Embeddings({points}, {classes} classes)"
+        return f"Embeddings({points}, {classes})"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Returns the embeddings of these rows."""
@@ -101,7 +101,7 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features alone, see `prefix_points`; of the raw ones, if known."""
+        """A gallery of the first features only, see `prefix_points`; of the raw ones, if known."""
         vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
         if self.raw_features is not None:
             raw = np.ascontiguousarray(self.raw_features[:, :dim])

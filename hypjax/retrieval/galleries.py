@@ -44,6 +44,7 @@ class Gallery(Protocol):
 
     space: Space
     fingerprint: str  # Of the model that embedded the images.
+    model: str  # Its name, for messages; '' if unknown.
 
     def __len__(self) -> int:
         """Number of images."""
@@ -62,7 +63,7 @@ class Gallery(Protocol):
         """Whether an image is of this class."""
 
     def classes(self) -> list[str]:
-        """Names of the classes in order; those of a sample where there may be too many to list."""
+        """Names of the classes in order; of a sample where there may be too many to list."""
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """The images with these keys, in their order; unknown keys are left out."""
@@ -82,6 +83,7 @@ class ArrayGallery:
     labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     space: Space
     fingerprint: str
+    model: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,7 +100,7 @@ class ArrayGallery:
         """See `Gallery.nearest`; a search in a class is exact."""
         query_rows = self.own_rows(paths) if paths else np.full(len(points), -1)
         # A query's own image is left out here, so that all queries run one program.
-        listed = k + bool((query_rows >= 0).any())
+        listed = k + (self.most_copies if (query_rows >= 0).any() else 0)
         if label is None:
             distances, rows = self.search_rows(points, min(listed, len(self)))
             return self.neighbours(distances, rows, query_rows, k)
@@ -113,10 +115,13 @@ class ArrayGallery:
     def neighbours(
         self, distances: Float32[np.ndarray, "q m"], rows: Ids, query_rows: Rows, k: int
     ) -> list[Neighbours]:
-        """Describes the first k results of each query, without the query's own row."""
+        """Describes the first k results of each query, without the query's file."""
         described = []
         for query_distances, hits, query in zip(distances, rows, query_rows, strict=True):
-            others = np.flatnonzero((hits >= 0) & (hits != query))[:k]
+            others = hits >= 0
+            if query >= 0:
+                others &= self._files[1][hits] != query
+            others = np.flatnonzero(others)[:k]
             hits = hits[others]
             query_label = str(self.labels[query]) if query >= 0 else ""
             names = self.ids[hits].tolist(), self.labels[hits].tolist()
@@ -127,8 +132,13 @@ class ArrayGallery:
         return described
 
     def own_rows(self, paths: Sequence[str]) -> Rows:
-        """Rows of the images at real paths; −1 for others."""
-        return np.array([self._row_of_path.get(path, -1) for path in paths], int)
+        """First rows of the images at real paths; −1 for others."""
+        return np.array([self._files[0].get(path, -1) for path in paths], int)
+
+    @functools.cached_property
+    def most_copies(self) -> int:
+        """Largest number of rows with one file: links to it, and its path again."""
+        return int(np.bincount(self._files[1]).max())
 
     def has_class(self, name: str) -> bool:
         """See `Gallery`."""
@@ -152,7 +162,7 @@ class ArrayGallery:
 
     def forget_images(self) -> None:
         """Drops what was derived from the images; call it when these change."""
-        for name in ("kept_vectors", "_row_of_path", "_classes"):
+        for name in ("kept_vectors", "most_copies", "_files", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -161,8 +171,10 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def _row_of_path(self) -> dict[str, int]:
-        return {path: row for row, path in enumerate(real_paths(self.ids.tolist()))}
+    def _files(self) -> tuple[dict[str, int], Rows]:
+        """The first row of each real path, and of each row's."""
+        paths, first_rows = real_paths(self.ids.tolist()), {}
+        return first_rows, np.array([first_rows.setdefault(x, i) for i, x in enumerate(paths)], int)
 
     @functools.cached_property
     def _classes(self) -> set[str]:
@@ -172,6 +184,6 @@ class ArrayGallery:
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
     """Raises an error unless the model with this fingerprint, and name, embedded the gallery."""
     if gallery.fingerprint != fingerprint:
-        embedder = getattr(gallery, "model", "") or "another run"  # Engines store no name.
+        embedder = gallery.model or "another run"
         other = "as it was before" if embedder == name else f"not by {name or 'this one'}"
         raise UserError(f"the gallery was embedded by {embedder}, {other}; embed it again")

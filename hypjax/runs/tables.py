@@ -26,8 +26,8 @@ def print_notes(results: Mapping[str, Any]) -> None:
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     """Returns the learned scalars by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
     names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
-    found = {n: ", ".join(f"{own[n]:.4g} {state}" for state, own in learned.items()) for n in names}
-    return "; ".join(f"{name} = {values}" for name, values in found.items())
+    lists = {n: ", ".join(f"{x[n]:.4g} {state}" for state, x in learned.items()) for n in names}
+    return "; ".join(f"{name} = {values}" for name, values in lists.items())
 
 
 def format_recalls(recalls: Recalls) -> str:
@@ -48,7 +48,7 @@ def title(results: Mapping[str, Recalls]) -> str:
     """Title of a table of test scores: recall, or scores if all datasets are judged."""
     names = [name for parts in results.values() for values in parts.values() for name in values]
     judged = all("/" in name for name in names)
-    return "Scores on the test images" if judged else "Recall on the test classes"
+    return f"{'Scores' if judged else 'Recall'} on the test images"
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:

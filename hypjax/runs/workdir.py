@@ -89,7 +89,7 @@ def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a configuration to those of a saved one."""
+    """Copies fields of a saved configuration."""
     with config.ignore_type():
         config.update_from_flattened_dict({name: _tuples(x) for name, x in fields.items()})
 
@@ -130,7 +130,7 @@ def require_identity(
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             raise UserError(
                 f"{workdir} holds a run without its {files.CONFIG}, so nothing says which one it "
-                "is; restore that file, or name another folder with --workdir"
+                "is; restore that file, or train in another folder (hypjax.main --workdir)"
             )
         return
     began, now = saved["identity"], identity(config)
@@ -139,7 +139,7 @@ def require_identity(
     began |= {field: saved["all"][field] for field in unset}
     changes = [change for change in differences(began, now) if change.startswith(compared)]
     if changes:
-        advice = "use the same settings, or name another folder with --workdir"
+        advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if all(change.startswith("train.total_steps") for change in changes):
             advice += (
                 f", where --config.model.weights={workdir} --config.model.load_head=True starts "
@@ -183,21 +183,20 @@ def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 def _required(workdir: pathlib.Path) -> dict[str, Any]:
     if (saved := _saved(workdir)) is None:
-        raise UserError(
-            f"{workdir} holds no run (there is no {files.CONFIG}); train first, or name a run's "
-            "folder with --workdir"
-        )
+        problem = f"holds no run (there is no {files.CONFIG})"
+        problem = problem if workdir.exists() else "does not exist"
+        raise UserError(f"{workdir} {problem}; train first, or name a run's folder")
     return saved
 
 
 class Workdir:
     """Folder of a run that is trained; for a URL, its local copy.
 
-    All processes call each method together. The first one alone reads and writes.
+    All processes call each method together. Only the first one reads and writes.
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder, which may not exist yet; refuses that of another run."""
+        """Opens the folder, which may not exist yet; refuses another run's folder."""
         self._config = config
         self._cloud: CloudCopy | None = None
         path, self.location = processes.from_first(lambda: self._open(workdir))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypjax.errors import UserError, require_package
+from hypjax.types import class_names
 
 if TYPE_CHECKING:
     import pyarrow
@@ -124,7 +125,7 @@ def sync_all(path: pathlib.Path) -> None:
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """Reads a table's header, in lower case, and its rows; commas, semicolons or tabs divide cells.
+    """Reads a table's column names, in lower case, and its rows.
 
     Raises a `ValueError` for a row of another length than the header, and for other faults.
     """
@@ -145,7 +146,7 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
 
 
 def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
-    """The character that divides a table's cells, and the cells of its first line."""
+    """A table's delimiter (comma, semicolon or tab), and the cells of its first line."""
     with path.open(encoding="utf-8-sig") as file:
         line = file.readline()
     delimiter = max(",;\t", key=line.count)
@@ -162,8 +163,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
     for i, name in enumerate(table.column_names):
         kind = described.get("info", {}).get("features", {}).get(name)
         if isinstance(kind, dict) and (names := kind.get("names")):
-            labels = ["" if x is None or x < 0 else names[x] for x in table[name].to_pylist()]
-            table = table.set_column(i, name, [labels])
+            table = table.set_column(i, name, [class_names(table[name].to_pylist(), names)])
     renamed = table.rename_columns(column_names(table.column_names))
     return renamed.replace_schema_metadata(metadata)  # Which pyarrow drops.
 
@@ -223,4 +223,7 @@ def read_torch(path: pathlib.Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
-        raise ValueError("damaged, or more than tensors, numbers and strings") from error
+        raise ValueError(
+            "damaged, or more than tensors, numbers and strings; convert NumPy arrays by "
+            "torch.from_numpy, and labels by str"
+        ) from error

@@ -30,9 +30,9 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     for step, score in scores.items():  # As if each were saved by another process.
         with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
             save(checkpoints, step, score)
-    assert on_disk(tmp_path) == [3, 6, 7]
+    assert on_disk(tmp_path) == [4, 6, 7]
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        assert checkpoints.best == (3, 0.7)
+        assert checkpoints.best == (4, 0.7)
         save(checkpoints, 8, 0.9)
         save(checkpoints, 9)
         save(checkpoints, 10)
@@ -69,6 +69,9 @@ def test_orbax_says_nothing_of_metadata_that_are_cut(tmp_path, capfd, cut):
         assert checkpoints.restore_latest(model=state(0)).step in (1, 2)
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("warning: the checkpoint of step 2 in") for line in lines), lines
+    (path / "1/_CHECKPOINT_METADATA").write_text("[]")
+    with pytest.raises(UserError, match="cannot be listed .*dictionary.*; restore a backup"):
+        Checkpoints(path)
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: shutil.rmtree(folder / "record")])
