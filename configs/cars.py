@@ -7,6 +7,10 @@ of the paper). The suffix `,released` trains for as many steps as the released c
 
 `mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
 
+`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` follows Hyp-ViT's recipe, and
+`,unlabelled` after `hyp`, `sph` or `moco` with an encoder trains without labels, on two views of
+each image, as in its supplement.
+
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 

@@ -13,6 +13,10 @@ The paper's ablations (Table 5) each change one field of `hyp-vit`, at the same 
 `mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8,
 which is our choice.
 
+`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` follows Hyp-ViT's recipe, and
+`,unlabelled` after `hyp`, `sph` or `moco` with an encoder trains without labels, on two views of
+each image, as in its supplement.
+
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
@@ -26,7 +30,8 @@ encoder's last blocks, too.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
-and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
+and with differential entropy besides. `-distilled` at their end is the distilled DeiT, `-resnet50`
+ResNet-50.
 
 The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
 the recipe of Hyp-ViT, as in `configs/inshop.py:ms-dino`. No paper reports these combinations.

@@ -1,17 +1,17 @@
 """Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `hier`
-(HIER on top of Proxy-Anchor), `irt-l` and `irt-r` (the losses of IRT); `pa`, `ms`, `supcon` and the
-other names in `hypjax.config.variants.LOSSES` train other losses on the sphere. None of the papers
-behind hypjax uses this dataset: the recipe is that of `configs/glyphs.py` with other image
-statistics, and was not tuned.
+Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `moco`
+(MoCo's loss, in the ball), `hier` (HIER on top of Proxy-Anchor), `irt-l` and `irt-r` (the losses of
+IRT); `pa`, `ms`, `supcon` and the other names in `hypjax.config.variants.LOSSES` train other losses
+on the sphere. None of the papers behind hypjax uses this dataset: the recipe is that of
+`configs/glyphs.py` with other image statistics, and was not tuned.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error, variants
 
-VARIANTS = ("hyp", "sph", "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", "moco", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -42,11 +42,15 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant == "hier":
         config.objective.hier_rate = 1.0
         config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
+    elif variant == "moco":  # A model from scratch outruns a slower teacher and a longer queue.
+        config.objective.memory, config.objective.memory_decay = 1024.0, 0.99
     elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
         config.objective.margin = 0.9
 
     config.optim.learning_rate = 2e-3
+    if variant == "moco":
+        config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = 50
     config.optim.frozen = ()  # Nothing is pretrained.

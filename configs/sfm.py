@@ -1,10 +1,10 @@
 """Particular objects: trained on SfM-120k, scored on Revisited Oxford and Paris.
 
-Variants: `irt-o`, `irt-l` or `irt-r` (El-Nouby et al., 2021) followed by `-deit-s`, `-deit-b` or
-`-deit-b-384`; the default is `irt-r-deit-s`. `irt-o` is the pretrained encoder, which is only
-evaluated, by `--mode=evaluate`; `irt-l` trains it on tuples with the contrastive loss, and `irt-r`
-with differential entropy besides. `hyp` in their place is `irt-r` in the Poincaré ball, which no
-paper reports.
+Variants: `irt-o`, `irt-l` or `irt-r` (El-Nouby et al., 2021) followed by `-deit-s`, `-deit-b`,
+`-deit-b-384` or `-deit-b-384-distilled`; the default is `irt-r-deit-s`. `irt-o` is the pretrained
+encoder, which is only evaluated, by `--mode=evaluate`; `irt-l` trains it on tuples with the
+contrastive loss, and `irt-r` with differential entropy besides. `hyp` in their place is `irt-r` in
+the Poincaré ball, which no paper reports.
 
 128 dimensions, as in the paper's Table 7: `--config.eval.pca.encoder=128`, which is fitted on
 SfM-120k; for `irt-o` also set `--config.data.name=sfm120k` and
@@ -28,6 +28,7 @@ ENCODERS = {
     "deit-s": "deit_small_patch16_224",
     "deit-b": "deit_base_patch16_224",
     "deit-b-384": "deit_base_patch16_384",
+    "deit-b-384-distilled": "deit_base_distilled_patch16_384",
 }
 VARIANTS = {f"{kind}-{name}": (kind, name) for kind in irt.OBJECT_WEIGHTS for name in ENCODERS}
 

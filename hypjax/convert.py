@@ -66,7 +66,8 @@ def _write_timm(workdir: str, output: pathlib.Path) -> None:
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")
     print(f"  model = {timm_constructor(params, model)}")
-    print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"))')
+    loose = ", strict=False" if model.encoder.learn_gem else ""  # timm has no exponent of GeM.
+    print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"){loose})')
     if not pools_as_timm(model.encoder):
         print(f"this run uses {model.encoder.pooling} pooling, which timm's model lacks:")
         print("  pool the tokens of model.forward_features(images), then apply the classifier")

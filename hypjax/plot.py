@@ -22,7 +22,9 @@ def main(
     layout: Literal["mds", "umap"] = "mds",
     colour: str | None = None,
     thumbnails: bool = False,
+    neighbours: command.Positive = 15,
     images: command.Positive | None = None,
+    first: bool = False,
     queries: command.Positive = 8,
     k: command.Positive = 8,
     seed: command.Natural = 0,
@@ -37,11 +39,13 @@ def main(
         parts: With --workdir: the images to draw, train, test, or both, train,test.
         layout: disk, grid: how points are placed: mds preserves distances, umap neighbours (extra
             viz).
+        neighbours: disk, grid: number of neighbours of a point in umap's graph.
         colour: disk, grid: what colours stand for: class, or what classes are grouped by. Default:
             groups.
         thumbnails: disk: draw images, as many as do not overlap.
         images: disk, grid: largest number of images of each part; of more, random ones are drawn.
             Default: 5000 in a disk, 2000 on a page, 400 on a grid.
+        first: disk, grid: draw the first images instead of random ones.
         queries: hits: number of queries; half find a wrong image first, if so many do.
         k: hits: number of nearest images of each query.
         seed: Seed of the choice of images and of the layout.
@@ -61,12 +65,13 @@ def main(
         console.say(f"wrote {output}")
         return
     most = images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
+    order = None if first else seed
     if embeddings:
         path = pathlib.Path(embeddings).expanduser()
-        shown = disk.drawing_of_gallery(path, most, seed, colour)
+        shown = disk.drawing_of_gallery(path, most, order, colour)
     else:
-        shown = disk.drawing_of_run(workdir, parts, most, seed, colour)
-    drawing, ranks = disk.place_in_disk(*shown, layout, seed)
+        shown = disk.drawing_of_run(workdir, parts, most, order, colour)
+    drawing, ranks = disk.place_in_disk(*shown, layout, seed, neighbours)
     if ranks:
         print(
             f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "

@@ -77,7 +77,7 @@ class Proxies(NamedTuple):
 
     positions: Positions | Float[np.ndarray, "p d"]  # As in `Panel`.
     parents: Int[np.ndarray, " p"]  # −1 for proxies without a parent.
-    above: Int[np.ndarray, " n"] | None = None  # Proxy above each point of the only panel.
+    above: Int[np.ndarray, " n"] | None = None  # The same of each point of the only panel.
 
 
 class Drawing(NamedTuple):
@@ -167,7 +167,8 @@ def _draw_tree(axes: Axes, points: Positions, proxies: Proxies) -> None:
     edges = geodesics(positions[child], positions[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
     if proxies.above is not None:
-        edges = geodesics(points, positions[proxies.above])
+        child = np.flatnonzero(proxies.above >= 0)
+        edges = geodesics(points[child], positions[proxies.above[child]])
         draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(positions.real, positions.imag, s=22, label="proxy", **style)
@@ -223,9 +224,9 @@ def snap_to_grid(
 
 
 def drawing_of_gallery(
-    path: pathlib.Path, most: int, seed: int, colour: str | None
+    path: pathlib.Path, most: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Reads a gallery of `hypjax.embed` and its space; takes at most so many random images."""
+    """Reads a gallery of `hypjax.embed` and its space; takes at most so many images."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), most, seed)
     paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
@@ -235,9 +236,9 @@ def drawing_of_gallery(
 
 
 def drawing_of_run(
-    workdir: str, parts: Sequence[str], most: int, seed: int, colour: str | None
+    workdir: str, parts: Sequence[str], most: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most so many random images of the parts train or test, and HIER's proxies."""
+    """Embeds at most so many images of the parts train or test, and HIER's proxies."""
     (run,) = open_runs([workdir])
     name, chosen_images = run.config.data.name, {}
     for part in parts:
@@ -287,9 +288,11 @@ def _legend(groupings: Mapping[str, Grouping], colour: str | None) -> str:
 
 
 def place_in_disk(
-    drawing: Drawing, space: Space, layout: str = "mds", seed: int = 0
+    drawing: Drawing, space: Space, layout: str = "mds", seed: int = 0, neighbours: int = 15
 ) -> tuple[Drawing, tuple[float, float] | None]:
     """Lays out all images and proxies together, points of a space, by 'mds' or 'umap'.
+
+    By 'umap', an ancestor is the nearest proxy in the disk that is closer to its centre (HIER).
 
     Also returns the rank correlations of distances in the space with those in the layout and of two
     principal components; None for fewer than three points.
@@ -297,12 +300,17 @@ def place_in_disk(
     proxies = drawing.proxies
     points = [panel.positions for panel in drawing.panels]
     everything = np.concatenate(points + ([proxies.positions] if proxies else []))
-    lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
-    positions = lay_out(everything, space, seed=seed)
+    by_umap = functools.partial(layouts.lay_out_by_umap, neighbours=neighbours)
+    positions = {"mds": layouts.lay_out, "umap": by_umap}[layout](everything, space, seed=seed)
     ranks = layouts.faithfulness(everything, positions, space)
     *parts, rest = np.split(positions, np.cumsum(list(map(len, points))))
     panels = [p._replace(positions=part) for p, part in zip(drawing.panels, parts, strict=True)]
     proxies = proxies and proxies._replace(positions=rest)
+    if proxies and layout == "umap":
+        apart = np.abs((positions[:, None] - rest) / (1 - positions[:, None].conj() * rest))
+        above = ancestors(apart, np.abs(positions), np.abs(rest))
+        of_images = above[: -len(rest)] if len(panels) == 1 else None
+        proxies = proxies._replace(parents=above[-len(rest) :], above=of_images)
     return drawing._replace(panels=panels, proxies=proxies), ranks
 
 
@@ -323,13 +331,18 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.ndarray, " chosen"]]:
-    """Returns a title, and ascending indices of at most so many random images."""
+def choose(
+    name: str, count: int, most: int, seed: int | None
+) -> tuple[str, Int[np.ndarray, " chosen"]]:
+    """Returns a title, and ascending indices of at most so many images: random ones, or the first.
+
+    Without a seed, they are the first.
+    """
     if not count:
         raise UserError("there are no images to draw")
     shown = f"{most:,} of {counted(count, 'image')}" if most < count else counted(count, "image")
-    chosen = np.sort(np.random.default_rng(seed).permutation(count)[:most])
-    return f"{name}: {shown}", chosen
+    order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+    return f"{name}: {shown}", np.sort(order[:most])
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:

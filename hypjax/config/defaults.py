@@ -58,6 +58,10 @@ _NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
 _NAMES = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
 _PARAMETERS = each(choices.names_parameters, _NAMES)
 _TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
+_JITTER = Rule(
+    lambda x: len(x) == 4 and 0 <= min(x) and max(x[:3]) <= 1 and x[3] <= 0.5,
+    "three numbers from 0 to 1, and one from 0 to 0.5",
+)
 _KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
 _SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
 _ANY_METRIC = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
@@ -109,6 +113,11 @@ _FIELDS = {
     "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),
     "data.crop_ratio": Field((3 / 4, 4 / 3), range_within(0, float("inf"))),
     "data.flip": Field(0.5, within(0, 1)),  # Training view: probability of a horizontal flip.
+    # Changes of colour and sharpness in training, see `hypjax.models.colours`: strengths of the
+    # jitter of brightness, contrast, saturation and hue, and shares of grey and of blurred images.
+    "data.colour_jitter": Field((0.0,) * 4, _JITTER),
+    "data.grey": Field(0.0, within(0, 1)),
+    "data.blur": Field(0.0, within(0, 1)),
     # Held out of your own images without splits; 'images': a quarter of each, for few classes.
     "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
     # Held-out classes, of training and of data without a test split: number, or share below 1. Of
@@ -129,6 +138,9 @@ _FIELDS = {
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     "model.pooling": Field("cls"),
     "model.eval_pooling": Field("cls"),
+    # Exponent of `gem`, the usual value (Radenović et al., TPAMI 2019), and whether it is learned.
+    "model.gem_exponent": Field(3.0, ABOVE_0),
+    "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of(*choices.HEADS)),
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
     "model.head_dim": Field(128, within(1, DIM), optional=True),
@@ -177,6 +189,8 @@ _FIELDS = {
     # Images, drawn for each epoch, of which these are the nearest.
     "train.tuples.pool": Field(22_000, within(1, IMAGES)),
     "train.repeat_images": Field(False),  # A class's images are drawn with replacement (HIER).
+    # Whether each image is a class of its own, of which a batch holds several views.
+    "train.unlabelled": Field(False),
     # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
     "train.cached_features": Field(False),
     # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, adapted kernels.
@@ -223,6 +237,8 @@ _FIELDS = {
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
     "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.
+    # Whether each step measures the nuclear norm of the covariance of its images' gradients (IRT).
+    "run.gradient_covariance": Field(False),
     "run.checkpoint_every": Field(100, within(1, STEPS)),  # Steps between checkpoints.
     "run.report": Field(True),  # Whether a finished run writes report.html, see `hypjax.report`.
     "run.wandb_project": _PATH,  # Weights & Biases project. None does not use W&B.

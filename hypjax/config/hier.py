@@ -33,8 +33,9 @@ _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    trained = variant.loss in (*HIER, "pa") or variant.encoder == "resnet50"
-    return trained and variant.suffix not in ("frozen", "last")
+    baseline = variant.loss, variant.encoder
+    trained = variant.loss in (*HIER, "pa") or baseline == ("hyp", "resnet50")
+    return trained and variant.suffix not in ("frozen", "last", "hyp-vit", "unlabelled")
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:

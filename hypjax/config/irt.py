@@ -15,7 +15,11 @@ from hypjax.config.variants import Variant
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # timm's names of architectures.
-ENCODERS = {"deit": "deit_small_patch16_224", "deit-distilled": "deit_small_distilled_patch16_224"}
+ENCODERS = {
+    "deit": "deit_small_patch16_224",
+    "deit-distilled": "deit_small_distilled_patch16_224",
+    "resnet50": "resnet50",  # The other half of its study of margin and λ, and of objectives.
+}
 # λ by the kind of a run on particular objects. `hyp` is IRT_R in the ball, which no paper reports.
 OBJECT_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
 
@@ -39,7 +43,11 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     start_from(config, ENCODERS[variant.encoder])
     data, optim, train = config.data, config.optim, config.train
     data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
-    config.model.drop_path = 0.1
+    if variant.encoder == "resnet50":  # Weights and pooling are ours.
+        config.model.weights = "resnet50.tv_in1k"
+        config.model.pooling = config.model.eval_pooling = "avg"
+    else:
+        config.model.drop_path = 0.1
     config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
     optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
     train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling

@@ -18,11 +18,15 @@ from hypjax.system import machine
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     """Chooses the objective and the space of a variant's loss; proxies learn at this rate."""
     choose_objective(config, OBJECTIVE_OF_LOSS[loss])
-    config.objective.space = "poincare" if loss in ("hyp", "mix", *HIER) else "sphere"
+    in_ball = loss in ("hyp", "mix", "moco", *HIER)
+    config.objective.space = "poincare" if in_ball else "sphere"
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = proxy_rate
     if loss == "mix":  # As for CUB. The head is scored by cosine, as in the paper, and as trained.
         config.eval.spaces.head = ("sphere", "objective")
+    if loss == "moco":  # τ and the queue are ours: 2 · 0.1 divides distances, as in Hyp-ViT's loss.
+        config.objective.memory_only, config.objective.memory = True, 1.0
+        config.objective.memory_decay = 0.999  # He et al., CVPR 2020.
     if loss in KOLEO_WEIGHTS:
         config.objective.memory, config.objective.koleo_weight = 1.0, KOLEO_WEIGHTS[loss]
 
@@ -65,10 +69,25 @@ def specialise(
         hier.use(config, variant, of_hier)
     if of_irt and irt.follows(variant):
         irt.use(config, variant, of_irt)
+    if variant.suffix == "hyp-vit":  # The rate is that of HIER; the pooling is ResNet's own.
+        config.model.pooling = config.model.eval_pooling = "avg"
+    if variant.suffix == "unlabelled":
+        train_without_labels(config)
     if variant.suffix == "frozen":
         train_head(config)
     if variant.suffix == "last":
         _train_last_blocks(config, variant.encoder)
+
+
+def train_without_labels(config: ConfigDict) -> None:
+    """Trains on two views of each image of a batch, which take the place of a class.
+
+    Hyp-ViT's supplement crops, mirrors, blurs and changes colours; the numbers are those of MoCo v2
+    (Chen et al., 2020).
+    """
+    config.train.unlabelled, config.train.samples_per_class = True, 2
+    config.train.batch_size -= config.train.batch_size % 2
+    config.data.colour_jitter, config.data.grey, config.data.blur = (0.4, 0.4, 0.4, 0.1), 0.2, 0.5
 
 
 def train_head(config: ConfigDict) -> None:

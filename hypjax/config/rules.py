@@ -81,10 +81,24 @@ def _trains_encoder(config: ConfigDict) -> bool:
     return not choices.freezes_encoder(config.optim.frozen)
 
 
+def _pools_by_gem(config: ConfigDict) -> bool:
+    return config.model.pooling == config.model.eval_pooling == "gem"
+
+
+def _crops_images(config: ConfigDict) -> bool:
+    return not config.train.cached_features
+
+
 # Fields that must have their default unless a condition holds.
+_CROPPED = "train.cached_features is unset"
+_GEM = "model.pooling and model.eval_pooling are gem"
 _CURVED = "objective.space has a curvature"
 _PARTS = "objective.space is product or fused"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
+    ("data.blur", _CROPPED, _crops_images),
+    ("data.colour_jitter", _CROPPED, _crops_images),
+    ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
+    ("data.grey", _CROPPED, _crops_images),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
     ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in _WITH_IMAGES),
@@ -95,7 +109,9 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("eval.scales", "data.name is not features", lambda c: c.data.name != FEATURES),
     ("eval.whiten", "eval.pca.head or eval.pca.encoder is set", lambda c: any(c.eval.pca.values())),
     ("model.drop_path", "it is a Transformer", lambda c: is_transformer(c.model.architecture)),
-    ("model.drop_path", "train.cached_features is unset", lambda c: not c.train.cached_features),
+    ("model.drop_path", _CROPPED, _crops_images),
+    ("model.gem_exponent", _GEM, _pools_by_gem),
+    ("model.learn_gem", _GEM, _pools_by_gem),
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights names a run", lambda c: c.model.weights),
@@ -109,6 +125,12 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "the encoder is trained", _trains_encoder),
     ("train.probe_steps", "model.head is set", _has_head),
+    ("train.unlabelled", _CROPPED, _crops_images),
+    (
+        "train.unlabelled",
+        f"train.sampling is {' or '.join(GROUPED)}",
+        lambda c: c.train.sampling in GROUPED,
+    ),
 )
 
 # Further rules yield whether a rule is broken, the field to change, and what it must be. Each may

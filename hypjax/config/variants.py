@@ -17,11 +17,18 @@ KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
 _COMPARED = (PROXY_LOSSES | PAIR_LOSSES).items()
 LOSSES = {loss.variant or name: name for name, loss in _COMPARED if not loss.by_tuple}
-_PUBLISHED = (*HYP_VIT_SPACES, "mix", *HIER, *LOSSES)  # Also with the encoders of the papers.
+_PUBLISHED = (
+    *HYP_VIT_SPACES,
+    "mix",
+    "moco",
+    *HIER,
+    *LOSSES,
+)  # Also with the encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
+UNLABELLED = (*HYP_VIT_SPACES, "moco")  # Losses that Hyp-ViT's supplement trains without labels.
 OBJECTIVE_OF_LOSS = {
     **dict.fromkeys(HYP_VIT_SPACES, "pairwise_cross_entropy"),
-    **{"mix": "hypmix", **HIER, **LOSSES},
+    **{"mix": "hypmix", "moco": "supcon", **HIER, **LOSSES},
     **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
 }
 
@@ -74,7 +81,8 @@ LOWER = {
 }
 
 # IRT's recipe, see `hypjax.config.irt`; Cars and folders have none.
-IRT_VARIANTS = tuple(f"irt-{kind}{end}" for kind in "olr" for end in ("", "-distilled"))
+_IRT_ENCODERS = {"": "deit", "-distilled": "deit-distilled", "-resnet50": "resnet50"}
+IRT_VARIANTS = tuple(f"irt-{kind}{end}" for kind in "olr" for end in _IRT_ENCODERS)
 
 
 class Variant(NamedTuple):
@@ -83,8 +91,9 @@ class Variant(NamedTuple):
     name: str  # Such as 'hyp-dino'.
     loss: str  # A key of `OBJECTIVE_OF_LOSS`.
     encoder: str  # A key of `ENCODERS`; for IRT's recipe, of `hypjax.config.irt`.
-    # 'released' trains for as many steps as the released commands, 'frozen' only a head, see
-    # `recipes.train_head`, and 'last' the encoder's last blocks, too.
+    # 'released' trains for as many steps as the released commands, 'hyp-vit' ResNet-50 by the
+    # recipe of Hyp-ViT, 'unlabelled' without classes, see `recipes.train_without_labels`, 'frozen'
+    # only a head, see `recipes.train_head`, and 'last' the encoder's last blocks, too.
     suffix: str = ""
 
 
@@ -103,14 +112,16 @@ def parse_variant(
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
-        return Variant(name, name[:5], f"deit{name[5:]}")
+        return Variant(name, name[:5], _IRT_ENCODERS[name[5:]])
     stem, comma, suffix = name.partition(",")
     loss = next((loss for loss in _ALL if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
     recent = encoder in RECENT
     if encoder in ENCODERS and loss in (_ALL if recent else ENCODERS[encoder].losses):
         suffixes = ["frozen"] + ["last"] * (encoder in LOWER)
+        suffixes += ["hyp-vit"] * ((loss, encoder) == ("hyp", "resnet50"))
         suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not recent)
+        suffixes += ["unlabelled"] * (loss in UNLABELLED and not recent)
         if suffix in suffixes or not comma:
             return Variant(name, loss, encoder, suffix)
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"

@@ -30,7 +30,6 @@ _PAIRED = 1500  # Points whose pairs are ranked.
 _SMALLEST = 1e-12
 _FARTHEST = 40.0  # Length of a tangent, beyond which all places are at the edge; cosh² is finite.
 _EDGE = 1 - 1e-6  # Largest radius of a place: outliers are farther than numbers below 1 can say.
-_NEIGHBOURS = 15  # Of a point in UMAP's graph.
 Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
 
 
@@ -82,26 +81,28 @@ def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, flo
     return nearest, _SPREAD / max(median - nearest, _SMALLEST)
 
 
-def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
+def lay_out_by_umap(
+    points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0, neighbours: int = 15
+) -> Places:
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
-    Its neighbours are the nearest points of the space; its distances are measured on the
+    Its `neighbours` are the nearest points of the space; its distances are measured on the
     hyperboloid, which is then projected to the Poincaré disk. It starts from the places of
     `lay_out`, which tell it how groups of neighbours lie to each other. With its seed, UMAP runs in
     one thread.
 
     Raises:
-        UserError: UMAP is not installed, or there are no more than 15 points.
+        UserError: UMAP is not installed, or there are no more points than neighbours.
     """
     require_package("umap", "a layout by UMAP", "hypjax[viz]")
     import umap
 
-    if len(points) <= _NEIGHBOURS:
-        raise UserError(f"UMAP needs more than {_NEIGHBOURS} images, but there are {len(points)}")
+    if len(points) <= neighbours:
+        raise UserError(f"UMAP needs more than {neighbours} images, but there are {len(points)}")
     start = lay_out(points, space, seed=seed)
     start = 2 * start / (1 - np.abs(start) ** 2)  # On the hyperboloid.
     reducer = umap.UMAP(
-        n_neighbors=_NEIGHBOURS,
+        n_neighbors=neighbours,
         metric="precomputed",
         output_metric="hyperboloid",
         random_state=seed,

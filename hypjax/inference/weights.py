@@ -48,6 +48,7 @@ class TrainedModel(NamedTuple):
         scales = [float(scale) for scale in self.config.eval.scales]
         space = describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
+        facts += [model.gem_exponent] if model.eval_pooling == "gem" else []
         # What parameters do not show of a module of the user's: an activation, or a stride.
         module = CUSTOM_ENCODERS.get(model.architecture)
         facts += [] if module is None else [custom_name(module)]

@@ -92,6 +92,7 @@ class TimmEncoder(nn.Module):
         state = timm_state_dict(params["encoder"], encoder)
         # Counts of updates are missing, which do nothing here.
         self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
+        self.exponent = float(params["encoder"].get("gem_exponent", encoder.gem_exponent))
         self.pooling = None if pools_as_timm(encoder) else encoder.pooling
         self.prefix = encoder.num_prefix_tokens
 
@@ -103,11 +104,16 @@ class TimmEncoder(nn.Module):
             return self.model(images)
         tokens = self.model.forward_features(images)
         if tokens.ndim == 4:  # A feature map; timm's own pooling leaves a single position as it is.
-            pooled = _POOLINGS[self.pooling](tokens.flatten(2).transpose(1, 2))
+            pooled = self._pooled(tokens.flatten(2).transpose(1, 2))
             return self.model.forward_head(pooled[..., None, None], pre_logits=True)
         if self.pooling == "cls":
             return self.model.fc_norm(tokens[:, 0])
-        return self.model.fc_norm(_POOLINGS[self.pooling](tokens[:, self.prefix :]))
+        return self.model.fc_norm(self._pooled(tokens[:, self.prefix :]))
+
+    def _pooled(self, patches: Tensor) -> Tensor:
+        if self.pooling == "gem":
+            return patches.clamp(min=1e-6).pow(self.exponent).mean(1).pow(1 / self.exponent)
+        return _POOLINGS[self.pooling](patches)
 
 
 class Pointwise(nn.Module):
@@ -150,7 +156,6 @@ _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg": lambda patches: patches.mean(1),
     "max": lambda patches: patches.amax(1),
     "avg_max": lambda patches: patches.mean(1) + patches.amax(1),
-    "gem": lambda patches: patches.clamp(min=1e-6).pow(3).mean(1).pow(1 / 3),
     "rmac": _rmac,
 }
 

@@ -360,6 +360,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
 def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     """Whether two encoders have the same parameters but for those that an image size decides."""
     names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
+    names += ("gem_exponent", "learn_gem")
     ignored = {name: getattr(other, name) for name in names if hasattr(other, name)}
     return type(encoder) is type(other) and encoder.clone(**ignored) == other
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from hypjax.models.depthwise import DepthwiseConv
 from hypjax.models.encoder import ConvNet
-from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, normed, pool_tokens
+from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, normed
 
 _STEM = 4  # Side of the patches of the images; later stages begin with patches of 2 × 2 positions.
 _KERNEL = 7
@@ -69,7 +69,7 @@ class ConvNeXt(ConvNet):
 
     def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
         """Pools and normalises the features."""
-        return normed(pool_tokens(tokens, 0, self.pooling), "norm")
+        return normed(self.pool(tokens), "norm")
 
 
 class Downsample(nn.Module):

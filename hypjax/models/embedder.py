@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, CustomEncoder, custom_encoder
-from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
+from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
@@ -88,6 +88,8 @@ def create_embedder(
         encoder = check_encoder(custom_encoder(model.architecture, View.of(config.data), **options))
     else:
         encoder = create_encoder(model.architecture, **options)
+    if isinstance(encoder, VisionTransformer | ConvNet):
+        encoder = encoder.clone(gem_exponent=model.gem_exponent, learn_gem=model.learn_gem)
     if isinstance(encoder, VisionTransformer):
         cores = on_tensor_cores(options["dtype"], device)
         kernel = config.run.attention if cores else "xla"

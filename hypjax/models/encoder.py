@@ -10,7 +10,7 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.layers import full_products_in, pool_tokens, poolings
+from hypjax.models.layers import GEM_EXPONENT, full_products_in, pool_tokens, poolings
 from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
@@ -42,6 +42,8 @@ class Encoder(nn.Module):
     [batch, tokens, dim].
     """
 
+    gem_exponent = GEM_EXPONENT  # Of the pooling `gem`,
+    learn_gem = False  # and whether it is learned; encoders that have both as fields allow others.
     takes_pixels = True  # Or embeddings of another model.
     num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
     names = None  # Parameters of a user's module keep their paths and layouts.
@@ -60,6 +62,13 @@ class Encoder(nn.Module):
     def poolings(self) -> list[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)
+
+    def pool(self, tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch dim"]:
+        """Pools tokens; with `learn_gem`, the exponent of `gem` is a parameter."""
+        exponent = self.gem_exponent
+        if self.learn_gem:
+            exponent = self.param("gem_exponent", nn.initializers.constant(exponent), ())
+        return pool_tokens(tokens, self.num_prefix_tokens, self.pooling, exponent)
 
 
 def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
@@ -81,6 +90,8 @@ class ConvNet(Encoder):
     pooling: str = "avg"
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    gem_exponent: float = GEM_EXPONENT
+    learn_gem: bool = False
 
     @property
     def layers(self) -> list[Path]:
@@ -115,7 +126,7 @@ class ConvNet(Encoder):
 
     def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
         """Pools the features."""
-        return pool_tokens(tokens, 0, self.pooling)
+        return self.pool(tokens)
 
 
 class FeatureEncoder(Encoder):

@@ -209,15 +209,17 @@ def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch 
     return jnp.take_along_axis(patches, first, axis=1)[:, 0]
 
 
-_GEM_EXPONENT = 3.0  # The usual value (Radenović et al., TPAMI 2019).
+GEM_EXPONENT = 3.0  # The usual value (Radenović et al., TPAMI 2019).
 _GEM_MIN = 1e-6
 _RMAC_SCALES = 3
 
 
-def _gem(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
+def _gem(
+    patches: Float[Array, "batch patches dim"], exponent: float | Float[Array, ""]
+) -> Float[Array, "batch dim"]:
     """Generalised mean of the values, raised to a small positive minimum (GeM)."""
-    powers = jnp.maximum(patches, _GEM_MIN) ** _GEM_EXPONENT
-    return jnp.mean(powers, axis=1) ** (1 / _GEM_EXPONENT)
+    powers = jnp.maximum(patches, _GEM_MIN) ** exponent
+    return jnp.mean(powers, axis=1) ** (1 / exponent)
 
 
 def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
@@ -252,7 +254,7 @@ _PATCH_POOLINGS = {
     "avg": lambda patches: jnp.mean(patches, axis=1),
     "max": _maximum,
     "avg_max": lambda patches: jnp.mean(patches, axis=1) + _maximum(patches),
-    "gem": _gem,
+    "gem": functools.partial(_gem, exponent=GEM_EXPONENT),
     "rmac": _rmac,
 }
 _PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens averaged.
@@ -263,7 +265,7 @@ def poolings(class_tokens: int) -> list[str]:
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
     (DeiT). The others pool patch tokens: `avg`, `max`, their sum `avg_max`, `gem`, the generalised
-    mean with exponent 3, and `rmac`, regional maxima (compared by El-Nouby et al., IRT, 2021).
+    mean, and `rmac`, regional maxima (compared by El-Nouby et al., IRT, 2021).
     """
     return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
@@ -274,9 +276,17 @@ def pooled_tokens(pooling: str) -> int | None:
 
 
 def pool_tokens(
-    tokens: Float[Array, "batch tokens dim"], num_prefix_tokens: int, pooling: str
+    tokens: Float[Array, "batch tokens dim"],
+    num_prefix_tokens: int,
+    pooling: str,
+    exponent: float | Float[Array, ""] = GEM_EXPONENT,
 ) -> Float[Array, "batch dim"]:
-    """Pools prefix tokens, then patch tokens, into one embedding by one of the `poolings`."""
+    """Pools prefix tokens, then patch tokens, into one embedding by one of the `poolings`.
+
+    The exponent is that of `gem`.
+    """
+    if pooling == "gem":
+        return _gem(tokens[:, num_prefix_tokens:], exponent)
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
     return _PATCH_POOLINGS[pooling](tokens[:, num_prefix_tokens:])

@@ -94,6 +94,8 @@ def convert_timm(
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
+    if encoder.learn_gem:  # No weights of timm have it.
+        state.setdefault("gem_exponent", np.float32(encoder.gem_exponent))
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
     for name, value in state.items():  # A cast would drop imaginary parts, and scales of integers.

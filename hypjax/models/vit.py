@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from hypjax.models.attention import Heads, attend
 from hypjax.models.encoder import Encoder
 from hypjax.models.layers import (
+    GEM_EXPONENT,
     KERNEL_INIT,
     Affine,
     Dense,
@@ -31,7 +32,6 @@ from hypjax.models.layers import (
     activate,
     full_products_in,
     normed,
-    pool_tokens,
     pooled_tokens,
     poolings,
 )
@@ -138,6 +138,8 @@ class VisionTransformer(Encoder):
     remat: bool = False
     tensor_cores: bool = False
     attention: str = "auto"
+    gem_exponent: float = GEM_EXPONENT
+    learn_gem: bool = False
 
     @property
     def dim(self) -> int:
@@ -279,7 +281,7 @@ class VisionTransformer(Encoder):
             pooled = AttentionPool(self.attention_pool, **options, name="attn_pool")(tokens)
             if self.pooling == "map":
                 return pooled
-        return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
+        return self.pool(tokens)
 
 
 def draw_drop_path_masks(

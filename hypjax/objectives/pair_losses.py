@@ -266,8 +266,11 @@ class PairObjective(Objective):
 
     The loss of the batch among itself, the same loss of the batch with the memory, and λ · KoLeo of
     the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
+    With `memory_only` and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020), whose
+    keys are the teacher's embeddings of the other images of the class, and whose queue the memory.
 
-    In the memory, an image is not compared with itself, unless a teacher has embedded it.
+    In the memory, an image is not compared with itself, unless a teacher has embedded it and the
+    batch is compared with itself, too.
     """
 
     space: Space
@@ -275,6 +278,7 @@ class PairObjective(Objective):
     samples_per_class: int | None  # None if batches hold any classes.
     memory: float = 0.0  # Number of images, or, up to 1, their share of the training images.
     memory_decay: float = 0.0  # Of the teacher that embeds these; 0 for the trained model.
+    memory_only: bool = False  # Whether the loss of the batch among itself is left out (MoCo).
     koleo_weight: float = 0.0  # λ.
 
     lasting_state = ("memory",)
@@ -312,10 +316,12 @@ class PairObjective(Objective):
             taught = self.memory_decay > 0
             new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
             memory = state["memory"].written(new, labels)
-            own = None if taught else state["memory"].rows(len(labels))
+            omitted = self.memory_only or not taught
+            own = state["memory"].rows(len(labels)) if omitted else None
             others = References(memory.points, memory.labels, own)
             of_memory = self.function(points, labels, space=self.space, references=others)
-            loss, state = loss + of_memory, {"memory": memory}
+            loss = of_memory if self.memory_only else loss + of_memory
+            state = {"memory": memory}
             metrics |= {"memory_loss": of_memory, "memory_filled": jnp.mean(memory.labels >= 0)}
         if self.koleo_weight:
             metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
@@ -337,6 +343,7 @@ MEMORY = {
     ),
     # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
     "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
+    "memory_only": Field(False),  # Whether images are compared with the memory alone (MoCo).
 }
 
 
@@ -357,8 +364,10 @@ def _create(function: Callable[..., Array], config: ConfigDict, space: Space) ->
     fields = config.objective
     if fields.memory and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
-    if fields.memory_decay and not fields.memory:
-        raise UserError("config.objective.memory_decay must be 0 unless memory is set")
+    for name in ("memory_decay", "memory_only"):
+        if fields[name] and not fields.memory:
+            default = MEMORY[name].default
+            raise UserError(f"config.objective.{name} must be {default} unless memory is set")
     shared = (fields[name] for name in (*MEMORY, *KOLEO))
     return PairObjective(space, function, adjacent_samples(config), *shared)
 

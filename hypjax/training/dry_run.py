@@ -15,6 +15,8 @@ from hypjax.data.plans import TuplePlans
 from hypjax.errors import UserError
 from hypjax.inference.pretrained import only_encoder
 from hypjax.inference.run import Run
+from hypjax.models import create_embedder
+from hypjax.models.architectures import encoder_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.gpu_hours import print_gpu_hours
@@ -28,6 +30,7 @@ from hypjax.training.step import (
     make_train_step,
     shard_batch,
 )
+from hypjax.types import View
 
 _STEPS = 6  # Steps that are run; the first is not timed.
 _GIB = 2**30
@@ -54,6 +57,7 @@ def dry_run(config: ConfigDict) -> None:
         raise
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
+    _print_size(config)
     state = with_pretrained(run.learner, state, pretrained)
     embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
@@ -73,6 +77,25 @@ def dry_run(config: ConfigDict) -> None:
 
 def _time(seconds: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=round(seconds))
+
+
+def _print_size(config: ConfigDict) -> None:
+    """Prints the encoder's parameters, and the operations of one image as XLA counts them."""
+    config = config.copy_and_resolve_references()
+    config.model.precision = "float32"  # XLA does not count what other kernels of attention do.
+    encoder = create_embedder(config, evaluating=True).encoder
+    if not encoder.takes_pixels:
+        return
+    params = encoder_shapes(encoder, config.data.channels)
+    lowered = jax.jit(encoder.apply).lower(
+        {"params": params}, encoder.example(View.of(config.data))
+    )
+    cost = lowered.cost_analysis()
+    count = sum(x.size for x in jax.tree.leaves(params))
+    print(
+        f"the encoder has {count / 1e6:.1f} million parameters and takes {cost['flops'] / 2e9:.2f} "
+        "billion multiplications, each with an addition, for an image"
+    )
 
 
 def _seconds_of_embedding(run: Run, params: PyTree) -> float:

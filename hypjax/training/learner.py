@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from hypjax.geometry.learned import CURVATURES, Scalars, bounds, initial_scalars
 from hypjax.inference.run import Run
 from hypjax.models import Embedder
+from hypjax.models.colours import ColourChanges
 from hypjax.models.embedder import pooled_by
 from hypjax.objectives import Group, Objective
 from hypjax.training.lora import Lora
@@ -38,6 +40,8 @@ class Learner:
     cached_features: bool  # Whether batches hold what frozen layers compute, not pixels.
     # The block whose output is cached; None for the encoder's embeddings.
     cached_block: str | None
+    colour_changes: ColourChanges | None
+    gradient_covariance: bool  # Whether the spread of the images' gradients is measured.
     drop_path: float  # Rate of stochastic depth in the encoder's last block.
     seed: int  # Of the initial parameters and of the steps' random keys.
 
@@ -62,6 +66,7 @@ def learner_of(run: Run) -> Learner:
     if (decay := config.optim.layer_decay) != 1:
         rates = layer_rates(model.encoder.layers, decay, head=model.head_kind != "none")
     options = {"layer_rate": rates, "probe_steps": train.probe_steps}
+    changes = ColourChanges(config.data.colour_jitter, config.data.grey, config.data.blur)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
     return Learner(
         model=model,
@@ -82,6 +87,8 @@ def learner_of(run: Run) -> Learner:
         skip_nonfinite=train.on_nonfinite == "skip",
         cached_features=train.cached_features,
         cached_block=None,  # `hypjax.training.setup` chooses it.
+        colour_changes=changes if np.any([*changes.jitter, *changes[1:]]) else None,
+        gradient_covariance=config.run.gradient_covariance,
         drop_path=config.model.drop_path,
         seed=config.seed,
     )

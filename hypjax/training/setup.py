@@ -76,14 +76,14 @@ def training_run(run: Run) -> TrainingRun:
     run = TrainingRun(fitted, **parts, name=run.name, workdir=run.workdir)
     run.plans = plans = create_plans(fitted, splits)
     run.spec = ProblemSizes(
-        classes=train.num_classes,
+        classes=len(train) if fitted.train.unlabelled else train.num_classes,
         samples_per_class=fitted.train.samples_per_class,
         encoder_dim=model.encoder.dim,
         head_dim=model.head_dim,
         training_images=len(train),
         batch_size=fitted.train.batch_size,
         tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
-        coarse_labels=train.coarse_labels_of_classes(),
+        coarse_labels=() if fitted.train.unlabelled else train.coarse_labels_of_classes(),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: run.objective.init(jax.random.key(0), run.spec))
@@ -99,7 +99,7 @@ def _paired(config: ConfigDict, images: Dataset) -> Dataset:
     """Reports training classes with one image; leaves them out of cached features."""
     counts = np.bincount(images.labels)
     single = f"training classes with a single image: {np.sum(counts == 1)} of {len(counts)}"
-    if config.train.sampling not in GROUPED or counts.min() > 1:
+    if config.train.unlabelled or config.train.sampling not in GROUPED or counts.min() > 1:
         return images
     if config.train.cached_features:  # All features of such a class would be equal.
         console.say(f"{single}; they are left out")
@@ -147,7 +147,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
     sizes = crop.sizes(np.maximum(images.sizes, 1))  # Given features have none, and no crops.
-    common = (images.labels, sizes, train.batch_size, crop, config.seed)
+    labels = np.arange(len(images)) if train.unlabelled else images.labels
+    common = (labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
             allowed = f"at most {len(images)}, the number of training images"
@@ -155,7 +156,7 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
-    samples, classes = train.samples_per_class, images.num_classes
+    samples, classes = train.samples_per_class, int(labels.max()) + 1
     if train.batch_size // samples > classes:
         allowed = f"{samples} images for each of the {classes} training classes"
         refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {allowed}")
@@ -254,7 +255,8 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
         return config
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
-    sizes = np.bincount(splits.train.labels)
+    labels = splits.train.labels
+    sizes = np.ones(len(labels), int) if fields.unlabelled else np.bincount(labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, images)

@@ -19,6 +19,7 @@ from hypjax.geometry.learned import (
     scalar_values,
     within_bounds,
 )
+from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import draw_drop_path_masks
@@ -26,6 +27,8 @@ from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
+
+_COLOURS = 0xC010  # A stream of random numbers, apart from those of losses and encoders.
 
 
 class TrainState(NamedTuple):
@@ -137,6 +140,9 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             crop = functools.partial(device_crops.cut, side=learner.view.side)
             with jax.named_scope("crop"):
                 images = parallel.map_local_images(crop, learner.mesh)(store, images)
+        if learner.colour_changes is not None:
+            with jax.named_scope("colours"):
+                images = _with_changed_colours(learner, key, images, size)
         # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
@@ -158,8 +164,15 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             with jax.named_scope("loss"):
                 scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
-                arguments = params["objective"], state.objective_state, outputs, teacher, batch, key
-                return loss(*arguments)
+                before, after = (params["objective"], state.objective_state), (teacher, batch, key)
+                value, (objective_state, metrics) = loss(*before, outputs, *after)
+                if learner.gradient_covariance:
+                    fixed = jax.lax.stop_gradient(outputs)
+                    slopes = jax.grad(lambda x: loss(*before, x, *after)[0])(fixed).projected
+                    # The nuclear norm of a covariance is its trace (IRT, Section 3.5).
+                    trace = jnp.sum(jnp.var(size * slopes, axis=0))
+                    metrics = {**metrics, "gradient_covariance": trace}
+                return value, (objective_state, metrics)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, waiting))
@@ -218,6 +231,15 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
         return new if names & {*lasting} else jnp.where(valid, new, old)
 
     return jax.tree_util.tree_map_with_path(choose, new, old)
+
+
+def _with_changed_colours(learner: Learner, key: PRNGKeyArray, images: Array, size: int) -> Array:
+    """Changes the colours of a batch of `size` images, and of none that pad it."""
+    key = jax.random.fold_in(key, _COLOURS)
+    draws = colours.draw_changes(key, learner.colour_changes, size)
+    rows = jnp.minimum(jnp.arange(len(images)), size - 1)
+    change = parallel.map_local_images(lambda _, *each: colours.changed(*each), learner.mesh)
+    return change((), images, jax.tree.map(lambda x: x[rows], draws))
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:

@@ -152,6 +152,14 @@ def hier_recipes(dataset):
             yield f"{loss}-{encoder}", recipe | {"optim.learning_rate": rate}
     sizes = group("train", batch_size=176, samples_per_class=8)
     yield "hyp-resnet50", resnet | sizes | of_objective(**LOSSES["hyp"] | {"pair_weight": 1 / 64})
+    batches = group("train", batch_size=DATASETS[dataset][3], total_steps=DATASETS[dataset][5][0])
+    pooled = group("model", pooling="avg", eval_pooling="avg", head_dim=128)
+    plain = {"optim.frozen": (), **IMAGENET}
+    yield "hyp-resnet50,hyp-vit", COMMON | pooled | plain | batches
+    moco = of_objective(name="supcon", temperature=0.1, space="poincare", memory_decay=0.999)
+    yield "moco-dino", moco | batches | {"objective.memory_only": True}
+    changes = group("data", colour_jitter=(0.4, 0.4, 0.4, 0.1), grey=0.2, blur=0.5)
+    yield "hyp-dino,unlabelled", changes | group("train", unlabelled=True, samples_per_class=2)
 
 
 def irt_recipes(dataset):
@@ -159,6 +167,8 @@ def irt_recipes(dataset):
     steps, inshop = {"cub": 2_000}.get(dataset, 35_000), dataset == "inshop"
     memory = {"memory": 0.2 if inshop else 1.0, "memory_decay": 0.999 if inshop else 0.0}
     names = {"irt-l": (0.0, steps), "irt-r": (0.7, steps), "irt-r-distilled": (0.7, steps)}
+    resnet = {"model.architecture": "resnet50", "model.pooling": "avg", "model.drop_path": 0.0}
+    yield "irt-r-resnet50", resnet | {"objective.koleo_weight": 0.7, "train.batch_size": 64}
     for name, (weight, steps) in (names | {"irt-o": (0.0, 0)}).items():
         kind = f"deit_small{'_distilled' * name.endswith('distilled')}_patch16_224"
         yield (
@@ -199,8 +209,8 @@ def sfm_recipes():
     untrained |= {"objective.koleo_weight": 0.0, "eval.benchmarks": ("rparis6k",)}
     yield "irt-o-deit-s", SFM | untrained
     yield "hyp-deit-s", SFM | {"objective.space": "poincare", "objective.margin": 4.0}
-    for side, end in ((224, ""), (384, "-384")):
-        kind = f"deit_base_patch16_{side}"
+    for side, end in ((224, ""), (384, "-384"), (384, "-384-distilled")):
+        kind = f"deit_base{'_distilled' * end.endswith('distilled')}_patch16_{side}"
         model = group("model", architecture=kind, weights=f"{kind}.fb_in1k")
         yield f"irt-r-deit-b{end}", SFM | model | group("data", image_size=side, resize=side)
 

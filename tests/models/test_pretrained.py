@@ -6,6 +6,7 @@ import pathlib
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -139,6 +140,25 @@ def test_poolings_equal_values_computed_by_hand():
         "gem": [4.5 ** (1 / 3), 4 ** (1 / 3)],
     }.items():
         np.testing.assert_allclose(pool_tokens(tokens, 2, pooling)[0], expected, rtol=1e-6)
+
+
+def test_the_exponent_of_gem_is_a_setting_or_a_parameter_that_other_weights_lack():
+    plain, fixed = SMALL.clone(pooling="gem"), SMALL.clone(pooling="gem", gem_exponent=2.0)
+    learned = fixed.clone(learn_gem=True)
+    images = np.random.default_rng(0).normal(size=(2, *SMALL.sides, 3)).astype(np.float32)
+    weights = plain.init(jax.random.key(0), images)["params"]
+    params = convert_timm(timm_state_dict(weights, plain), learned)
+    assert params.pop("gem_exponent") == 2.0 and params.keys() == weights.keys()
+
+    def embed(exponent):
+        return learned.apply({"params": {**params, "gem_exponent": exponent}}, images)
+
+    for exponent, encoder in ((2.0, fixed), (3.0, plain)):
+        np.testing.assert_allclose(embed(exponent), encoder.apply({"params": params}, images))
+    patches = np.maximum(fixed.apply({"params": params}, images, return_tokens=True)[:, 1:], 1e-6)
+    np.testing.assert_allclose(embed(2.0), np.sqrt(np.mean(patches**2, axis=1)), rtol=1e-5)
+    slope = jax.grad(lambda x: jnp.sum(embed(x)))(2.0)
+    np.testing.assert_allclose(slope, np.sum(embed(2.01) - embed(1.99)) / 0.02, rtol=1e-2)
 
 
 def test_regional_maxima_equal_those_of_the_paper():

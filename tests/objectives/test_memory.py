@@ -15,7 +15,7 @@ from hypjax.objectives import ProblemSizes, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.memory import Memory, empty_memory
 from tests.helpers import losses
-from tests.helpers.losses import SPHERE, both_spaces, embedded, loss_of, mostly_sphere
+from tests.helpers.losses import BALL, SPHERE, both_spaces, embedded, loss_of, mostly_sphere
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
 
 LABELS = np.array([0, 0, 3, 3, 1, 1])
@@ -160,7 +160,24 @@ def test_a_teacher_embeds_the_images_of_the_memory(float64):
     assert_steps(config, 12, expected, taught=True)
 
 
+def test_the_memory_alone_and_a_teacher_give_the_loss_of_moco(float64):
+    """InfoNCE (He et al., CVPR 2020, Eq. 1), without the teacher's point of the same image."""
+
+    def expected(outputs, references, own):
+        logits = -BALL.distance_matrix(BALL.embed(outputs), references.points) / 0.2
+        compared = own[:, None] != jnp.arange(len(references.labels))
+        compared &= references.labels >= 0
+        positive = compared & (LABELS[:, None] == references.labels)
+        total = jax.nn.logsumexp(logits, axis=1, where=compared, keepdims=True)
+        return jnp.mean(jnp.mean(total - logits, axis=1, where=positive))
+
+    moco = {"memory": 12.0, "memory_decay": 0.9, "memory_only": True}
+    assert_steps(configured("poincare", "supcon", **moco), 12, expected, taught=True)
+
+
 def test_wrong_settings_are_refused():
+    with pytest.raises(UserError, match="memory_only must be False unless memory is set"):
+        create_objective(configured(memory_only=True))
     with pytest.raises(UserError, match="memory is 2.5; it must be a number of images"):
         configured(memory=2.5)
     with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):

@@ -6,6 +6,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS, RandomCrop
+from hypjax.models import colours
 from hypjax.types import Frame, View
 
 transforms = pytest.importorskip(
@@ -68,3 +69,22 @@ def test_pixels_of_test_views_equal_torchvisions(size):
     np.testing.assert_array_equal(shown(image, View(35, 40, 3, "centre_crop")), view(image))
     squashed = transforms.Resize((40, 40), BICUBIC)(image)
     np.testing.assert_array_equal(shown(image, View(40, 7, 3, "squash")), squashed)
+
+
+def test_changes_of_colour_are_those_of_torchvision():
+    """Of saturation with its constants of luma; a blur's edges are mirrored there."""
+    functional, side = transforms.functional, 224
+    image = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8)
+    theirs = torch.tensor(image).permute(0, 3, 1, 2).float() / 255
+    for draw, change, border in (
+        ({"factors": [1.3, 1, 1]}, lambda x: functional.adjust_brightness(x, 1.3), 0),
+        ({"factors": [1, 0.7, 1]}, lambda x: functional.adjust_contrast(x, 0.7), 0),
+        ({"factors": [1, 1, 1.4]}, lambda x: functional.adjust_saturation(x, 1.4), 0),
+        ({"sigma": 1.5}, lambda x: functional.gaussian_blur(x, 21, 1.5), 12),
+    ):
+        none = {"factors": [1, 1, 1], "hue": 0.0, "grey": False, "sigma": 0.0} | draw
+        draws = colours.Draws(**{name: np.array([value]) for name, value in none.items()})
+        found = np.asarray(colours.changed(image, draws))[0] / 255
+        expected = change(theirs)[0].permute(1, 2, 0).numpy()
+        inside = slice(border, side - border)
+        np.testing.assert_allclose(found[inside, inside], expected[inside, inside], atol=1.2 / 255)

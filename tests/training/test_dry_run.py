@@ -23,6 +23,7 @@ def test_tells_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     dry_run(saved_config(run))  # Its programs are compiled.
     told = capsys.readouterr().out
+    assert re.search(r"0\.0 million parameters and takes 0\.00 billion multiplications", told)
     assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told)
     seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told)
     assert 0 < float(seconds[1]) < 10

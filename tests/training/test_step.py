@@ -13,6 +13,7 @@ from hypjax.config import load_config
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
+from hypjax.training.setup import build
 from hypjax.training.step import TrainState, _updated, make_train_step
 from tests.helpers import small_runs, steps
 from tests.helpers.steps import learner_of, leaves, lower, random_batch, start
@@ -125,3 +126,33 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     np.testing.assert_allclose(after.teacher["w"], 0.9 * 4 - 0.1 * 0.5 if finite else 4, rtol=1e-6)
     assert after.step == 8 and after.skipped == metrics["skipped"] == 2 + (not finite)
     np.testing.assert_allclose(metrics["learning_rate"], 0.5, rtol=1e-6)
+
+
+def test_without_labels_two_views_of_an_image_are_a_class(load_glyphs):
+    """Changes of colour do not depend on how many images are embedded at once."""
+    fields = "train.unlabelled=True", "data.colour_jitter=(0.4,0.4,0.0,0.0)", "data.blur=0.5"
+    run = build(load_glyphs(*fields))
+    plan, images = run.plans(0), len(run.splits.train)
+    assert run.spec.classes == run.spec.training_images == images > run.splits.train.num_classes
+    np.testing.assert_array_equal(plan.labels, plan.ids)
+    np.testing.assert_array_equal(plan.ids[::2], plan.ids[1::2])
+    assert np.any(plan.images.box[::2] != plan.images.box[1::2])
+    losses = {}
+    for changes in (fields, fields[:1]):
+        for size in (0, 8):
+            state, step = start(load_glyphs(*changes, f"run.microbatch={size}"))
+            losses[changes, size] = float(step(state, random_batch())[1]["loss"])
+        np.testing.assert_allclose(losses[changes, 0], losses[changes, 8], rtol=1e-5)
+    assert abs(losses[fields, 0] - losses[fields[:1], 0]) > 1e-3
+
+
+def test_the_spread_of_the_images_gradients_is_measured(load_glyphs):
+    """The nuclear norm of their covariance, by its singular values."""
+    config = load_glyphs("run.gradient_covariance=True")
+    learner, (state, step), batch = learner_of(config), start(config), random_batch()
+    images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
+    outputs = learner.model.apply({"params": state.params["model"]}, images)
+    loss = loss_function(learner.objective)
+    slopes = jax.grad(lambda x: loss({}, {}, x, None, batch, None)[0])(outputs).projected
+    expected = np.linalg.norm(np.cov(24 * slopes, rowvar=False, bias=True), "nuc")
+    np.testing.assert_allclose(step(state, batch)[1]["gradient_covariance"], expected, rtol=1e-3)

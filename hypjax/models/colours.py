@@ -1,0 +1,94 @@
+"""Random changes of colour and sharpness of training images, made on the devices.
+
+They are those of MoCo v2 (Chen et al., 2020): colours are jittered, some images lose their colours,
+and some are blurred. Hyp-ViT's supplement names these changes for training without labels.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
+
+_JITTERED = 0.8  # Share of images whose colours are jittered.
+_SIGMA = 0.1, 2.0  # Range of the blur's deviation, in pixels
+_SIDE = 224  # of an image with this side.
+_LUMA = jnp.array((0.299, 0.587, 0.114))
+_SLICE = 32  # Images that are in memory as float32 at a time.
+Pixels = Float[Array, "side side channels"]
+
+
+class ColourChanges(NamedTuple):
+    """How strongly and how often images are changed; see `config.data`."""
+
+    jitter: tuple[float, ...]  # Of brightness, contrast, saturation and hue, as in torchvision.
+    grey: float  # Share of images without colours.
+    blur: float  # Share of blurred images.
+
+
+class Draws(NamedTuple):
+    """What is drawn for the images of a batch."""
+
+    factors: Float[Array, "images 3"]  # Of brightness, contrast and saturation; 1: unchanged.
+    hue: Float[Array, " images"]  # Rotation, in turns.
+    grey: Bool[Array, " images"]
+    sigma: Float[Array, " images"]  # Of the blur, in pixels of images of side `_SIDE`; 0: none.
+
+
+def draw_changes(key: PRNGKeyArray, changes: ColourChanges, images: int) -> Draws:
+    """Draws the changes of each image."""
+    keys = jax.random.split(key, 5)
+    strengths = jnp.array(changes.jitter)
+    jitter = strengths * jax.random.uniform(keys[0], (images, 4), minval=-1.0)
+    jitter *= jax.random.bernoulli(keys[1], _JITTERED, (images, 1))
+    low, high = _SIGMA
+    sigma = jax.random.uniform(keys[2], (images,), minval=low, maxval=high)
+    sigma *= jax.random.bernoulli(keys[3], changes.blur, (images,))
+    grey = jax.random.bernoulli(keys[4], changes.grey, (images,))
+    return Draws(jnp.maximum(1 + jitter[:, :3], 0), jitter[:, 3], grey, sigma)
+
+
+def changed(images: UInt8[Array, "n side side channels"], draws: Draws) -> UInt8[Array, "n s s c"]:
+    """Applies the changes to images."""
+    return jax.lax.map(lambda each: _changed(*each), (images, draws), batch_size=_SLICE)
+
+
+def _changed(image: UInt8[Array, "side side channels"], draws: Draws) -> Array:
+    """Changes brightness, contrast, saturation, hue and sharpness, in this order."""
+    brightness, contrast, saturation = draws.factors
+    x = _clipped(brightness * image.astype(jnp.float32))
+    mean = jnp.mean(_luma(x))
+    x = _clipped(mean + contrast * (x - mean))
+    if x.shape[-1] == 3:
+        grey = _luma(x)
+        x = _rotated(_clipped(grey + saturation * (x - grey)), draws.hue)
+        x = jnp.where(draws.grey, _luma(x), x)
+    return jnp.rint(_blurred(x, draws.sigma * len(x) / _SIDE)).astype(jnp.uint8)
+
+
+def _clipped(x: Pixels) -> Pixels:
+    return jnp.clip(x, 0, 255)
+
+
+def _luma(x: Pixels) -> Float[Array, "side side 1"]:
+    return x if x.shape[-1] == 1 else jnp.sum(x * _LUMA, axis=-1, keepdims=True)
+
+
+def _rotated(x: Pixels, turns: Float[Array, ""]) -> Pixels:
+    """Rotates the hue about the axis of greys, as in YIQ, which keeps luma; torchvision's is HSV's.
+
+    With unit axis k, Rodrigues' formula rotates the rest x − luma by the angle.
+    """
+    grey, angle = _luma(x), 2 * jnp.pi * turns
+    rest = x - grey
+    across = (jnp.roll(rest, 1, -1) - jnp.roll(rest, -1, -1)) / jnp.sqrt(3.0)  # k × rest.
+    rotated = jnp.cos(angle) * rest + jnp.sin(angle) * across
+    rotated += (1 - jnp.cos(angle)) * jnp.mean(rest, axis=-1, keepdims=True)
+    return _clipped(grey + rotated - _luma(rotated))
+
+
+def _blurred(x: Pixels, sigma: Float[Array, ""]) -> Pixels:
+    """Blurs by a Gaussian, whose weights sum to 1 at the edges too."""
+    offsets = jnp.arange(len(x)) - jnp.arange(len(x))[:, None]
+    weights = jax.nn.softmax(-((offsets / jnp.maximum(sigma, 1e-3)) ** 2) / 2, axis=-1)
+    return jnp.einsum("ai,bj,ijc->abc", weights, weights, x, precision="highest")
