@@ -11,11 +11,11 @@ from hypjax.errors import UserError
 if TYPE_CHECKING:  # They import JAX.
     from hypjax.data.dataset import Dataset
     from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.retrieval.refinement import Refinement
+    from hypjax.retrieval.postprocessing import Postprocessing
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinedSearch:
+class PostprocessedSearch:
     """The flags of a search in steps.
 
     Args:
@@ -33,13 +33,15 @@ class RefinedSearch:
     prefix: command.Positive | None = None
     candidates: command.Positive = 100
 
-    def refinement(self) -> Refinement:
+    def postprocessing(self) -> Postprocessing:
         """The steps of the search."""
-        from hypjax.retrieval.refinement import Refinement
+        from hypjax.retrieval.postprocessing import Postprocessing
         from hypjax.retrieval.reranking import Reranking
 
         prefix = (self.prefix, self.candidates) if self.prefix else ()
-        return Refinement(self.expand, self.alpha, Reranking() if self.rerank else None, *prefix)
+        return Postprocessing(
+            self.expand, self.alpha, Reranking() if self.rerank else None, *prefix
+        )
 
 
 def main(
@@ -49,7 +51,7 @@ def main(
     gallery: Annotated[str, command.Engine("open")],
     query: str,
     k: command.Positive = 10,
-    steps: RefinedSearch,
+    steps: PostprocessedSearch,
     embedding: str = "head",
     keep_self: bool = False,
     output: command.Figure | None = None,
@@ -65,7 +67,7 @@ def main(
         query: An image, also at an address https://..., or several as in --images of python -m
             hypjax.embed.
         k: Number of neighbours.
-        steps: What refines the search.
+        steps: Post-processing of the search.
         embedding: With --workdir: embedding of the run that the gallery contains: head, encoder, or
             a scored prefix (head@16).
         keep_self: Queries that are in the gallery find themselves.
@@ -81,8 +83,8 @@ def main(
     from hypjax.retrieval.galleries import require_model
     from hypjax.system import caches, console
 
-    refinement, items = steps.refinement(), open_gallery(gallery)
-    require_searchable(items, k, refinement)
+    postprocessing, items = steps.postprocessing(), open_gallery(gallery)
+    require_searchable(items, k, postprocessing)
     images = find_images(query)
     caches.keep_compiled_programs()
     match = None
@@ -100,7 +102,7 @@ def main(
                 " compute the queries' features with the model of the gallery"
             )
     queries, images = _readable(queries, images)
-    results = find_hits(queries, images, items, k, refinement, match, keep_self=keep_self)
+    results = find_hits(queries, images, items, k, postprocessing, match, keep_self=keep_self)
     if output:
         from hypjax.analysis.hit_grid import draw
 

@@ -15,7 +15,7 @@ from hypjax.inference.hits import find_hits
 from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.postprocessing import Postprocessing
 from tests.helpers import commands
 from tests.helpers.galleries import labelled
 from tests.retrieval.test_metrics import NAMES, by_definition
@@ -159,9 +159,9 @@ def test_a_query_finds_no_copy_of_its_file():
         for name in NAMES:
             expected = by_definition(name, hits, hits.sum())
             assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
-    for refinement in (None, Refinement(expansion=2)):
+    for postprocessing in (None, Postprocessing(expansion=2)):
         images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
-        found = find_hits(queries, images, gallery, 60, refinement)
+        found = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in found)
 
 

@@ -197,7 +197,9 @@ _FIELDS = {
     "train.lora_rank": Field(0, within(0, DIM)),
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
-    "train.probe_steps": Field(0, within(0, STEPS)),  # First steps, in which only the head learns.
+    "train.head_warmup_steps": Field(
+        0, within(0, STEPS)
+    ),  # First steps, in which only the head learns.
     "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of the model; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # Whether to skip such updates.
     # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.

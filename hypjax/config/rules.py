@@ -123,8 +123,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
     ("train.lora_rank", "the encoder is trained", _trains_encoder),
-    ("train.probe_steps", "the encoder is trained", _trains_encoder),
-    ("train.probe_steps", "model.head is set", _has_head),
+    ("train.head_warmup_steps", "the encoder is trained", _trains_encoder),
+    ("train.head_warmup_steps", "model.head is set", _has_head),
     ("train.unlabelled", _CROPPED, _crops_images),
     (
         "train.unlabelled",
@@ -166,7 +166,7 @@ def _of_batches(config: ConfigDict) -> Relations:
     rule = f"at most train.total_steps ({train.total_steps})"
     yield config.optim.warmup_steps > train.total_steps, "optim.warmup_steps", rule
     rule = f"below train.total_steps ({train.total_steps})"
-    yield 0 < train.probe_steps >= train.total_steps, "train.probe_steps", rule
+    yield 0 < train.head_warmup_steps >= train.total_steps, "train.head_warmup_steps", rule
 
 
 def _of_model(config: ConfigDict) -> Relations:

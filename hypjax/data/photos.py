@@ -190,7 +190,7 @@ def _table_of_features(table: Any) -> Dataset:
         table.ids,
         table.labels.tolist(),
         splits=() if table.splits is None else table.splits.tolist(),
-        coarse_labels=() if table.superlabels is None else table.superlabels.tolist(),
+        coarse_labels=() if table.coarse_labels is None else table.coarse_labels.tolist(),
         file_versions=[checksum(np.ascontiguousarray(row)) for row in table.features],
         vectors=np.asarray(table.features, np.float32),
     )
@@ -209,8 +209,8 @@ def check_columns(where: object, images: Dataset) -> None:
     for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
             raise UserError(
-                f"{where}, row {row}: label {label} has the superlabel {coarse or None} here, but "
-                f"{first or None} before"
+                f"{where}, row {row}: label {label} has the coarse label {coarse or None} here, "
+                f"but {first or None} before"
             )
 
 
@@ -255,12 +255,12 @@ def read_table(table: pathlib.Path) -> Dataset:
     """Reads the images that a CSV or Parquet table lists.
 
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
-    `superlabel` and `split`, or `is_query` and `is_gallery`, as open-metric-learning has them.
+    `coarse_label` and `split`, or `is_query` and `is_gallery`, as open-metric-learning has them.
     """
     first, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         place, path = f"{table}, row {number}", row.get("path")
-        label, superlabel = (class_name(row.get(name)) for name in ("label", "superlabel"))
+        label, coarse_label = (class_name(row.get(name)) for name in ("label", "coarse_label"))
         if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{place} needs a path, without null characters, and a label")
         if "\n" in path + label:
@@ -269,7 +269,7 @@ def read_table(table: pathlib.Path) -> Dataset:
             image = table.parent / path, label, split
             if first.setdefault(image, number) != number:
                 raise UserError(f"{place}: {path} is already in row {first[image]}")
-            images.append((*image, superlabel))
+            images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
     if any(class_name(row.get(name)) for row in rows for name in _BOX):

@@ -31,7 +31,7 @@ VERSION = "2.1.0"  # Of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX = {  # Columns by type.
     "int32": ("label", "height", "width"),
-    "string": ("name", "class_name", "superlabel"),  # '' without coarse classes.
+    "string": ("name", "class_name", "coarse_label"),  # '' without coarse classes.
     "int64": ("checksum", "offset", "length"),  # Of the encoded image, in bytes of its record.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
@@ -66,7 +66,7 @@ class Example(NamedTuple):
     width: int
     name: str  # What the dataset calls the image; unique.
     class_name: str
-    superlabel: str = ""
+    coarse_label: str = ""
 
 
 class Contents(NamedTuple):
@@ -99,7 +99,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     folder.mkdir()
     text = tfds.features.Text()
     features = {"image": tfds.features.Image(), "height": np.int32, "width": np.int32}
-    features |= {"label": np.int64, "name": text, "class_name": text, "superlabel": text}
+    features |= {"label": np.int64, "name": text, "class_name": text, "coarse_label": text}
     serialize = tfds.features.FeaturesDict(features).serialize_example
     splits, labels = {}, {}
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
@@ -198,7 +198,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
     index = _read_table(folder, f"index-{split}")
-    coarse_labels = index["superlabel"].to_numpy()
+    coarse_labels = index["coarse_label"].to_numpy()
     sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
     return Dataset(
         records=_Images(records, index),

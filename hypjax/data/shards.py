@@ -25,8 +25,7 @@ from hypjax.types import class_name, class_names, split_name
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
 _LABELS = ("label", "labels", "class", "target", "fine_label", "cls", "txt")
-_COARSE_LABELS = ("superlabel", "coarse_label")
-_OPTIONS = ("image", "label", "superlabel", "split", "subset")
+_OPTIONS = ("image", "label", "coarse_label", "split", "subset")
 
 
 def find_dataset(where: str) -> Dataset | None:
@@ -35,7 +34,7 @@ def find_dataset(where: str) -> Dataset | None:
     A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
     pattern of such, as photos-*.tar; a folder of such files without images, or one that
     `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
-    columns `image`, `label` and `superlabel`; the `split`, or several, as in train+test, which
+    columns `image`, `label` and `coarse_label`; the `split`, or several, as in train+test, which
     count as one; and the `subset` of a repository. If there are several splits and none was named,
     they are the splits of the images. Images are named as hf://OWNER/NAME/train/17.
     """
@@ -172,7 +171,7 @@ def table_of(
     kinds = others.features
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
     labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
-    coarse = _column(kinds, "superlabel", _COARSE_LABELS, options, where)
+    coarse = _column(kinds, "coarse_label", ("coarse_label",), options, where)
     records = encoded.select_columns([image])[image]  # Read on access.
     stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

@@ -15,8 +15,8 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import require_prefix
-from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
@@ -138,18 +138,18 @@ def _shown(path: str) -> str:
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
-def require_searchable(gallery: Gallery, k: int, refinement: Refinement) -> None:
+def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
     """Raises a `UserError` if a gallery cannot be searched so; call it before queries are embedded.
 
     Of a query in the gallery, which does not find itself, only `find_hits` knows.
     """
-    if refinement != Refinement() and not isinstance(gallery, Embeddings):
+    if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
         raise UserError(
             "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
         )
-    if refinement.prefix:
-        require_prefix(refinement.prefix, gallery.vectors.shape[1], gallery.space)
-    for name, count in (("k", k), ("expansion", refinement.expansion)):
+    if postprocessing.prefix:
+        require_prefix(postprocessing.prefix, gallery.vectors.shape[1], gallery.space)
+    for name, count in (("k", k), ("expansion", postprocessing.expansion)):
         if count > len(gallery):
             raise UserError(f"{name} is {count}, but a search finds only {len(gallery)} images")
 
@@ -159,7 +159,7 @@ def find_hits(
     images: Dataset,
     gallery: Gallery,
     k: int,
-    refinement: Refinement | None = None,
+    postprocessing: Postprocessing | None = None,
     match: Match | None = None,
     *,
     keep_self: bool = False,
@@ -170,8 +170,8 @@ def find_hits(
     is given, if the gallery holds the image, or if the image's folder is named like one of its
     classes.
     """
-    refinement = refinement or Refinement()
-    require_searchable(gallery, k, refinement)
+    postprocessing = postprocessing or Postprocessing()
+    require_searchable(gallery, k, postprocessing)
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
@@ -179,21 +179,21 @@ def find_hits(
     if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
         paths = images.names.tolist()  # Features whose images have names.
     files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
-    if refinement == Refinement():
+    if postprocessing == Postprocessing():
         neighbours = gallery.nearest(queries.vectors, k, files)
     else:
         query_rows = gallery.own_rows(files)
         points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
         if (query_rows >= 0).any():
             own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
-        nearest = refinement.search(points, own_ids, items, k=listed, space=gallery.space)
+        nearest = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
         neighbours = gallery.neighbours(*nearest, query_rows, k)
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
     # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
-    if refinement.expansion or refinement.reranking:
+    if postprocessing.expansion or postprocessing.reranking:
         match = None
     return [
         Hits(

@@ -129,7 +129,7 @@ class ImageEmbedder(abc.ABC):
             images_fingerprint=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
             splits=None if splits is None else splits[readable].astype(str),
-            superlabels=None if coarse is None else coarse[readable].astype(str),
+            coarse_labels=None if coarse is None else coarse[readable].astype(str),
         )
 
 

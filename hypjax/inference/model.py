@@ -25,7 +25,7 @@ from hypjax.inference.save import describe
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
@@ -107,7 +107,7 @@ class Model(ImageEmbedder):
         gallery: Gallery | AnyImages,
         query: AnyImages,
         k: int = 10,
-        refinement: Refinement | None = None,
+        postprocessing: Postprocessing | None = None,
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
@@ -123,7 +123,7 @@ class Model(ImageEmbedder):
             gallery = self.gallery(gallery)
         images = given_images(query)
         queries = self.embed_images(images, few=True)
-        return find_hits(queries, images, gallery, k, refinement, self.match)
+        return find_hits(queries, images, gallery, k, postprocessing, self.match)
 
     @at_the_call
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:

@@ -29,8 +29,8 @@ from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
@@ -196,8 +196,8 @@ class Run:
         if task.ground_truth is not None:  # Without another metric than recall, by mAP.
             metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
         reranking = Reranking() if fields.rerank else None
-        refinement = Refinement(fields.expansion, fields.expansion_alpha, reranking)
-        score = functools.partial(task_scores, task, metrics=metrics, refinement=refinement)
+        postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
+        score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
         return {
             part: score(points[part], items.get(part), space=space)
             for part, space in self.spaces(params).items()

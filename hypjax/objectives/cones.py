@@ -123,7 +123,7 @@ class Cones(Extension):
         a `UserError` if there are no coarse classes.
         """
         if not spec.coarse_labels:
-            raise UserError("cones+ needs coarse classes: list superlabels of the data set")
+            raise UserError("cones+ needs coarse classes: list coarse_labels of the data set")
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
         coarse = np.asarray(spec.coarse_labels, np.int32)

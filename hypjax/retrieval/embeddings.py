@@ -29,7 +29,7 @@ from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
-COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "superlabels")
+COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 
@@ -45,7 +45,7 @@ class Embeddings(ArrayGallery):
         unreadable: {path: reason} for images that could not be embedded.
         raw_features: Features that the points were mapped from, [n, d], if known.
         splits: Names of the images' splits, [n] strings, if known.
-        superlabels: Names of coarse classes, [n] strings, if known.
+        coarse_labels: Names of coarse classes, [n] strings, if known.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -57,7 +57,7 @@ class Embeddings(ArrayGallery):
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     raw_features: Float[np.ndarray, "n d"] | None = None
     splits: Shaped[np.ndarray, " n"] | None = None
-    superlabels: Shaped[np.ndarray, " n"] | None = None
+    coarse_labels: Shaped[np.ndarray, " n"] | None = None
     model: str = ""
 
     @classmethod
@@ -119,7 +119,7 @@ class Embeddings(ArrayGallery):
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
         path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, `model`, and
-        perhaps `splits` and `superlabels`.
+        perhaps `splits` and `coarse_labels`.
         """
         self.check()
         columns = {name: getattr(self, name) for name in COLUMNS}
@@ -173,7 +173,7 @@ class Embeddings(ArrayGallery):
         if kind == "features":
             return cls._of_table(feature_table(arrays, source), space or known, **origin)
         labels = as_names(labels, "labels", len(vectors), source)  # Perhaps of another file.
-        groups = {name: arrays.get(name) for name in ("splits", "superlabels")}
+        groups = {name: arrays.get(name) for name in ("splits", "coarse_labels")}
         loaded = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
             return loaded

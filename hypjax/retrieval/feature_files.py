@@ -1,10 +1,11 @@
 """Files of features of any model, with labels, paths and splits of their images.
 
 An .npz file has the array `features` [n, d] and perhaps `labels` [n], `ids` [n] (paths of images,
-or other names), `splits` [n] and `superlabels` [n]; a .pt file has a dict of such tensors or lists.
-A .parquet or .csv table has the columns `features`, `label`, `path`, `split` and `superlabel`, or
-numbered columns, such as f0, f1 and so on, for features; tables of --export=parquet hold points. An
-.npy file, a .csv file without a header and a .pt file of one tensor have only features.
+or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of such tensors or
+lists. A .parquet or .csv table has the columns `features`, `label`, `path`, `split` and
+`coarse_label`, or numbered columns, such as f0, f1 and so on, for features; tables of
+--export=parquet hold points. An .npy file, a .csv file without a header and a .pt file of one
+tensor have only features.
 """
 
 import pathlib
@@ -24,7 +25,7 @@ from hypjax.types import class_name, split_name
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
 _ARRAYS = (".npz", ".npy", ".pt")
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
-_COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
+_COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
 _NUMBER = re.compile(r"[-+.\d]+(e[-+]\d+)?")  # As NumPy writes it.
 _CHECKED = 1 << 16  # Rows that are checked at once.
@@ -37,7 +38,7 @@ class FeatureTable(NamedTuple):
     ids: Shaped[np.ndarray, " n"]  # Names of the images: their paths, or the numbers of the rows.
     labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     splits: Shaped[np.ndarray, " n"] | None = None
-    superlabels: Shaped[np.ndarray, " n"] | None = None
+    coarse_labels: Shaped[np.ndarray, " n"] | None = None
 
 
 def has_features(path: pathlib.Path) -> bool:
@@ -197,7 +198,7 @@ def _arrays(table: Any) -> dict[str, np.ndarray]:
         others = [name for name in names if name not in _COLUMNS]
         named = ", ".join([name for name in others if not re.search(r"\d$", name)] or others[:9])
         raise ValueError(
-            "it has no column features, and its columns beside label, path, split and superlabel "
+            "it has no column features, and its columns beside label, path, split and coarse_label "
             f"are not all numbered from 0 or 1, such as f0 and f1: {named}"
         )
     columns = {

@@ -14,8 +14,8 @@ from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.positives import Lists, Relevance, by_labels, positive_ranks
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
-from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
@@ -120,14 +120,14 @@ def query_scores(
     *,
     metrics: Sequence[str],
     space: Space,
-    refinement: Refinement | None = None,
+    postprocessing: Postprocessing | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
 
     NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. For
     points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
     and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
-    number of items. A `refinement` expands queries and re-ranks results before they are scored.
+    number of items. A `postprocessing` expands queries and re-ranks results before they are scored.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
@@ -140,19 +140,26 @@ def query_scores(
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    points, top = _refined(refinement, asked.points, asked.ids, searched.points, space)
+    points, top = _postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
     scores = _scores_by_labels(asked, searched, matches, selected, space, top)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
-def _refined(
-    refinement: Refinement | None, queries: Points, own_ids: OwnIds, gallery: Points, space: Space
+def _postprocessed(
+    postprocessing: Postprocessing | None,
+    queries: Points,
+    own_ids: OwnIds,
+    gallery: Points,
+    space: Space,
 ) -> tuple[Points, Ids | None]:
     """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
-    refinement = refinement or Refinement()
-    queries, numbers = refinement.expanded(queries, own_ids, gallery, space), refinement.reranking
+    postprocessing = postprocessing or Postprocessing()
+    queries, numbers = (
+        postprocessing.expanded(queries, own_ids, gallery, space),
+        postprocessing.reranking,
+    )
     if numbers is None:
         return queries, None
     return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
@@ -247,7 +254,7 @@ def relevance_scores(
     *,
     metrics: Sequence[str],
     space: Space,
-    refinement: Refinement | None = None,
+    postprocessing: Postprocessing | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query where positives and ignored items are listed.
 
@@ -259,7 +266,7 @@ def relevance_scores(
     lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(positives) for positives, _ in lists]))
-    queries, top = _refined(refinement, queries, None, gallery, space)
+    queries, top = _postprocessed(postprocessing, queries, None, gallery, space)
     return _scores_of_all(queries, gallery, lists, selected, space, top)
 
 

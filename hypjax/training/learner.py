@@ -65,7 +65,7 @@ def learner_of(run: Run) -> Learner:
     rates = None
     if (decay := config.optim.layer_decay) != 1:
         rates = layer_rates(model.encoder.layers, decay, head=model.head_kind != "none")
-    options = {"layer_rate": rates, "probe_steps": train.probe_steps}
+    options = {"layer_rate": rates, "head_warmup_steps": train.head_warmup_steps}
     changes = ColourChanges(config.data.colour_jitter, config.data.grey, config.data.blur)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
     return Learner(

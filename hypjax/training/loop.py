@@ -96,7 +96,7 @@ class Loop:
     def _step(
         self, step: int, state: TrainState, batch: Batch, *, announced: bool
     ) -> tuple[TrainState, Metrics]:
-        probes = self.run.config.train.probe_steps
+        probes = self.run.config.train.head_warmup_steps
         if step == probes + 1 and not announced:
             console.say("the encoder is trained, too, from now on: compiling that step")
         train_step = self.head_step if step <= probes else self.train_step

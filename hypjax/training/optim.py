@@ -106,7 +106,7 @@ def create_optimizer(
     clip_value: float | None = None,
     groups: Sequence[Group] = (),
     layer_rate: Callable[[_Path], float] | None = None,
-    probe_steps: int = 0,
+    head_warmup_steps: int = 0,
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
@@ -118,11 +118,11 @@ def create_optimizer(
     Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` of
     parameters, by path, have a factor of the learning rate and a decay of their own; the factor
     also multiplies the decay, as in PyTorch's parameter groups. `layer_rate` is a further factor by
-    path, see `layer_rates`. In the first `probe_steps`, model/encoder does not change.
+    path, see `layer_rates`. In the first `head_warmup_steps`, model/encoder does not change.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
-    scale = _encoder_from(probe_steps, optimizer.scale(**moments, momentum=momentum))
+    scale = _encoder_from(head_warmup_steps, optimizer.scale(**moments, momentum=momentum))
 
     def decay_of(path: _Path) -> float:
         group_decay = _group_of(groups, path).weight_decay
@@ -143,8 +143,8 @@ def create_optimizer(
         steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
     if any(group.ball_c is not None for group in groups):
         steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
-    if probe_steps or any(group.start for group in groups):
-        steps.append(_hold(groups, probe_steps))
+    if head_warmup_steps or any(group.start for group in groups):
+        steps.append(_hold(groups, head_warmup_steps))
     return optax.chain(*steps)
 
 
@@ -239,11 +239,11 @@ def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.Grad
     return optax.partition({True: later, False: scale}, functools.partial(_by_path, in_encoder))
 
 
-def _hold(groups: Sequence[Group], probe_steps: int) -> optax.GradientTransformation:
+def _hold(groups: Sequence[Group], head_warmup_steps: int) -> optax.GradientTransformation:
     """Sets the updates of each group, and the encoder's, to 0 before their first steps."""
 
     def start(path: _Path) -> int:
-        return max(_group_of(groups, path).start, probe_steps if in_encoder(path) else 0)
+        return max(_group_of(groups, path).start, head_warmup_steps if in_encoder(path) else 0)
 
     def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> Any:
         del params

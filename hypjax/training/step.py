@@ -119,8 +119,8 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     and its norm cover the trained parameters only. An update that is not finite is dropped if
     `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
-    With `head_only`, for the first `train.probe_steps`, there is no gradient with respect to the
-    encoder, which saves memory and most of the time.
+    With `head_only`, for the first `train.head_warmup_steps`, there is no gradient with respect to
+    the encoder, which saves memory and most of the time.
 
     With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
     frozen block. With the device cache they are `Crops`, to be cut from the store.

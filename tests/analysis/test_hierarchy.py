@@ -116,7 +116,7 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
 def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
     """A run of HIER with random weights: hierarchies need no training."""
     paths = [(str(path), path.parent.name) for path in sorted(photos_folder.glob("*/*.png"))]
-    rows = [{"path": p, "label": name, "superlabel": int(name[-1]) % 2} for p, name in paths]
+    rows = [{"path": p, "label": name, "coarse_label": int(name[-1]) % 2} for p, name in paths]
     table, folder = write_table(tmp_path / "photos.csv", rows), tmp_path / "found"
     fields = [*small_runs.SMALL, f"data.path={table}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]

@@ -84,7 +84,7 @@ def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix)
     """Of ten classes with six images each, in two groups."""
     names = ["train"] * 24 + ["validation"] * 12 + ["query", "gallery", "gallery"] * 8
     rows = [
-        {"path": str(path), "label": 10 + i // 6, "split": names[i], "superlabel": f"g{i // 30}"}
+        {"path": str(path), "label": 10 + i // 6, "split": names[i], "coarse_label": f"g{i // 30}"}
         for i, path in enumerate(sorted(photos_folder.rglob("*.png")))
     ]
     splits = open_at(write_table(tmp_path / f"table{suffix}", rows), validation_classes=0)

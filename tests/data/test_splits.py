@@ -69,7 +69,7 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
         _, labels = np.unique([file.label for file in files], return_inverse=True)
         same = part.labels[:, None] == part.labels
         np.testing.assert_array_equal(same, labels[:, None] == labels)
-        groups = [file.superlabel for file in files]
+        groups = [file.coarse_label for file in files]
         if any(groups):
             assert part.coarse_labels.tolist() == groups
             numbers = np.array(part.coarse_labels_of_classes())[part.renumbered().labels]

@@ -21,7 +21,7 @@ class Written(NamedTuple):
 
     name: str
     label: str
-    superlabel: str
+    coarse_label: str
     content: bytes
 
 
@@ -187,7 +187,7 @@ def write_omniglot(root, small=False):
                     name = f"{folder}/{label}/{drawn:04d}_{i:02d}.png"
                     written[split].append(_written(name, label, alphabet))
     kept = _write(root, written)
-    return kept | {"test": [w for w in kept["test"] if w.superlabel not in alphabets["train"]]}
+    return kept | {"test": [w for w in kept["test"] if w.coarse_label not in alphabets["train"]]}
 
 
 def pack(folder, archive):
@@ -212,10 +212,10 @@ def picture(name, label):
     return encoded.getvalue()
 
 
-def _written(name, label, superlabel="", broken=None):
+def _written(name, label, coarse_label="", broken=None):
     content = (broken or {}).get(name)
     content = picture(name, label) if content is None else content
-    return Written(name, label, superlabel, content)
+    return Written(name, label, coarse_label, content)
 
 
 def _write(folder, splits, subfolder=""):

@@ -16,8 +16,8 @@ from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.refinement import Refinement, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
@@ -182,7 +182,7 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_refined_searches(run):
+def test_scores_are_of_postprocessed_searches(run):
     config = saved_config(run)
     config.eval.expansion, config.eval.rerank = 2, True
     opened = Run(config, parts=["encoder"])
@@ -190,16 +190,20 @@ def test_scores_are_those_of_refined_searches(run):
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])
-    refinement = Refinement(2, 0.0, Reranking())
-    options = {"metrics": ["recall@1", "recall@2"], "space": Sphere(), "refinement": refinement}
+    postprocessing = Postprocessing(2, 0.0, Reranking())
+    options = {
+        "metrics": ["recall@1", "recall@2"],
+        "space": Sphere(),
+        "postprocessing": postprocessing,
+    }
     expected = query_scores(x, splits.test.labels, **options)
     got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 
 
-def test_refined_searches_are_those_of_the_gallery(embedder, gallery, photos_folder):
+def test_postprocessed_searches_agree_with_the_gallery(embedder, gallery, photos_folder):
     query = photos_folder / "class1/1.png"
-    (hits,) = embedder.search(gallery, query, 4, Refinement(3, 1.0, Reranking()))
+    (hits,) = embedder.search(gallery, query, 4, Postprocessing(3, 1.0, Reranking()))
     own = np.array([gallery.ids.tolist().index(str(query))])
     x, space = gallery.vectors, gallery.space
     expanded = expand_queries(x[own], x, k=3, alpha=1.0, space=space, own_ids=own)

@@ -152,10 +152,12 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
 
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
     table = tmp_path / "table.csv"
-    table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
+    table.write_text(
+        f"path,label,split,coarse_label\n{photos_folder}/class2/3.png,finch,test,bird\n"
+    )
     found = embedder.embed_images(find_images(str(table)), few=True)
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.features(), found.raw_features)
-    assert (read.splits.tolist(), read.superlabels.tolist()) == (["test"], ["bird"])
+    assert (read.splits.tolist(), read.coarse_labels.tolist()) == (["test"], ["bird"])
     assert read.fingerprint == embedder.fingerprint

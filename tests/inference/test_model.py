@@ -16,7 +16,7 @@ from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.inference.hits import choose, match_distance, read_matches
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
@@ -122,7 +122,7 @@ def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_
             remarks[-1].append(hits.remark)
     assert remarks[0] == remarks[1] and len({*remarks[0]}) == 2
     assert max(remarks[0]).startswith("perhaps no match: 95% of the validation images with a match")
-    expanded = model.search(photos_folder, queries, 1, Refinement(expansion=1))
+    expanded = model.search(photos_folder, queries, 1, Postprocessing(expansion=1))
     assert not any(hits.remark for hits in expanded)
 
 

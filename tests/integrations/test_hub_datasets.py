@@ -128,7 +128,7 @@ def test_a_model_embeds_a_dataset_from_python(dataset, photos_folder, untrained)
 
 def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
     pictures = [Image.new("RGB", (20, 20), (i, 0, 0)) for i in range(8)]
-    columns = {"label": list("aabbccdd"), "superlabel": list("xxyyzzzz")}
+    columns = {"label": list("aabbccdd"), "coarse_label": list("xxyyzzzz")}
     columns["split"] = ["train"] * 4 + ["test"] * 4
     made = datasets.Dataset.from_dict({"image": pictures, **columns})
     config = small_runs.load("unused", "data.validation_classes=0")

@@ -25,7 +25,7 @@ timm_optim = pytest.importorskip("timm.optim", reason="needs the parity extra: t
 timm_utils = pytest.importorskip("timm.utils", reason="needs the parity extra: timm")
 recipe = pytest.importorskip("tests.parity.test_trajectory", reason="needs the parity extra")
 
-RANK, ALPHA, LAYER_DECAY, EMA_DECAY, PROBE_STEPS, STEPS = 4, 10.0, 0.7, 0.8, 5, 20
+RANK, ALPHA, LAYER_DECAY, EMA_DECAY, HEAD_WARMUP_STEPS, STEPS = 4, 10.0, 0.7, 0.8, 5, 20
 RATE = 3e-3
 PARTS = {"attn.qkv": ("attention", "qkv"), "attn.proj": ("attention", "proj")}
 PARTS |= {"mlp.fc1": ("fc_1",), "mlp.fc2": ("fc_2",)}
@@ -94,7 +94,7 @@ def train_peer(model, batches):
     average = timm_utils.ModelEmaV3(model, decay=EMA_DECAY, use_warmup=True)
     losses, norms = [], []
     for number, batch in enumerate(batches):
-        if number == PROBE_STEPS:
+        if number == HEAD_WARMUP_STEPS:
             for group in groups:
                 if group is not for_head[0]:
                     optimizer.add_param_group(group)
@@ -118,7 +118,7 @@ def train_ours(config, params, batches):
     steps = [jax.jit(make_train_step(learner, head_only=x)) for x in (False, True)]
     losses, norms = [], []
     for number, batch in enumerate(batches):
-        state, metrics = steps[number < PROBE_STEPS](state, jax.device_put(batch))
+        state, metrics = steps[number < HEAD_WARMUP_STEPS](state, jax.device_put(batch))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["gradient_norm"]))
     return losses, norms, learner, state
@@ -128,7 +128,7 @@ def test_all_options_at_once_follow_a_transcription():
     """LoRA as PEFT's, layer-wise rates and average of timm's, and a head that is trained first."""
     *batches, held_out = recipe.make_batches(12, 2, noise=15, tuples=False)[-STEPS - 1 :]
     config = recipe.make_config(12, 2, "poincare", RATE)
-    config.train.update(lora_rank=RANK, lora_alpha=ALPHA, probe_steps=PROBE_STEPS)
+    config.train.update(lora_rank=RANK, lora_alpha=ALPHA, head_warmup_steps=HEAD_WARMUP_STEPS)
     config.train.ema_decay, config.optim.layer_decay = EMA_DECAY, LAYER_DECAY
     encoder, head = recipe.make_peer()
     params = recipe.convert_parameters(encoder, head, create_embedder(config))

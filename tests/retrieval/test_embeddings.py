@@ -103,7 +103,11 @@ def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, t
 
 
 def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
-    columns = {"ids": labels.astype(str), "splits": np.full(21, "test"), "superlabels": labels // 2}
+    columns = {
+        "ids": labels.astype(str),
+        "splits": np.full(21, "test"),
+        "coarse_labels": labels // 2,
+    }
     np.savez(tmp_path / "a.npz", features=features.astype(np.float16), labels=labels, **columns)
     Embeddings.load(tmp_path / "a.npz").save(tmp_path / "b.npz")
     found = Embeddings.load(tmp_path / "b.npz")
@@ -111,7 +115,7 @@ def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
     for name, values in columns.items():
         assert getattr(found, name).tolist() == [str(value) for value in values.tolist()]
     few = found.take(np.array([2, 5]))
-    assert few.superlabels.tolist() == ["0", "0"] and few.raw_features.shape == (2, 5)
+    assert few.coarse_labels.tolist() == ["0", "0"] and few.raw_features.shape == (2, 5)
 
 
 def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):

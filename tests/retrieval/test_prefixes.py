@@ -11,7 +11,7 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import nearest_among, prefix_points
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.postprocessing import Postprocessing
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
 
@@ -41,8 +41,8 @@ def test_a_shortlist_of_everything_is_the_exact_search(space):
     gallery[7] = queries[2]
     for own in (None, np.where(np.arange(30) == 2, 7, -1)):
         expected = search(queries, own, gallery, k=9, space=space)
-        refinement = Refinement(prefix=4, candidates=500)
-        found = refinement.search(queries, own, gallery, k=9, space=space)
+        postprocessing = Postprocessing(prefix=4, candidates=500)
+        found = postprocessing.search(queries, own, gallery, k=9, space=space)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -50,8 +50,8 @@ def test_a_shortlist_of_everything_is_the_exact_search(space):
 @pytest.mark.parametrize("space", [BALL, pytest.param(SPHERE, marks=pytest.mark.slow)], ids=str)
 def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     queries, gallery = points(space, 0, 30, 12), points(space, 1, 120, 12)
-    refinement = Refinement(prefix=4, candidates=20)
-    distances, ids = refinement.search(queries, None, gallery, k=3, space=space)
+    postprocessing = Postprocessing(prefix=4, candidates=20)
+    distances, ids = postprocessing.search(queries, None, gallery, k=3, space=space)
     short = [prefix_points(x, 4, space=space) for x in (queries, gallery)]
     listed = true_order(space, *short)[:, :20]
     with jax.enable_x64(True):

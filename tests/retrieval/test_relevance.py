@@ -19,7 +19,7 @@ from hypjax.retrieval import (
     relevance_at,
     relevance_scores,
 )
-from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.exact_order import FUSED, true_order
 
@@ -101,22 +101,24 @@ def counted(ground_truth, level, query):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_refined_results_are_scored_without_what_is_ignored(level):
+def test_postprocessed_results_are_scored_without_what_is_ignored(level):
     """Queries are expanded, and the first results re-ranked, by a search that knows no junk."""
     space, rng = Sphere(), np.random.default_rng(1)
     points = np.asarray(space.embed(rng.normal(size=(70, 4)).astype("f")))
     queries, gallery = points[:10], points[10:]
     numbers = np.stack([rng.permutation(60) for _ in queries])
     ground_truth = GroundTruth(numbers[:, :4], numbers[:, 4:8], numbers[:, 8:20])
-    refinement = Refinement(expansion=3, alpha=1.0, reranking=Reranking(depth=20, k1=6, k2=3))
+    postprocessing = Postprocessing(
+        expansion=3, alpha=1.0, reranking=Reranking(depth=20, k1=6, k2=3)
+    )
     found = relevance_scores(
         *(queries, gallery, relevance_at(level, ground_truth)),
         metrics=METRICS,
         space=space,
-        refinement=refinement,
+        postprocessing=postprocessing,
     )
-    expanded = np.asarray(refinement.expanded(queries, None, gallery, space))
-    _, first = rerank(expanded, gallery, space=space, numbers=refinement.reranking)
+    expanded = np.asarray(postprocessing.expanded(queries, None, gallery, space))
+    _, first = rerank(expanded, gallery, space=space, numbers=postprocessing.reranking)
     for i, order in enumerate(true_order(space, expanded, gallery)):
         rest = [item for item in order if item not in first[i]]
         assert len(rest) == 40

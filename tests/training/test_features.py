@@ -72,7 +72,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     given = dict(np.load(file))
     splits = np.where(given["labels"] < "i", "train", "test")
     path = tmp_path / "split.npz"
-    np.savez(path, **given, splits=splits, superlabels=(given["labels"] < "f").astype(int))
+    np.savez(path, **given, splits=splits, coarse_labels=(given["labels"] < "f").astype(int))
     fields = [*FIELDS, "objective.name=cones+pairwise_cross_entropy", "data.validation_classes=2"]
     built = build(load_config(CONFIG, [*fields, f"data.path={path}"]))
     assert built.learner.model.head_dim == built.learner.model.encoder.dim == 16

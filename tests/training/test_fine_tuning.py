@@ -21,7 +21,12 @@ from tests.helpers import commands, small_runs
 from tests.helpers.steps import learner_of, leaves, random_batch, start
 from tests.training.test_interruptions import STEADY, assert_same_run
 
-ALL = ("train.lora_rank=2", "train.ema_decay=0.9", "train.probe_steps=2", "optim.layer_decay=0.5")
+ALL = (
+    "train.lora_rank=2",
+    "train.ema_decay=0.9",
+    "train.head_warmup_steps=2",
+    "optim.layer_decay=0.5",
+)
 LORA = lora.Lora(3, 6.0, ("model/encoder/*block*",))
 
 
@@ -119,7 +124,7 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
     photos_folder, tmp_path, capsys
 ):
     """Interrupted while the head is trained alone, and later."""
-    fields = [*STEADY, *ALL, "train.probe_steps=6", "eval.every=5"]
+    fields = [*STEADY, *ALL, "train.head_warmup_steps=6", "eval.every=5"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     config = small_runs.load(photos_folder, *fields)
     train.train_and_evaluate(config, whole)

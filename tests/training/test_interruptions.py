@@ -73,7 +73,7 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
 @pytest.mark.parametrize(
     "fields",
     [
-        ["optim.name=muon", "train.probe_steps=1"],
+        ["optim.name=muon", "train.head_warmup_steps=1"],
         ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9"],
         ["train.cached_features=True", "optim.frozen=encoder"],
     ],

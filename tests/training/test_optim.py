@@ -132,7 +132,7 @@ def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
             found.append([update["model"][part]["x"] for part in ("encoder", "head")])
         return np.transpose(found)
 
-    probed = optim.configured_optimizer(plain, lambda step: 1e-3, probe_steps=5)
+    probed = optim.configured_optimizer(plain, lambda step: 1e-3, head_warmup_steps=5)
     ordinary = optim.configured_optimizer(plain, lambda step: 1e-3)
     encoder, head = updates(probed, gradients)
     np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
@@ -171,10 +171,10 @@ def _trajectory(optimizer, params, gradients):
 
 
 @pytest.mark.parametrize(
-    ("name", "probe_steps"), [*((name, 0) for name in OPTIMIZERS), ("muon", 2)]
+    ("name", "head_warmup_steps"), [*((name, 0) for name in OPTIMIZERS), ("muon", 2)]
 )
 def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
-    load_glyphs, name, probe_steps
+    load_glyphs, name, head_warmup_steps
 ):
     own = "optim.groups=('head', 3, None, 0), ('objective', 5, 0, 0)"
     config = load_glyphs(
@@ -189,7 +189,9 @@ def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
         return jax.tree.map(lambda s: np.float32(rng.normal(size=s)), shapes, is_leaf=is_shape)
 
     params, gradients = draw(), [draw() for _ in range(5)]
-    optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-2, probe_steps=probe_steps)
+    optimizer = optim.configured_optimizer(
+        config.optim, lambda step: 1e-2, head_warmup_steps=head_warmup_steps
+    )
     found = flatten_dict(_trajectory(optimizer, params, gradients))
     settings = {"encoder": (1, 0.1), "head": (3, 0.1), "proxies": (5, 0.0)}
     alike = collections.defaultdict(list)  # The paths of parameters that are moved alike.
@@ -197,7 +199,7 @@ def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
         # Muon moves the matrices of the model alone: proxies are no map.
         is_map = start.ndim == 2 and path[0] == "model"
         kind = "adamw" if name == "muon" and not is_map else name
-        alike[kind, *settings[path[1]], probe_steps * (path[1] == "encoder")].append(path)
+        alike[kind, *settings[path[1]], head_warmup_steps * (path[1] == "encoder")].append(path)
     for (kind, factor, decay, skipped), paths in alike.items():
         reference = REFERENCES[kind](factor * 1e-2, decay)
         start, *alone = (

@@ -53,11 +53,11 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
     return (*linear[0].tolist(), float(offset[0]), *linear[1].tolist(), float(offset[1]))
 
 
-def example(pixels: np.ndarray, name: str, class_name: str, superlabel: str) -> Example:
+def example(pixels: np.ndarray, name: str, class_name: str, coarse_label: str) -> Example:
     """Returns the example of a picture."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
-    return Example(file.getvalue(), *pixels.shape, name, class_name, superlabel)
+    return Example(file.getvalue(), *pixels.shape, name, class_name, coarse_label)
 
 
 def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     split: str
     name: str  # Path within the dataset, with '/'; unique.
     label: str  # Name of the class, unique within the dataset.
-    superlabel: str = ""  # Name of the coarser class; '' if the dataset has none.
+    coarse_label: str = ""  # Name of the coarser class; '' if the dataset has none.
     file: str = ""  # Path of its file; '' if that is the name.
     # Part of the image that is kept: left, top, right and bottom, in pixels. None: the whole.
     box: tuple[int, int, int, int] | None = None
@@ -238,7 +238,7 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     size = decoded.height, decoded.width
-    return Example(content, *size, image.name, image.label, image.superlabel)
+    return Example(content, *size, image.name, image.label, image.coarse_label)
 
 
 def write_files(

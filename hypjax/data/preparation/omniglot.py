@@ -21,8 +21,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
             re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", n) for n in sorted(tree.files)
         )
         entries = [Entry(split, path[0], path[1], path[2]) for path in paths if path]
-        yield from (entry for entry in entries if entry.superlabel not in trained)
-        trained = {entry.superlabel for entry in entries} if small else set()
+        yield from (entry for entry in entries if entry.coarse_label not in trained)
+        trained = {entry.coarse_label for entry in entries} if small else set()
 
 
 # Addresses and checksums as in tensorflow_datasets.

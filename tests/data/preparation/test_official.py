@@ -49,7 +49,7 @@ def open_at(name, manual_dir, downloads):
         assert all(image.box is None for part in found.images.values() for image in part)
         return {
             split: [
-                disk.Written(i.name, i.label, i.superlabel, found.tree.files[i.file].read_bytes())
+                disk.Written(i.name, i.label, i.coarse_label, found.tree.files[i.file].read_bytes())
                 for i in part
             ]
             for split, part in found.images.items()

@@ -7,8 +7,8 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.retrieval import nearest_neighbors, neighbors, query_scores, reranking
-from hypjax.retrieval import refinement as module
-from hypjax.retrieval.refinement import Refinement, expand_queries
+from hypjax.retrieval import postprocessing as module
+from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.galleries import labelled, points
 
@@ -121,14 +121,14 @@ NUMBERS = Reranking(k1=8, k2=3, depth=10)
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():
     x, _ = labelled(SPHERE, 60, 12, noise=0.8, seed=3)
     own_ids = np.arange(60)
-    distances, ids = Refinement(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
+    distances, ids = Postprocessing(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
     numbers = Reranking(k1=8, k2=3, depth=20)
     whole = rerank(x, x, own_ids=own_ids, space=SPHERE, numbers=numbers)
     np.testing.assert_array_equal(ids, whole[1])
     np.testing.assert_array_equal(distances, whole[0])
-    unrefined = Refinement().search(x, own_ids, x, k=20, space=SPHERE)
+    unprocessed = Postprocessing().search(x, own_ids, x, k=20, space=SPHERE)
     plain = nearest_neighbors(x, x, k=20, space=SPHERE, exclude_self=True)
-    np.testing.assert_array_equal(unrefined[1], plain[1])
+    np.testing.assert_array_equal(unprocessed[1], plain[1])
 
 
 def test_numbers_out_of_range_are_refused():
@@ -158,6 +158,6 @@ def test_the_first_match_counts_where_it_is_after_re_ranking():
     ids[:, :10] = rerank(x, x, own_ids=np.arange(60), space=BALL, numbers=NUMBERS)[1]
     hits = labels[ids] == labels[:, None]
     found = query_scores(
-        x, labels, metrics=("mrr",), space=BALL, refinement=Refinement(reranking=NUMBERS)
+        x, labels, metrics=("mrr",), space=BALL, postprocessing=Postprocessing(reranking=NUMBERS)
     )
     np.testing.assert_allclose(found["mrr"], 1 / (1 + hits.argmax(axis=1)), rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Refined searches: expanded queries, candidates by a prefix, and re-ranked results."""
+"""Post-processing of searches: expanded queries, candidates by a prefix, re-ranked results."""
 
 import dataclasses
 
@@ -21,8 +21,8 @@ _BLOCK_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Refinement:
-    """How the results of a search are refined.
+class Postprocessing:
+    """How the results of a search are post-processed.
 
     Re-ranking follows expansion. A search by a prefix computes the gallery's prefixes each time;
     `prefix_points` computes them once.
