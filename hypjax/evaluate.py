@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
+from hypjax.config.choices import PARTS
 from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.pretrained import pretrained_encoder
+from hypjax.inference.pretrained import pretrained_encoder, released_parameters
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
@@ -102,13 +103,23 @@ def score_queries(
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
-    """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
+    """Evaluates what `model.weights` names on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}; of a file of the papers' authors that
+    has a head also its scores, "head".
     """
     validate(config)
-    run = Run(config, parts=["encoder"])
-    params = _pretrained(run)
+    run, read = Run(config, parts=["encoder"]), {}
+    params = initial_parameters(initial_scalars(config.objective))
+    if run.model.encoder.takes_pixels:
+        names = processes.from_first(
+            lambda: read.update(released_parameters(config, run.model)) or [*read]
+        )
+        run.parts = [part for part in PARTS if part in names]
+        params |= processes.arrays_from_first(
+            lambda: {part: read[part] for part in run.parts},
+            {part: run.shapes[part] for part in run.parts},
+        )
     console.say("evaluating on the test classes")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)
@@ -130,17 +141,9 @@ def pretrained_features(
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    return embedder.features(_pretrained(run), train)[:, 0], run.splits.notes
-
-
-def _pretrained(run: Run) -> PyTree:
-    """Reads the parameters of a pretrained encoder, in all processes."""
-    config, encoder = run.config, run.model.encoder
-    params = initial_parameters(initial_scalars(config.objective))
-    if encoder.takes_pixels:
-        read = functools.partial(pretrained_encoder, config, encoder)
-        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
-    return params
+    read = functools.partial(pretrained_encoder, config, run.model.encoder)
+    params = {"encoder": processes.arrays_from_first(read, run.shapes["encoder"])}
+    return embedder.features(params, train)[:, 0], run.splits.notes
 
 
 def _report(

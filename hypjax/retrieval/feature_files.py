@@ -5,7 +5,8 @@ or other names), `splits` [n] and `superlabels` [n]; a .pt file has a dict of su
 A Parquet table has the columns `features`, `label`, `path`, `split` and `superlabel`; one that
 --export=parquet wrote holds points. There and in .csv files, features may also be numbered columns,
 such as f0, f1 and so on. An .npy file, a .csv file without a header and a .pt file of one tensor
-have the features alone.
+have the features alone. A .pt file of (x, y) or (x, y, index), which the code of Hyp-ViT, HypMix
+and HIER writes, holds points x with labels y.
 """
 
 import pathlib
@@ -31,6 +32,7 @@ from hypjax.types import class_name, split_name
 
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
 _ARRAYS = (".npz", ".npy", ".pt")
+IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
 _INDEX = re.compile(r"$|unnamed: \d+$|__index_level_\d+__$")  # Columns that pandas adds.
@@ -165,10 +167,24 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
 
 def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     content = read_torch(path)
+    if isinstance(content, tuple):
+        return _of_papers(*content)
     arrays = content if isinstance(content, dict) else {"features": content}
-    if isinstance(content, list | tuple):
+    if isinstance(content, list):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     return {_COLUMNS.get(name, name): _of_tensor(value) for name, value in arrays.items()}
+
+
+def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
+    """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset.
+
+    Several processes repeat images to fill their last batches: each number is read once.
+    """
+    arrays = {"features": _of_tensor(x), "labels": _of_tensor(y)}
+    if index is not None:
+        numbers, rows = np.unique(_of_tensor(index), return_index=True)
+        arrays = {name: array[rows] for name, array in arrays.items()} | {"ids": numbers}
+    return arrays | {IN_SPACE: np.array(True)}
 
 
 def _of_tensor(value: Any) -> np.ndarray:
