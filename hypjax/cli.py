@@ -7,6 +7,7 @@ import importlib
 import runpy
 import sys
 
+from hypjax import __version__
 from hypjax.errors import UserError, nearest, reported
 
 _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"
@@ -43,6 +44,9 @@ def main() -> None:
                 summary = importlib.import_module(module).__doc__.splitlines()[0]
                 print(f"  {command:<{width}}{summary}")
             print("\nhypjax COMMAND --help lists the flags of a command.")
+            return
+        if name == "--version":
+            print(f"hypjax {__version__}")
             return
         if name not in COMMANDS:
             raise UserError(f"{name!r} is no command of hypjax{nearest(name, COMMANDS)}")

@@ -5,6 +5,9 @@ under Args in the docstring is the help. A parameter without a default must be s
 line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters
 (before a slash) and *names are no flags. --help ends with the docstring's Example, which works
 after the commands of the README.
+
+A description that begins with a condition, 'With --encoder=onnx: ', 'Without --merge: ' or, of the
+positional argument, 'hits: ', makes it an error to set the flag where the condition does not hold.
 """
 
 import builtins
@@ -19,15 +22,17 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import console, exits, machine
+from hypjax.system import console, exits, integrations, machine
 
 _OVERRIDE = "--config."
+# What a flag needs to have an effect: another flag, its absence, or a positional argument.
+_CONDITION = re.compile(r"(?:(With|Without) --(\w+)(?:=([\w-]+))?|([a-z]+(?:, [a-z]+)*)): ")
 
 
 class OutputFile(flags.ArgumentParser):
@@ -47,11 +52,20 @@ class _ListOf(flags.ListParser):
     def __init__(self, value: flags.ArgumentParser) -> None:
         super().__init__()
         self._value = value
+        if value.syntactic_help:
+            self.syntactic_help = f"{value.syntactic_help}, or several, separated by commas"
 
     def parse(self, argument: str | Sequence[Any]) -> list[Any]:
-        """Returns the values; those of a default are parsed already."""
+        """Returns the values; a default is parsed already."""
         values = super().parse(argument) if isinstance(argument, str) else argument
         return [self._value.parse(value) for value in values]
+
+
+class Engine(flags.ArgumentParser):
+    """Parses a format, or a location, of embeddings; --help lists those of other programs."""
+
+    def __init__(self, ability: integrations.Ability) -> None:
+        self.syntactic_help = f"formats: {', '.join(integrations.names(ability))}"
 
 
 Positive = Annotated[int, flags.IntegerParser(1)]
@@ -71,9 +85,10 @@ class ExternalEncoder:
     Args:
         encoder: Encoder of another library: timm:NAME, with the weights of a file as
             timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.
-        mean: onnx: mean of each channel, of pixels scaled to [0, 1].
-        std: onnx: standard deviation of each channel.
-        resize: onnx: shorter side before the centre is cropped. Default: the side of the crop.
+        mean: With --encoder=onnx: mean of each channel, of pixels scaled to [0, 1].
+        std: With --encoder=onnx: standard deviation of each channel.
+        resize: With --encoder=onnx: shorter side before the centre is cropped. Default: the side of
+            the crop.
     """
 
     encoder: str | None = None
@@ -119,10 +134,9 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
         try:
             arguments = parse(main, argv, flag_values)
         except SystemExit:  # After printing help, which absl counts as a failure.
-            for parameter in inspect.signature(main, eval_str=True).parameters.values():
-                if parameter.kind is parameter.POSITIONAL_ONLY:
-                    choices = "|".join(typing.get_args(parameter.annotation))
-                    print(f"\nfirst argument: {choices} (default: {parameter.default})")
+            if choice := _choice(inspect.signature(main, eval_str=True)):
+                choices = "|".join(typing.get_args(choice.annotation))
+                print(f"\nfirst argument: {choices} (default: {choice.default})")
             print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
             sys.exit(0)
         flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
@@ -139,7 +153,8 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
     flag_values = flags.FlagValues()
     for parameter, description in _flag_parameters(main):
         kind, default = _kind(parameter), parameter.default
-        default = None if default is parameter.empty else default
+        if default is parameter.empty:
+            default, description = None, f"{description} (required)"
         options = dict(name=_flag(parameter), default=default, help=description)
         if kind is bool:
             flags.DEFINE_boolean(flag_values=flag_values, **options)
@@ -149,6 +164,7 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
             (word,) = typing.get_args(kind)
             serializer = flags.ArgumentSerializer()
             flags.DEFINE_multi(_parser(word), serializer, flag_values=flag_values, **options)
+            flag_values[_flag(parameter)].help = description  # absl appends to it.
         else:
             serializer = flags.ListSerializer(",") if isinstance(default, tuple) else None
             flags.DEFINE(_parser(kind), flag_values=flag_values, serializer=serializer, **options)
@@ -163,20 +179,24 @@ def parse(
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
             flag_values[flag.name] = flag
+    argv = ["--help" if arg == "-h" else arg for arg in argv]
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         positional = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
     except (flags.Error, ValueError) as error:
-        field = "." in getattr(error, "flagname", "")
-        hint = f"fields are set by {_OVERRIDE}FIELD=VALUE" if field else "--help lists the flags"
-        raise errors.UserError(f"{str(error).rstrip('.')} ({hint})") from error
+        known = [_flag(parameter) for parameter, _ in _flag_parameters(main)]
+        raise errors.UserError(_explanation(error, flag_values, known)) from error
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
     _check_positional(signature, positional)
     values = {name: flag_values[name].value for name in flag_values}
-    for parameter, _ in _flag_parameters(main):
+    choice = _choice(signature)
+    kind = choice and (positional[0] if positional else choice.default)
+    for parameter, description in _flag_parameters(main):
         _check(parameter, values[_flag(parameter)])
+        if flag_values[_flag(parameter)].present:
+            _check_effect(_flag(parameter), description, values, kind)
     arguments = {}
     for name, parameter in signature.parameters.items():
         if name == "overrides":
@@ -288,12 +308,51 @@ def _check(parameter: inspect.Parameter, value: Any) -> None:
         require_output_file(_flag(parameter), value, *parser.suffixes)
 
 
+def _check_effect(flag: str, description: str, values: Mapping[str, Any], kind: str | None) -> None:
+    """Raises an error unless the condition at the beginning of a flag's description holds."""
+    if not (condition := _CONDITION.match(description)):
+        return
+    relation, other, start, kinds = condition.groups()
+    if relation:
+        holds = bool(values[other]) and str(values[other]).startswith(start or "")
+        if holds != (relation == "With"):
+            opposite = "with" if holds else "without"
+            other = f"--{other}={start}" if start else f"--{other}"
+            raise errors.UserError(f"--{flag} has no effect {opposite} {other}; leave it out")
+    elif kind and kind != "all" and kind not in kinds.split(", "):
+        raise errors.UserError(f"--{flag} has no effect on {kind}, only on {kinds}; leave it out")
+
+
+def _explanation(error: Exception, flag_values: flags.FlagValues, known: Sequence[str]) -> str:
+    """Says in one sentence why absl does not parse a command line."""
+    help_hint = "(--help lists the flags)"
+    if isinstance(error, flags.UnrecognizedFlagError):
+        if "." in error.flagname:
+            return f"unknown flag --{error.flagname}; fields are set by {_OVERRIDE}FIELD=VALUE"
+        close = errors.similar(error.flagname, known).replace("mean ", "mean --")
+        return f"unknown flag --{error.flagname}{close} {help_hint}"
+    if not (illegal := re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)):
+        return f"{str(error).rstrip('.')} {help_hint}"
+    name, value = illegal.groups()
+    flag = flag_values[name]
+    if choices := getattr(flag.parser, "enum_values", None):
+        rule = errors.nearest(value, choices)
+    else:
+        rule = f"; it must be {'true or false' if flag.boolean else flag.parser.syntactic_help}"
+    return f"--{name} is {value!r}{rule}"
+
+
+def _choice(signature: inspect.Signature) -> inspect.Parameter | None:
+    """The positional argument of a command that has one."""
+    parameters = signature.parameters.values()
+    return next((x for x in parameters if x.kind is x.POSITIONAL_ONLY), None)
+
+
 def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> None:
     """Raises an error unless a command takes these positional arguments."""
-    kinds = {parameter.kind: parameter for parameter in signature.parameters.values()}
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
+    if any(x.kind is x.VAR_POSITIONAL for x in signature.parameters.values()):
         return
-    choice = kinds.get(inspect.Parameter.POSITIONAL_ONLY)
+    choice = _choice(signature)
     if len(values) > (choice is not None):
         raise errors.UserError(
             f"unexpected argument {values[-1]!r}; flags are written --NAME=VALUE"

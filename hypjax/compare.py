@@ -31,12 +31,12 @@ def main(
         overrides: Fields that are set in all runs.
         config: Configuration file of the runs, optionally with a variant after a colon.
             --config.FIELD=VALUE sets one of its fields in all of them.
-        field: Field in which the runs differ, such as objective.c.
-        value: Value of the field in one run; repeat the flag.
+        field: With --config: field in which the runs differ, such as objective.c.
+        value: With --config: value of the field in one run; repeat the flag.
         output: Figure to draw, such as sweep.png: the recall against the field, one line for each
             combination of other fields in which the runs differ.
-        check: Only check --config, --field, --value and --output.
-        x: Field on the horizontal axis of the figure. Default: --field.
+        check: With --config: only check --config, --field, --value and --output.
+        x: With --output: field on the horizontal axis of the figure. Default: --field.
 
     Example:
         python -m hypjax.compare runs/glyphs-hyp
@@ -45,8 +45,8 @@ def main(
         raise UserError("name either the folders of runs or --config, not both")
     if not names:
         command.require(config=config, field=field, value=value)
-    elif x or output:
-        command.require(x=x, output=output)
+    elif output:
+        command.require(x=x)
     from hypjax.analysis import sweep
     from hypjax.system import console
 

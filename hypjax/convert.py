@@ -25,12 +25,14 @@ def main(
         output: File or folder to write, such as model.safetensors.
         format: What to write: weights under timm's names; an ONNX model, from pixels to points; or
             a folder for sentence-transformers.
-        embedding: onnx: output of the trained head, of the encoder, or of a prefix. Default: head.
-        precision: onnx: dtype of the encoder's weights and products. Default: float32.
-        images: sentence-transformers: images that show whether cosine ranks as the run's distance
-            does; by default the run's test images.
-        features: sentence-transformers: write features as they are, and their distance as a
-            function.
+        embedding: With --format=onnx: output of the trained head, of the encoder, or of a prefix.
+            Default: head.
+        precision: With --format=onnx: dtype of the encoder's weights and products. Default:
+            float32.
+        images: With --format=sentence-transformers: images that show whether cosine ranks as the
+            run's distance does; by default the run's test images.
+        features: With --format=sentence-transformers: write features as they are, and their
+            distance as a function.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -38,11 +40,6 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    of_onnx = {"embedding": embedding, "precision": precision}
-    of_folder = {"images": images, "features": features}
-    for name, options in (("onnx", of_onnx), ("sentence-transformers", of_folder)):
-        if name != format and (wrong := [flag for flag, value in options.items() if value]):
-            raise UserError(f"--{wrong[0]} is only for --format={name}; leave it out")
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":

@@ -2,9 +2,10 @@
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError, on_one_line
 
 
@@ -13,12 +14,12 @@ def main(
     workdir: str | None = None,
     external: command.ExternalEncoder,
     images: str | None = None,
-    dataset: str | None = None,
+    dataset: Literal[*PREPARED] | None = None,
     data_dir: str | None = None,
     output: Annotated[pathlib.Path, command.OutputFile(".npz")],
     embedding: str = "head",
     batch_size: command.Positive | None = None,
-    export: list[str] | None = None,
+    export: list[Annotated[str, command.Engine("export")]] | None = None,
     shard: str | None = None,
     merge: bool = False,
 ) -> None:
@@ -31,25 +32,25 @@ def main(
             file with one path per line, a .csv or .parquet table, a .zip or .tar.gz file of a
             folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or the address of an
             image, https://....
-        dataset: A prepared dataset, such as cub200 or glyphs, instead of --images.
-        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
+        dataset: A prepared dataset, instead of --images.
+        data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
-        embedding: Output of the run's head, of its encoder, or of a scored prefix (head@16).
+        embedding: With --workdir: output of the run's head, of its encoder, or of a scored prefix
+            (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
-        export: Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an
-            approximate search, faiss or parquet for other engines, dataset or hf://OWNER/NAME for a
-            dataset of the Hugging Face hub, or hyperview, a viewer.
-        shard: Part of the images to embed, such as 3/16, into a file of its own; then --merge.
+        export: Additional format of other programs, such as usearch or parquet, or a URL, such as
+            hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
+        shard: Without --merge: part of the images to embed, such as 3/16, into a file of its own;
+            then --merge.
         merge: Join the parts of --shard, which needs no model.
 
     Example:
-        python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz
+        python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
+        --output=gallery.npz
     """
     command.require_one(images=images, dataset=dataset)
     if not merge:
         command.require_one(workdir=workdir, encoder=external.encoder)
-    elif shard:
-        raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
     from hypjax.inference.image_embedder import Shard

@@ -18,7 +18,7 @@ TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continue
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 _LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
 _SIMILAR = 0.65  # Share of characters in which similar names agree.
-_FEW = 40  # Number of names that a message may list.
+_FEW = 20  # Number of names that a message may list.
 # The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
 # of a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
@@ -126,7 +126,9 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Returns a short description of an error of another library."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    return text or type(error).__name__
+    # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
+    cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
+    return (cause and cause[cause.lastindex]) or text or type(error).__name__
 
 
 class TryAgainError(UserError):
@@ -177,14 +179,14 @@ def _has_devices() -> bool:
 
 def similar(name: str, valid: Collection[str]) -> str:
     """Returns '; did you mean X?' with the most similar of the valid names, '' if none is."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=_SIMILAR)
+    close = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=_SIMILAR)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Returns '; did you mean X?' as `similar`, or else lists the valid names unless many."""
-    if close := similar(name, valid):
-        return close
-    if len(valid) <= _FEW:
-        return f"; it must be one of {', '.join(valid)}"
+    """Lists the valid names, if there are few, and suggests the most similar one."""
+    listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
+    close = similar(name, valid)
+    if listed or close:
+        return listed + close
     return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"

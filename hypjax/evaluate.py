@@ -131,7 +131,7 @@ def pretrained_features(
     """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
 
     As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. They are those of one scale: unlike points of a
+    shorter side, whatever `data.resize` says. They use one scale: unlike points of a
     space, features of several have no mean.
     """
     config = config.copy_and_resolve_references()

@@ -1,11 +1,15 @@
 """Writes a dataset's images as folders."""
 
 import pathlib
+from typing import Literal
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
 
 
-def main(*, dataset: str = "glyphs", output: str, data_dir: str | None = None) -> None:
+def main(
+    *, dataset: Literal[*PREPARED] = "glyphs", output: str, data_dir: str | None = None
+) -> None:
     """Writes the images.
 
     Args:

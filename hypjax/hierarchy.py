@@ -42,11 +42,11 @@ def main(
     runs = open_runs(workdir)
     chosen = ChosenImages.of(runs[0], images, seed)
     hierarchies = [hierarchy.hierarchy_of_run(run, chosen) for run in runs]
-    scores = [one.scores for one in hierarchies]
+    scores = [tree.scores for tree in hierarchies]
     print(f"trees of {chosen.summary}:\n{hierarchy.tables(scores)}")
     print_notes(notes := noted(runs[0].splits.notes))
     if folder:
-        files = [file for one in hierarchies for file in hierarchy.write(one, chosen, folder)]
+        files = [file for tree in hierarchies for file in hierarchy.write(tree, chosen, folder)]
         numbers = {"images": chosen.indices.tolist(), "runs": scores, **notes}
         command.write_numbers(folder / "hierarchy.json", hierarchy.as_json(numbers), *files)
 

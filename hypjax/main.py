@@ -19,8 +19,8 @@ class Processes:
     Args:
         coordinator: For runs with several processes: HOST:PORT of the first one, or auto (Slurm,
             Open MPI, TPU).
-        num_processes: Number of processes, unless --coordinator=auto.
-        process_id: Index of this process, from 0.
+        num_processes: With --coordinator: number of processes, unless that is auto.
+        process_id: With --coordinator: index of this process, from 0.
     """
 
     coordinator: str | None = None
@@ -31,11 +31,8 @@ class Processes:
         """Waits for the other processes, if there are any."""
         from hypjax.parallel import processes
 
-        numbers = (self.num_processes, self.process_id)
         if self.coordinator is not None:
-            processes.join(self.coordinator, *numbers)
-        elif numbers != (None, None):
-            raise UserError("--coordinator is missing: HOST:PORT of the first process")
+            processes.join(self.coordinator, self.num_processes, self.process_id)
 
 
 def main(

@@ -17,8 +17,8 @@ def main(
     Args:
         workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
             dataset.
-        anchors: Number of anchors, at equal distances among the test images.
-        show: Number of anchors whose negatives are shown.
+        anchors: Without --index: number of anchors, at equal distances among the test images.
+        show: Without --index: number of anchors whose negatives are shown.
         index: Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat
             the flag.
         k: Number of negatives to show for each anchor.

@@ -35,11 +35,13 @@ def main(
         embeddings: Instead of --workdir: file written by python -m hypjax.embed.
         output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
         parts: With --workdir: the images to draw, train, test, or both, train,test.
-        layout: How points are placed: mds preserves distances, umap neighbours (extra viz).
-        colour: What colours stand for: class, or what classes are grouped by. Default: groups.
+        layout: disk, grid: how points are placed: mds preserves distances, umap neighbours (extra
+            viz).
+        colour: disk, grid: what colours stand for: class, or what classes are grouped by. Default:
+            groups.
         thumbnails: disk: draw images, as many as do not overlap.
-        images: Largest number of images of each part; of more, random ones are drawn. Default: 5000
-            in a disk, 2000 on a page, 400 on a grid.
+        images: disk, grid: largest number of images of each part; of more, random ones are drawn.
+            Default: 5000 in a disk, 2000 on a page, 400 on a grid.
         queries: hits: number of queries; half find a wrong image first, if so many do.
         k: hits: number of nearest images of each query.
         seed: Seed of the choice of images and of the layout.
@@ -94,7 +96,7 @@ def _check(
     if kind != "disk" and output.suffix == PAGE:
         raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
     if kind == "hits" and embeddings:
-        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
+        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:

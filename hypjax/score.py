@@ -5,6 +5,7 @@ import pathlib
 from typing import Annotated, Any, Literal
 
 from hypjax import command
+from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError
 
 _USUAL_KS = (1, 2, 4, 8, 10, 100, 1000)
@@ -18,11 +19,13 @@ class Files:
         embeddings: File of features or of embeddings: .npz, with the arrays features and labels;
             .npy, with --labels; .parquet, .csv or .pt; or one that python -m hypjax.embed wrote.
             With --encoder, the file to write, or to resume.
-        labels: File with their classes: .npy, .pt, or .txt with one on each line.
-        queries: File of queries, which search --embeddings. Default: these search each other.
-        query_labels: File with the classes of --queries.
-        ground_truth: What each query should find, instead of its class: a file of Revisited Oxford
-            or Paris, such as gnd_roxford5k.pkl.
+        labels: Without --encoder: file with their classes: .npy, .pt, or .txt with one on each
+            line.
+        queries: Without --encoder: file of queries, which search --embeddings. Default: these
+            search each other.
+        query_labels: With --queries: file with their classes.
+        ground_truth: Without --encoder: what each query should find, instead of its class: a file
+            of Revisited Oxford or Paris, such as gnd_roxford5k.pkl.
     """
 
     embeddings: str | None = None
@@ -37,15 +40,15 @@ class Images:
     """The flags of images that an encoder embeds.
 
     Args:
-        images: Images to score --encoder on, as for python -m hypjax.embed.
-        dataset: Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of
-            the images in --embeddings, which is needed if its queries are judged.
-        data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
-        batch_size: Number of images that --encoder embeds at once. Default: 64.
+        images: With --encoder: images to score it on, as for python -m hypjax.embed.
+        dataset: Prepared dataset to score --encoder on; or that of the images in --embeddings,
+            which is needed if its queries are judged.
+        data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
+        batch_size: With --encoder: number of images at once. Default: 64.
     """
 
     images: str | None = None
-    dataset: str | None = None
+    dataset: Literal[*PREPARED] | None = None
     data_dir: str | None = None
     batch_size: command.Positive | None = None
 
@@ -55,10 +58,10 @@ class FeatureSpace:
     """The flags of the space in which features are compared.
 
     Args:
-        space: Space to compare features in: sphere is by cosine. Default: that of the file, or
+        space: Space to compare features in: sphere is by cosine. Default: the space of the file, or
             sphere.
-        c: ball: the curvature is -c.
-        clip_radius: ball: norm to which features are clipped; 0 for none.
+        c: With --space=ball: the curvature is -c.
+        clip_radius: With --space=ball: norm to which features are clipped; 0 for none.
     """
 
     space: Literal["sphere", "ball", "euclidean"] | None = None
@@ -66,7 +69,7 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the `Space`; None for that of a file."""
+        """Creates the `Space`; None stands for the file's."""
         from hypjax.geometry import PoincareBall, Sphere
 
         spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}
@@ -81,7 +84,7 @@ def main(
     images: Images,
     features: FeatureSpace,
     prefix: command.Positive | None = None,
-    ks: tuple[int, ...] | None = None,
+    ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
@@ -123,17 +126,16 @@ def main(
 
 
 def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
-    """The numbers of neighbours that a search can find; says which others were asked for."""
+    """The K of Recall@K, without those that exceed the number of items, which are reported."""
     from hypjax.system import console
 
-    if ks is None:
+    if not ks:
         return [k for k in _USUAL_KS if k < items] or [1]
-    known = [k for k in ks if k <= items]
-    if not known:
+    if items < min(ks):
         raise UserError(f"--ks is {', '.join(map(str, ks))}, but there are {items} images to find")
     if beyond := ", ".join(str(k) for k in ks if k > items):
         console.say(f"K of {beyond} is left out: there are {items} images to find")
-    return known
+    return [k for k in ks if k <= items]
 
 
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
@@ -171,15 +173,10 @@ def _check_flags(files: Files, external: command.ExternalEncoder, images: Images
     """Raises an error if flags do not fit each other."""
     if not external.encoder:
         command.require(embeddings=files.embeddings)
-        if images.images:
-            raise UserError("--images are embedded by --encoder; give that flag, too")
         if images.dataset and files.queries:
             raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
         return
     command.require_one(images=images.images, dataset=images.dataset)
-    for flag in ("labels", "queries", "query_labels", "ground_truth"):
-        if getattr(files, flag):
-            raise UserError(f"--{flag} belongs to --embeddings; leave out --encoder")
 
 
 def _task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -46,7 +46,7 @@ def main(
     *,
     workdir: str | None = None,
     external: command.ExternalEncoder,
-    gallery: str,
+    gallery: Annotated[str, command.Engine("open")],
     query: str,
     k: command.Positive = 10,
     steps: RefinedSearch,
@@ -60,14 +60,14 @@ def main(
         workdir: Folder or URL of the run that embedded the gallery; not needed if --query is a file
             of features.
         external: An encoder instead of a run.
-        gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search a
-            .usearch or .qdrant folder, or qdrant://host:6333/name.
+        gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search the
+            export of a program, such as gallery.usearch or qdrant://host:6333/name.
         query: An image, also at an address https://..., or several as in --images of python -m
             hypjax.embed.
         k: Number of neighbours.
         steps: What refines the search.
-        embedding: Embedding of the run that the gallery contains: head, encoder, or a scored prefix
-            (head@16).
+        embedding: With --workdir: embedding of the run that the gallery contains: head, encoder, or
+            a scored prefix (head@16).
         keep_self: Queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
 
@@ -75,8 +75,6 @@ def main(
         python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz
         --query='letters/test/D */*.png' --k=5
     """
-    if steps.alpha and not steps.expand:
-        raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_images
     from hypjax.inference.hits import find_hits
     from hypjax.retrieval.embeddings import Embeddings, open_gallery
@@ -109,15 +107,15 @@ def main(
 
 
 def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
-    """The queries that could be read; says which could not, or raises an error if none could."""
+    """Leaves out queries that could not be read, with warnings, unless none could be read."""
     from hypjax.system import console
 
+    if not len(queries):  # The search raises an error.
+        return queries, images
     for path, reason in queries.unreadable.items():
-        if not len(queries):
-            raise UserError(f"cannot read {path} ({reason})")
         console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
-    kept = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-    return dataclasses.replace(queries, unreadable={}), images.take(kept)
+    readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
+    return dataclasses.replace(queries, unreadable={}), images.take(readable)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from hypjax import command
 from hypjax.errors import require_package
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # They import JAX.
 def main(
     *,
     workdir: str,
-    gallery: str,
+    gallery: Annotated[str, command.Engine("open")],
     embedding: str = "head",
     host: str = "127.0.0.1",
     port: command.Natural = 8000,
@@ -31,7 +31,7 @@ def main(
         embedding: Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).
         host: Address to listen at. By default only this machine reaches it.
         port: Port; 0 for any that is free.
-        name: Further name of the server, such as that of a reverse proxy; may be repeated.
+        name: Further name of the server, such as a reverse proxy's; may be repeated.
 
     Example:
         python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz

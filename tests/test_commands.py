@@ -22,10 +22,20 @@ def test_the_program_runs_its_sub_commands(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["hypjax"])
     cli.main()
     assert "train         Trains and evaluates" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["hypjax", "--version"])
+    cli.main()
+    assert capsys.readouterr().out.startswith("hypjax ")
     monkeypatch.setattr("sys.argv", ["hypjax", "serch"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert "did you mean search?" in capsys.readouterr().err and ended.value.code == 1
+
+
+def test_help_says_what_is_required_and_what_may_be_chosen():
+    flags = command.flags_of(commands.module("embed").main)
+    assert flags["output"].help.endswith("(required)") and flags["export"].help.endswith("flag.")
+    assert "usearch" in flags["export"].parser.syntactic_help
+    assert "grocery" in command.flags_of(commands.module("export").main)["dataset"].help
 
 
 def test_imports_are_light():
@@ -51,7 +61,19 @@ MISTAKES = [
     ("spectrum --config.seed=1", "takes no configuration"),
     ("compare runs/none", "no finished run in runs/none"),
     ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
-    ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha"),
+    (
+        "search --workdir=a --gallery=g --query=q --alpha=3",
+        "--alpha has no effect without",
+    ),
+    ("score --embeddings=a --std=1,1", "--std has no effect without --encoder=onnx"),
+    ("embed --images=a --output=a.npz --merge --shard=1/2", "--shard has no effect with --merge"),
+    ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),
+    ("score --querys=a", "did you mean --queries?"),
+    ("score --workdir=a", "unknown flag --workdir (--help"),
+    ("score --embeddings=a --ks=a", "integer, or several"),
+    ("search --rerank=maybe", "true or false"),
+    ("main --model.width=3", "--config.FIELD"),
+    ("export --dataset=grocry", "revisitop1m; did you mean grocery?"),
     ("plot disk --output=a.png", "--workdir or --embeddings"),
     ("plot disk --output=a.svg --workdir=a", "must be a file"),
     ("report --workdir=a --output=no/a.html", "no folder no"),

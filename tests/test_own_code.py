@@ -231,7 +231,7 @@ def test_what_is_no_dataset_and_no_encoder_is_refused():
             create_embedder(config)
     for dataset, keyword in [
         (([1], [1, 2]), "2 labels"),
-        ({"dev": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "dev"),
+        ({"pilot": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "pilot"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
         with pytest.raises(UserError, match=keyword), config.ignore_type():

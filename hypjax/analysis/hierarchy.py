@@ -81,7 +81,7 @@ def find_hierarchy(
 def _with_proxies(
     hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
-    """Puts the tree of the proxies, points of the space, before that of average linkage."""
+    """Puts the tree of the proxies, points of the space, before the tree of average linkage."""
     n, all_points = len(points), np.concatenate([points, proxies])
     measured = _distances(space, all_points, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.

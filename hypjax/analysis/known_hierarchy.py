@@ -44,7 +44,7 @@ def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
 
 
 def known_tree(levels: Sequence[Groups]) -> Tree:
-    """The tree with the first level's groups as leaves, and those of later levels above them."""
+    """The tree with the first level's groups as leaves, and later levels' groups above them."""
     parents, first = [], 0
     for fine, coarse in itertools.pairwise([*levels, np.zeros_like(levels[0])]):
         first += fine.max() + 1

@@ -171,7 +171,7 @@ def summary_table(runs: Sequence[Weighed]) -> str:
 
 
 def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
-    """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
+    """Returns a shown anchor's hardest negatives in each run; * marks negatives of one run only."""
     shown = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):

@@ -124,7 +124,7 @@ def _facts(run: ShownRun) -> dict[str, str]:
     return {
         "model": describe(run.searches.run.config),
         **({"learned": format_learned(learned)} if learned else {}),
-        **{f"{part} images": each.describe() for part, each in parts.items() if each},
+        **{f"{name} images": part.describe() for name, part in parts.items() if part},
     }
 
 
@@ -133,8 +133,8 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     rows = []
     if any(run.searches.interval for run in runs):
         intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
-        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in intervals]
-        marked = _marked([each[0] for each in intervals], texts)
+        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*bounds) for bounds in intervals]
+        marked = _marked([bounds[0] for bounds in intervals], texts)
         rows.append(("head: Recall@1 now, with its 95% interval", marked))
     columns = [
         {
@@ -173,7 +173,7 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
-            points = [(each["step"], _value(each[name])) for each in run.metrics if name in each]
+            points = [(row["step"], _value(row[name])) for row in run.metrics if name in row]
             axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)

@@ -62,7 +62,7 @@ def find_spread(
     same = labels[:, None] == labels
     edges = np.linspace(similarities[once].min(), similarities[once].max(), _BINS + 1)
     pairs = [similarities[once & chosen] for chosen in (same, ~same)]
-    counts = np.stack([np.histogram(each, edges)[0] for each in pairs])
+    counts = np.stack([np.histogram(values, edges)[0] for values in pairs])
     shares = counts / counts.sum(axis=1, keepdims=True)
     return {
         "cumulative_energy": energy.tolist(),
@@ -82,10 +82,10 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = [[*heads, "mean similarity: same class", "other classes", "overlap"]]
     for run in runs:
         for state in _STATES:
-            found = run[state]["similarity"]
+            of_state = run[state]["similarity"]
             names = ("mean_of_one_class", "mean_of_different_classes", "overlap")
             numbers = map(str, run[state]["components"].values())
-            rows.append([run["run"], state, *numbers, *(f"{found[name]:.4f}" for name in names)])
+            rows.append([run["run"], state, *numbers, *(f"{of_state[name]:.4f}" for name in names)])
     return aligned(rows)
 
 
@@ -101,13 +101,13 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
             style = {"linestyle": "solid" if trained else "dashed", "color": f"C{i}"}
             label = run["run"] if trained else None
             energy.plot(np.arange(1, len(shares) + 1), shares, label=label, **style)
-            found = run[state]["similarity"]
+            of_state = run[state]["similarity"]
             for kind, (name, colour) in _PAIRS.items():
-                counts = np.array(found[f"pairs_of_{kind}"])
+                counts = np.array(of_state[f"pairs_of_{kind}"])
                 style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
                 style["label"] = name if trained else f"{name}, untrained"
                 style["linestyle"] = "solid" if trained else ":"
-                axes.stairs(counts / counts.sum(), found["edges"], **style)
+                axes.stairs(counts / counts.sum(), of_state["edges"], **style)
         axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
         axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
-# Radii that differ by less, relatively, are equal: those of clipped features differ by roundings.
+# Radii that differ by less, relatively, are equal: clipped features' radii differ by roundings.
 _TOLERANCE = 1e-5
 
 Labels = Int[ArrayLike, " leaves"]

@@ -70,7 +70,7 @@ class Candidate(NamedTuple):
         return default_workdir(self.config(seed), read_config(self.spec))
 
     def run(self, seed: str) -> Workdir:
-        """Opens the run's default folder; that of a run with another configuration is refused."""
+        """Opens the run's default folder; refuses the folder of another configuration."""
         return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
 
     def changes(self) -> int:
@@ -198,9 +198,9 @@ def sums_by_class(
 
 
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
-    """Mean score of each method, and its difference from that of the first, with 95% intervals.
+    """Mean score of each method, and its difference from the first's, with 95% intervals.
 
-    Queries of one class are alike, and so are those of one run. Therefore classes and runs are
+    Queries of one class are alike, and so are queries of one run. Therefore classes and runs are
     drawn with replacement: the same classes for all methods, which are tested on the same images,
     but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and Tibshirani, An
     Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval that is too short.

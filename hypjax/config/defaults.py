@@ -33,7 +33,7 @@ from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
-# Largest sizes, far beyond those of runs: a downloaded configuration must not take the machine's
+# Largest sizes, far beyond any run's: a downloaded configuration must not take the machine's
 # memory, or days.
 STEPS = 2**31 - 1
 IMAGES = 10**9
@@ -78,7 +78,7 @@ def _is_mesh(value: tuple[int, ...]) -> bool:
 
 _GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
 _MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
-# All fields except those of objectives.
+# All fields but the objectives'.
 _FIELDS = {
     "name": Field(""),  # Of the configuration file; set when it is loaded.
     "variant": Field(""),  # Of the file. Both name the default workdir.
@@ -102,7 +102,7 @@ _FIELDS = {
     "data.test_view": Field("centre_crop", one_of(*choices.TEST_VIEWS)),
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     "data.resize": Field(224, within(1, SIDE)),
-    # Of each channel, for pixels in [0, 1]. ViT; DeiT and DINO use those of ImageNet.
+    # Of each channel, for pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
     "data.mean": Field((0.5, 0.5, 0.5)),
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
     # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
@@ -210,7 +210,7 @@ _FIELDS = {
     # Where and how the run is executed; these fields may change when it is resumed.
     "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
-    # Of decoded images: 'host', a memory-mapped file; 'device', those of training, cropped there.
+    # Of decoded images: 'host', a memory-mapped file; 'device', training images, cropped there.
     "run.cache": Field("none", one_of("none", "host", "device")),
     "run.cache_dir": _PATH,  # Of images and features. None: in ~/.cache/hypjax.
     # Copies and shards of the parameters. Batches are split over all devices either way.

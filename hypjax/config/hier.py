@@ -38,7 +38,7 @@ def follows(variant: Variant) -> bool:
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
-    """Changes the recipe of Hyp-ViT, with the same loss, to that of HIER."""
+    """Changes Hyp-ViT's recipe to HIER's, with the same loss."""
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.

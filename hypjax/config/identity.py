@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may ho
 
 
 def identity(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields by dotted name, except those of `config.run`, as `for_files`."""
+    """Returns all fields but `config.run` by dotted name, as `for_files`."""
     fields = for_files(config)
     return {field: value for field, value in sorted(fields.items()) if not field.startswith("run.")}
 

@@ -1,7 +1,7 @@
 """The recipes of IRT (El-Nouby et al., 2021): categories, and the loss for particular objects.
 
 For categories, the paper gives encoders, batches, steps, views and the size of the memory. Margin,
-λ, optimiser, stochastic depth, the sampling of CUB and the test view are those of unofficial code,
+λ, optimiser, stochastic depth, the sampling of CUB and the test view follow unofficial code,
 and consistent with the paper's tables. That no parameter is frozen and no gradient clipped is our
 reading: neither mentions it.
 """

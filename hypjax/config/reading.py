@@ -87,10 +87,8 @@ def _set(config: ConfigDict, override: str) -> None:
     if field not in known:
         hint = nearest(field, known)
         if field.startswith("objective."):
-            name, fields = config.objective.name, [*config.objective]
-            close = similar(field.removeprefix("objective."), fields)
-            hint = close.replace("mean ", "mean config.objective.")
-            hint = hint or f"; those of {name} are {', '.join(fields)}"
+            hint = similar(field.removeprefix("objective."), config.objective)
+            hint = hint or f"; those of {config.objective.name} are {', '.join(config.objective)}"
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")

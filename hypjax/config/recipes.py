@@ -60,7 +60,7 @@ def specialise(
     of_hier: hier.Schedule | None = None,
     of_irt: irt.Schedule | None = None,
 ) -> None:
-    """Changes a dataset's recipe to that of HIER or IRT, or freezes layers, as the variant says."""
+    """Changes a dataset's recipe to HIER's or IRT's, or freezes layers, as the variant says."""
     if of_hier and hier.follows(variant):
         hier.use(config, variant, of_hier)
     if of_irt and irt.follows(variant):
@@ -100,7 +100,7 @@ def _train_last_blocks(config: ConfigDict, encoder: str) -> None:
     config.optim.learning_rate = 3e-4
     # At the blocks' rate, the head forgets its principal components before the blocks improve.
     config.optim.groups = (("head", 0.1, None, 0),)
-    _divide_proxy_rates(config, 3)  # They learn as fast as those of a head alone.
+    _divide_proxy_rates(config, 3)  # They learn as fast as the proxies of a head alone.
 
 
 def _divide_proxy_rates(config: ConfigDict, divisor: float) -> None:

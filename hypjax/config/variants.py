@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from hypjax.errors import UserError, similar
+from hypjax.errors import UserError, nearest, similar
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.system import machine
@@ -55,7 +55,7 @@ ENCODERS = {
     ),
 }
 # Encoders of today. **Untried**: nobody has trained these variants on a whole dataset yet. The
-# rates are our choice: those of DINO for encoders trained without labels or by texts, with the
+# rates are our choice: DINO's for encoders trained without labels or by texts, with the
 # layer decay by which CLIP is fine-tuned (Dong et al., 2022: 0.6 to 0.75).
 _TODAY = functools.partial(PretrainedEncoder, learning_rate=1e-5, layer_decay=0.75)
 RECENT = {
@@ -82,7 +82,7 @@ class Variant(NamedTuple):
 
     name: str  # Such as 'hyp-dino'.
     loss: str  # A key of `OBJECTIVE_OF_LOSS`.
-    encoder: str  # A key of `ENCODERS`; for IRT's recipe, of those of `hypjax.config.irt`.
+    encoder: str  # A key of `ENCODERS`; for IRT's recipe, of `hypjax.config.irt`.
     # 'released' trains for as many steps as the released commands, 'frozen' only a head, see
     # `recipes.train_head`, and 'last' the encoder's last blocks, too.
     suffix: str = ""
@@ -119,7 +119,7 @@ def parse_variant(
         rule += f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
-        pairs = [f"{one}-{name}" for name, x in ENCODERS.items() for one in x.losses]
+        pairs = [f"{kind}-{name}" for name, x in ENCODERS.items() for kind in x.losses]
         ends = [f"{pair},frozen" for pair in pairs] if comma else []
         rule += similar(name, [*pairs, *ends, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
@@ -132,7 +132,4 @@ def variant_for_this_machine() -> str:
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
     """Returns the error that a configuration file raises for an unknown variant."""
-    listed = ", ".join(valid)
-    return UserError(
-        f"unknown variant {variant!r}; it must be one of {listed}{similar(variant, valid)}"
-    )
+    return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")

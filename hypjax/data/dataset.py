@@ -150,7 +150,7 @@ class Dataset:
         """Returns a box (top, left, height, width) of the i-th image, resized to a square.
 
         If a size (height, width) is given, the image is resized to it before it is cropped. Unless
-        `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
+        `fast`, pixels equal Pillow's crop followed by its bicubic resize.
         """
         return self._show(i, lambda *whole: Frame(size or whole, tuple(box)), side, channels)
 
@@ -176,7 +176,7 @@ class Dataset:
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             if self.fast:
-                # Boxes of views are within the box of the image, those of the decoder in the file.
+                # A view's box lies in the image's box; the decoder's box lies in the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
                 size = bottom - top, right - left
                 down, across, height, width = frame(*size).box_within(size)
@@ -320,7 +320,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
 
 def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
-    """The boxes of a dataset's images, or those of the whole images."""
+    """The boxes of a dataset's images; whole images where it has none."""
     if dataset.boxes is not None:
         return dataset.boxes
     return np.concatenate([np.zeros_like(dataset.sizes), dataset.sizes[:, ::-1]], axis=1)

@@ -168,8 +168,8 @@ def crop_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, to be cropped on the device.
 
-    Images and flips are those of the given rows of a batch, padded beyond its end; labels and ids
-    are those of the whole batch.
+    Images and flips belong to the given rows of a batch, padded beyond its end; labels and ids
+    to the whole batch.
     """
     for plan in map(plans, steps):
         flips = padded_rows(plan.flips, rows, False)

@@ -2,54 +2,56 @@
 
 import itertools
 import pathlib
-import shutil
 import tarfile
 import urllib.request
+import zipfile
 import zlib
 
+import tqdm
 from PIL import Image
 
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
 from hypjax.data.pixels import LARGEST_FILE
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import replacing
 
-# Formats by suffix.
-_ARCHIVES = {suffix: name for name, names, _ in shutil.get_unpack_formats() for suffix in names}
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _LISTED = 1000  # Members of a .tar file that tell whether it holds folders.
 _SECONDS = 30  # Without an answer.
 _AGENT = {"User-Agent": "hypjax"}  # Some servers refuse Python's.
 
 
-def local_path(where: str) -> pathlib.Path:
-    """The path of a location, of an archive the folder of its contents in the cache.
+def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Unpacks a .zip or .tar file into a folder, with a progress bar."""
+    bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+        if path.suffix.lower() == ".zip":
+            zipfile.ZipFile(stream).extractall(folder)
+        else:  # The filter refuses members that lead out of the folder.
+            with tarfile.open(fileobj=stream) as packed:
+                packed.extractall(folder, filter="data")
 
-    An archive is unpacked once. A folder that holds all its contents stands for it.
-    """
+
+def local_path(where: str) -> pathlib.Path:
+    """Path of a location; an archive is unpacked once, into a folder of the cache."""
     path = pathlib.Path(where).expanduser()
-    suffix = next((x for x in _ARCHIVES if path.name.lower().endswith(x)), None)
-    if suffix is None or not path.is_file() or (suffix == ".tar" and not _holds_folders(path)):
+    if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
+        return path
+    if path.suffix.lower() == ".tar" and not _holds_folders(path):
         return path
     stat = path.stat()
     facts = str(path.absolute()), stat.st_size, stat.st_mtime_ns
     folder = cache_folder() / "archives" / hash_facts(facts)
     if not folder.exists():
         console.say(f"unpacking {path} to {folder} (once)")
-        kind = _ARCHIVES[suffix]
-        safely = {} if kind == "zip" else {"filter": "data"}  # Not beyond the folder.
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(folder) as unfinished:
-                shutil.unpack_archive(path, unfinished, kind, **safely)
-        except Exception as error:  # Damaged and encrypted archives raise almost anything.
-            raise UserError(
-                f"cannot unpack {path} to {folder} ({reason(error)}); unpack it yourself, and name "
-                "its folder"
-            ) from error
+        advice = "; unpack it yourself, and name its folder"
+        with explained(f"cannot unpack {path}", advice), replacing(folder) as unfinished:
+            unfinished.mkdir(parents=True)
+            unpack(path, unfinished)
     while len(below := _folders(folder)) == 1 and _folders(below[0]):
-        (folder,) = below
+        (folder,) = below  # It contains everything else.
     return folder
 
 
@@ -67,8 +69,7 @@ def _holds_folders(path: pathlib.Path) -> bool:
 
 def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Visible folders in a folder, without the one that macOS adds to archives."""
-    folders = (path for path in folder.iterdir() if path.is_dir() and path.name != "__MACOSX")
-    return [path for path in folders if not path.name.startswith(".")]
+    return [x for x in folder.iterdir() if x.is_dir() and x.name[0] != "." and x.name != "__MACOSX"]
 
 
 def is_web_address(where: str) -> bool:
@@ -78,12 +79,10 @@ def is_web_address(where: str) -> bool:
 
 def image_at(url: str) -> Dataset:
     """The image at an address of the web, as a table of one row."""
-    try:
+    with explained(f"cannot fetch {url}"):
         request = urllib.request.Request(url, headers=_AGENT)
         with urllib.request.urlopen(request, timeout=_SECONDS) as response:
             content = response.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot fetch {url} ({reason(error)})") from error
     if len(content) > LARGEST_FILE:
         raise UserError(f"{url} is larger than {LARGEST_FILE} bytes")
     return table_of_names([content], [url], [""], file_versions=[(url, zlib.crc32(content))])

@@ -61,7 +61,7 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
         return _table_of_features(feature_table(arrays, "the array"))
     if getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U"):
         images = np.ravel(np.asarray(images)).tolist()
-    single = isinstance(images, str | os.PathLike | bytes | Image.Image)
+    single = isinstance(images, str | os.PathLike | bytes | Image.Image | io.IOBase)
     if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
     tables = []

@@ -148,8 +148,8 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, prepared ahead of their use.
 
-    Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
-    labels and ids are those of the whole batch. Close the generator to end the workers.
+    Images and flips belong to the given rows of a batch, black beyond its end, or to all rows;
+    labels and ids to the whole batch. Close the generator to end the workers.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.

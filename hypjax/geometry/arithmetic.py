@@ -28,8 +28,8 @@ def floating(*arrays: ArrayLike) -> list[Array]:
 
 def inexact(*arrays: ArrayLike) -> list[Array]:
     """Converts integers, whose differences and squares may wrap around, to floats."""
-    found = map(jnp.asarray, arrays)
-    return [array.astype(jnp.result_type(float, array)) for array in found]
+    converted = map(jnp.asarray, arrays)
+    return [array.astype(jnp.result_type(float, array)) for array in converted]
 
 
 def square_norm(x: Vectors, keepdims: bool = True) -> Array:

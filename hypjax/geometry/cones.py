@@ -7,7 +7,7 @@ which shrinks as x moves out. Points, shapes, dtypes and c follow the convention
 cone of x is the half-space beyond it.
 
 MERU has the exterior angle as acos((y_t + x_t·c⟨x, y⟩)/(‖x‖·√((c⟨x, y⟩)² − 1))), which loses half
-of the digits of small angles, and all of those of close points. Here it is the angle of a vector in
+of the digits of small angles, and all digits of close points. Here it is the angle of a vector in
 the plane. With δ = y − x, of which a is the part along x, ρ the length of the rest, and with q
 from `lorentz.separation`, the boost that takes x to the origin moves y to the vector
 
@@ -15,7 +15,7 @@ from `lorentz.separation`, the boost that takes x to the origin moves y to the v
 
 along and across x. Terms are subtracted only where the angle is about a right one. Largest errors
 in float32, in radians, for points x and y at the distances r and r + 1/√c from the origin, seen
-from it at an angle of at least 0.1 or in one direction, beside those of MERU's formula:
+from it at an angle of at least 0.1 or in one direction, beside the errors of MERU's formula:
 
     √c·r                            0.1   1     3     5     7     10
     at an angle: exterior_angle     3e-7  3e-7  3e-7  3e-7  3e-7  3e-7

@@ -153,7 +153,7 @@ class Fused(Composite):
 class Product(Composite):
     """A product of spaces, each with as many of the features (Gu et al., ICLR 2019, Section 3).
 
-    With weights w and lengths l in each part, the distance is √Σ(w·l)², that of the product
+    With weights w and lengths l in each part, the distance is √Σ(w·l)², as in the product
     manifold. Lengths are distances, but chords on the sphere, whose distance is a square. Or it is
     Σ w·d of the distances d.
 

@@ -28,7 +28,7 @@ class Lorentz(CurvedSpace):
 
     Attributes:
         c: Negative curvature, at least 0; 0 is flat space with the distance ‖x − y‖ of points,
-            which is twice that of features.
+            which is twice the distance of features.
         clip_radius: Largest norm of scaled features before the exponential map, or None for no
             clipping.
         feature_scale: Factor of features, above 0.

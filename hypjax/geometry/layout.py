@@ -37,7 +37,7 @@ Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit cir
 def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
 
-    Places are inside the unit circle. The seed is that of the order in which points are compared.
+    Positions are inside the unit circle. The seed draws the order in which points are compared.
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
@@ -50,15 +50,15 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
 
 
 def placing_among(
-    points: Float[np.ndarray, "n d"], places: Places, space: Space
+    points: Float[np.ndarray, "n d"], positions: Places, space: Space
 ) -> Callable[[Float[np.ndarray, "m d"]], Places]:
     """Returns a function that places further points among those that `lay_out` has placed.
 
     These, up to 1,024, stay where they are. Each further one minimises the squared differences of
     its own distances, from the best of the places of the others.
     """
-    tangents = np.stack([places.real, places.imag], axis=1)
-    radii = np.abs(places)[:, None]
+    tangents = np.stack([positions.real, positions.imag], axis=1)
+    radii = np.abs(positions)[:, None]
     tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
     fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, *_scaling(points, space)
 
@@ -74,7 +74,7 @@ def placing_among(
 
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
-    """The distance that is subtracted from those of the space, and the factor of the rest."""
+    """The distance to subtract from the space's distances, and the factor of the rest."""
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
     nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
@@ -85,9 +85,10 @@ def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, flo
 def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
-    Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
-    which is then projected to the Poincaré disk. It starts from the places of `lay_out`, which
-    tell it how groups of neighbours lie to each other. With its seed, UMAP runs in one thread.
+    Its neighbours are the nearest points of the space; its distances are measured on the
+    hyperboloid, which is then projected to the Poincaré disk. It starts from the places of
+    `lay_out`, which tell it how groups of neighbours lie to each other. With its seed, UMAP runs in
+    one thread.
 
     Raises:
         UserError: UMAP is not installed, or there are no more than 15 points.
@@ -117,9 +118,9 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
     """The two principal components of features; 0 where there is but one coordinate."""
     centred = features.astype(np.float64) - features.mean(axis=0)
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, :-3:-1]
-    found = np.zeros((len(features), 2), np.float32)
-    found[:, : vectors.shape[1]] = centred @ vectors
-    return found
+    projected = np.zeros((len(features), 2), np.float32)
+    projected[:, : vectors.shape[1]] = centred @ vectors
+    return projected
 
 
 def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
@@ -130,7 +131,7 @@ def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
 
 
 def faithfulness(
-    points: Float[np.ndarray, "n d"], places: Places, space: Space
+    points: Float[np.ndarray, "n d"], positions: Places, space: Space
 ) -> tuple[float, float] | None:
     """How faithful a layout is, beside the simplest one.
 
@@ -146,13 +147,13 @@ def faithfulness(
     pairs = np.triu_indices(len(chosen), 1)
     distances = spaces.distance_matrix(space, points[chosen], points[chosen])
 
-    def correlation(places: Places) -> float:
-        one, two = (places[chosen][side] for side in pairs)
-        drawn = np.abs((one - two) / (1 - one.conj() * two))  # Increases with the distance.
+    def correlation(positions: Places) -> float:
+        start, end = (positions[chosen][side] for side in pairs)
+        drawn = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
         return float(spearmanr(np.asarray(distances)[pairs], drawn).statistic)
 
     plain = to_disk(1e-6 * principal_components(np.asarray(spaces.features(space, points))))
-    return correlation(places), correlation(plain)
+    return correlation(positions), correlation(plain)
 
 
 @jax.jit
@@ -175,8 +176,8 @@ def _descend(
         tangents: Float[Array, "n 2"], inputs: tuple[Int[Array, " block"], Float[Array, ""]]
     ) -> tuple[Float[Array, "n 2"], None]:
         block, rate = inputs
-        own = points[block]
-        wanted = _wanted(own, own, space, nearest, scale)
+        drawn_points = points[block]
+        wanted = _wanted(drawn_points, drawn_points, space, nearest, scale)
         moves = rate * _bounded(jax.grad(stress)(tangents[block], wanted))
         return tangents.at[block].add(-moves), None
 
@@ -209,14 +210,14 @@ def _settle(
 
 
 def _wanted(
-    one: Float[Array, "n d"],
-    two: Float[Array, "m d"],
+    x: Float[Array, "n d"],
+    y: Float[Array, "m d"],
     space: Space,
     nearest: Float[Array, ""],
     scale: Float[Array, ""],
 ) -> Float[Array, "n m"]:
     """The distances that are to be drawn."""
-    distances = scale * jnp.maximum(space.distance_matrix(one, two) - nearest, 0)
+    distances = scale * jnp.maximum(space.distance_matrix(x, y) - nearest, 0)
     return jnp.minimum(distances, 2 * _FARTHEST)
 
 

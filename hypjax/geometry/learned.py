@@ -4,7 +4,7 @@ They start from fields of `config.objective`. A model holds their logarithms bes
 its head: params["scalars"] = {"log_c": log c, ...}, float32. The logarithm keeps a scalar above 0,
 and a step of the optimiser changes it by a factor wherever it is, as in MERU (Desai et al., ICML
 2023, Section 3). Losses, scores and searches get the scalars from `scalar_values`, and replace
-those of an objective or a space by `with_scalars`.
+the scalars of an objective or a space by `with_scalars`.
 """
 
 import dataclasses
@@ -74,18 +74,18 @@ def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]
 def named_scalars(params: ScalarParameters) -> dict[str, Any]:
     """Values for reports: each item of a vector has its own name, such as "curvatures_0"."""
     return {
-        f"{name}_{i}" if several else name: each
+        f"{name}_{i}" if several else name: scalar
         for name, value in scalar_values(params).items()
         for several in [np.ndim(value) > 0]
-        for i, each in enumerate(value if several else [value])
+        for i, scalar in enumerate(value if several else [value])
     }
 
 
 def _value(log: Float[Array, "..."]) -> Any:
     if isinstance(log, jax.core.Tracer):
         return jnp.exp(log)
-    found = np.float32(np.exp(np.asarray(log, np.float64)))
-    return tuple(float(str(each)) for each in found) if np.ndim(found) else float(str(found))
+    values = np.float32(np.exp(np.asarray(log, np.float64)))
+    return tuple(float(str(x)) for x in values) if np.ndim(values) else float(str(values))
 
 
 def within_bounds(

@@ -4,7 +4,7 @@ A point is stored by its d space components x alone, as in MERU; any x in R^d is
 component x_t = √(1/c + ‖x‖²) follows, and T = √c·x_t is cosh(√c·r) at the distance r from the
 origin. Coordinates, shapes, dtypes and c follow the conventions of `hypjax.geometry.poincare`. The
 space is isometric to the ball of the same c, by `to_poincare` and `from_poincare`; for c → 0 it is
-flat, with the distance ‖x − y‖, twice that of the corresponding points of the ball, x/2 and y/2.
+flat, with the distance ‖x − y‖: twice the distance of the ball's points x/2 and y/2.
 
 Textbooks have the distance arccosh(−c⟨x, y⟩)/√c with ⟨x, y⟩ = xᵀy − x_t·y_t, which loses all digits
 of close points. Here everything follows from q = sinh²(√c·d/2)/c = (−⟨x, y⟩ − 1/c)/2 as the square
@@ -16,7 +16,7 @@ which is computed from x − y and T_x − T_y = c⟨x − y, x + y⟩/(T_x + T_
 c, also at the origin, at coincident points and at c = 0, and so are all gradients. Unlike
 1 − c‖x‖² of the ball, T keeps its digits everywhere. Largest relative errors in float32 between two
 points at the distance √c·r from the origin, at an angle of at least 0.1, or in one direction and
-at most 0.1/√c apart, beside those of `poincare.dist` for their images in the ball:
+at most 0.1/√c apart, beside the errors of `poincare.dist` for their images in the ball:
 
     √c·r                         0.1   1     3     5     7     10    12
     at an angle: dist            4e-7  4e-7  4e-7  4e-7  4e-7  4e-7  4e-7
@@ -42,7 +42,7 @@ from jaxtyping import Array, Float
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 
-# Largest √c·r of `shorten`: that of `poincare.project`, about 12.2.
+# Largest √c·r of `shorten`, as of `poincare.project`: about 12.2.
 MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
@@ -67,8 +67,8 @@ def from_poincare(x: Vectors, c: Scalar) -> Points:
 def shorten(v: Vectors, c: Scalar) -> Points:
     """Shortens tangent vectors at the origin, [..., d], to a length of at most 12.2/√c.
 
-    `expmap0` would overflow in float32 at 88/√c. At this bound, that of the ball, directions in
-    float32 still tell distances of 0.01/√c.
+    `expmap0` would overflow in float32 at 88/√c. At this bound, which the ball has, too, directions
+    in float32 still tell distances of 0.01/√c.
     """
     (v,) = arithmetic.floating(v)
     u = c * arithmetic.square_norm(v)
@@ -136,7 +136,7 @@ def moved_to_origin(
 def frechet_mean(
     x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
 ) -> Points:
-    """Fréchet mean, that of the points' images in the ball: see `poincare.frechet_mean`."""
+    """Fréchet mean, computed in the ball by `poincare.frechet_mean`."""
     return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
 
 

@@ -100,6 +100,8 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
     """
     x, v = arithmetic.floating(x, v)
+    # Products that XLA forms ahead with constant vectors of 3e38 overflow.
+    v = lax.optimization_barrier(v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
     # The squares of longer vectors overflow; these reach the boundary, too.
     w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
@@ -232,7 +234,8 @@ def frechet_mean(
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
     the iteration needs no step size and converges from any start. It is differentiable in x, c and
-    the weights: by the implicit function theorem, its derivative is that of a Newton step.
+    the weights: by the implicit function theorem, its derivative equals the derivative of a Newton
+    step.
 
     Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0; None
     stands for equal ones.

@@ -51,7 +51,7 @@ def describe_space(space: Space) -> dict[str, object]:
         raise UserError(
             f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
         )
-    fields = {each.name: getattr(space, each.name) for each in dataclasses.fields(space)}
+    fields = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
     if "c" in fields:
         fields["c"] = float(fields["c"])
     if isinstance(space, Composite):

@@ -48,8 +48,8 @@ class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
     Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
-    `check` raises errors. Methods with a body are those of a space that inherits from this one and
-    does not know better.
+    `check` raises errors. Methods with a body are defaults for a space that inherits from this one
+    and does not know better.
 
     Attributes:
         squared: Whether distances are squares of Euclidean ones, as on the sphere.
@@ -139,8 +139,8 @@ class Space(Protocol):
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """The space with new values of the fields that `scalars` names; ignores other names."""
-        own = {field.name for field in dataclasses.fields(self)} & scalars.keys()
-        return dataclasses.replace(self, **{name: scalars[name] for name in own}) if own else self
+        new = {field.name for field in dataclasses.fields(self)} & scalars.keys()
+        return dataclasses.replace(self, **{name: scalars[name] for name in new}) if new else self
 
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Checks that all rows are points of the space.
@@ -157,9 +157,10 @@ class Space(Protocol):
         if isinstance(x, np.ndarray) and len(x) < _FEW:  # Or each number of queries were compiled.
             checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
         with jax.enable_x64(True):
-            found = jax.device_get(_flaws(self, checked))
-        for why in sorted(found, key=lambda why: why != _INFINITE):  # It may have other flaws, too.
-            rows = np.flatnonzero(found[why][: len(x)])
+            flawed = jax.device_get(_flaws(self, checked))
+        # A row that is not finite may have other flaws, too.
+        for why in sorted(flawed, key=lambda why: why != _INFINITE):
+            rows = np.flatnonzero(flawed[why][: len(x)])
             if len(rows):
                 raise UserError(
                     f"embedding {first + rows[0]} {why} ({len(rows)} of {len(x)} rows)"
@@ -180,7 +181,7 @@ class InnerProductSpace(Space, Protocol):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Terms whose products rank points like `separation`.
 
-        They are those of the points after an isometry that takes `centre`, a point in the convex
+        They are computed after an isometry that takes `centre`, a point in the convex
         hull of the space, to the origin. Products of points close to the centre keep more digits.
         """
 

@@ -72,7 +72,7 @@ class Sphere(InnerProductSpace):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """√2·(x − centre) in both roles, and offsets ‖x − centre‖².
 
-        With these, the ranking is that of ‖x − y‖², whatever the rounding errors of the lengths.
+        They rank by ‖x − y‖², whatever the rounding errors of the lengths.
         """
         x, centre = arithmetic.inexact(x, centre)
         moved = x - centre

@@ -43,7 +43,7 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
     The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
     default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
-    Section 4.2). Prefixes of the head's output, those of `eval.prefixes` and of the objective, are
+    Section 4.2). Prefixes of the head's output, from `eval.prefixes` and the objective, are
     "head@16", "head@16:sphere". The objective has the model's learned scalars, and the parameters
     give them to the other spaces.
     """
@@ -96,7 +96,7 @@ def encode(
 ) -> Float[Array, "batch scales encoder_dim"]:
     """Embeds pixels with the encoder at each scale; features of another model stay as they are.
 
-    A scale is the side of resized images relative to that of the given ones (`scaled_side`).
+    A scale is the side of resized images divided by the side before (`scaled_side`).
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
@@ -190,7 +190,7 @@ class DatasetEmbedder:
     ) -> dict[str, Float[np.ndarray, "images d"]]:
         """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
 
-        Scales are those of `eval.scales` if they are None.
+        Without scales, `eval.scales` are used.
         """
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)

@@ -111,7 +111,7 @@ def open_encoder(
     """Opens an encoder of another library, whose features are mapped into a space.
 
     `spec` is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
-    those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
+    the weights of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
     folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `mean` and `std` of each
     channel and `resize` prepare the pixels of an ONNX model.
     """
@@ -119,7 +119,5 @@ def open_encoder(
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
     pixels = {option: value for option, value in pixels.items() if value is not None}
-    if library != "onnx" and pixels:
-        raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

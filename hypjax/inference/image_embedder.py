@@ -32,7 +32,7 @@ class ImageEmbedder(abc.ABC):
 
     name: str  # For messages.
     space: Space  # Of the embeddings.
-    # Hash of everything that embeddings depend on besides the images: equal ones can be compared.
+    # Hash of everything but the images that embeddings depend on: equal hashes can be compared.
     fingerprint: str
     batch_size: int
     match: Match | None = None  # How far matches are, if that is known.
@@ -117,19 +117,19 @@ class ImageEmbedder(abc.ABC):
     def _embeddings(
         self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
     ) -> Embeddings:
-        kept = np.setdiff1d(np.arange(len(images)), list(broken))
+        readable = np.setdiff1d(np.arange(len(images)), list(broken))
         ids, splits, coarse = images.names.astype(str), images.splits, images.coarse_labels
         return Embeddings(
-            **self.columns(rows[kept]),
-            ids=ids[kept],
-            labels=images.class_names[kept].astype(str),
+            **self.columns(rows[readable]),
+            ids=ids[readable],
+            labels=images.class_names[readable].astype(str),
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
             unreadable={str(ids[i]): reason for i, reason in broken.items()},
-            splits=None if splits is None else splits[kept].astype(str),
-            superlabels=None if coarse is None else coarse[kept].astype(str),
+            splits=None if splits is None else splits[readable].astype(str),
+            superlabels=None if coarse is None else coarse[readable].astype(str),
         )
 
 
@@ -142,8 +142,8 @@ class Shard(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parses '3/16'."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
-        shard = cls(*map(int, found.groups())) if found else cls(0, 0)
+        match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+        shard = cls(*map(int, match.groups())) if match else cls(0, 0)
         if not 1 <= shard.index <= shard.count:
             raise UserError(f"--shard is {text}; it must be a part and their number, such as 3/16")
         return shard
@@ -154,8 +154,8 @@ class Shard(NamedTuple):
         batches = -(-len(images) // batch_size)
         if self.count > batches:
             raise UserError(
-                f"{len(images)} images are {batches} batches of {batch_size}, too few for "
-                f"{self.count} parts; name at most {batches}"
+                f"{len(images)} images in batches of {batch_size} are too few for {self.count} "
+                f"parts; name at most {batches}"
             )
         first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
         return images[first:last]
@@ -170,11 +170,11 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     if output.exists():
         raise UserError(f"{output} exists already; remove it, or name another --output")
     pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
-    found = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
-    counts = sorted({int(name[1]) for name in found if name})
+    matches = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
+    counts = sorted({int(name[1]) for name in matches if name})
     if len(counts) != 1:
-        numbers = " and of ".join(map(str, counts)) or "none"
-        raise UserError(f"the parts of {output} must be of one number, but they are of {numbers}")
+        wrong = f"parts of {' and of '.join(map(str, counts))}; remove those of all but one number"
+        raise UserError(f"{output} has {wrong if counts else 'no parts; embed them with --shard'}")
     parts, first = [], 0
     for index in range(1, counts[0] + 1):
         path = Shard(index, counts[0]).path(output)
@@ -195,7 +195,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     columns = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
     gallery = dataclasses.replace(
         parts[0],
-        **{name: np.concatenate(own) for name, own in columns.items() if own[0] is not None},
+        **{name: np.concatenate(rows) for name, rows in columns.items() if rows[0] is not None},
         images_fingerprint=images.fingerprint,
         unreadable={path: why for part in parts for path, why in part.unreadable.items()},
     )

@@ -111,7 +111,7 @@ class Model(ImageEmbedder):
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
-        `print(hits[0])` shows those of the first query. The gallery is what `gallery` returned,
+        `print(hits[0])` shows the first query's hits. The gallery is what `gallery` returned,
         what `hypjax.search` accepts as --gallery, or images; the query is given as for `embed`. A
         file is not found as its own neighbour.
         """
@@ -139,10 +139,10 @@ class Model(ImageEmbedder):
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
-        encoder, given = self.module.encoder, dataset.vectors
-        if encoder.takes_pixels and given is not None:
+        encoder, vectors = self.module.encoder, dataset.vectors
+        if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, but was given features; pixels are uint8")
-        if not encoder.takes_pixels and (given is None or given.shape[1] != encoder.dim):
+        if not encoder.takes_pixels and (vectors is None or vectors.shape[1] != encoder.dim):
             raise UserError(
                 "this run was trained on features of another model, so it cannot embed "
                 f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
@@ -216,7 +216,7 @@ def load(
         part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
             the head's that the run scores, such as "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
-            depend; by default that of the run's evaluation.
+            depend. Default: the batch size of the run's evaluation.
         encoder: The module that was trained, if it is not one of hypjax's.
     """
     return Model(_located(source), part, batch_size, encoder=encoder)

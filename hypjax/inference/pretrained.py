@@ -1,4 +1,4 @@
-"""The parameters with which a model starts: pretrained ones, or those of another run."""
+"""The parameters with which a model starts: pretrained, or of another run."""
 
 import pathlib
 
@@ -134,7 +134,7 @@ def _is_run(weights: str) -> bool:
 
 
 def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, and converts its parameters to those of the encoder."""
+    """Restores the run in `model.weights`, and converts its parameters for the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         run = Run.saved(folder).restore_best(folder)

@@ -85,21 +85,21 @@ def save(
     validate(config)
     run = Run(config, saved_space=space)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
-    params = {part: own for part, own in params.items() if part != "scalars"}  # It is given.
+    params = {part: tree for part, tree in params.items() if part != "scalars"}  # It is given.
     _require_shapes(params, run.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
         write_model(staged, run.trained(params), provenance={})
 
 
 def _require_shapes(params: PyTree, shapes: PyTree) -> None:
-    found, expected = (
+    actual, expected = (
         {"/".join(path): leaf.shape for path, leaf in flatten_dict(tree).items()}
         for tree in (params, shapes)
     )
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
             raise UserError(
-                f"the parameter {name} has the shape {found.get(name)}, but the model's "
+                f"the parameter {name} has the shape {actual.get(name)}, but the model's "
                 f'{expected.get(name)}; give what encoder.init(...)["params"] has the shapes of'
             )
 

@@ -35,9 +35,9 @@ def task_of(
 ) -> Task[Embeddings]:
     """The search that embeddings are made for.
 
-    Without queries, those of a file with splits are its `query` images, which search the `gallery`,
+    Without queries, a file with splits uses its `query` images, which search the `gallery`,
     or else its `test` images; of a file without splits, all images search each other.
-    `ground_truth` is that of the `query` and `gallery` images, in their order. A query that is in
+    `ground_truth` describes the `query` and `gallery` images, in their order. A query that is in
     the gallery does not find itself, unless `keep_self`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
@@ -94,7 +94,7 @@ def _own_ids(queries: Embeddings, gallery: Embeddings) -> OwnIds:
 
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
-    """Raises a `UserError` if embeddings are not those of a prepared dataset's images."""
+    """Raises a `UserError` if a prepared dataset's images did not give these embeddings."""
     known = {splits.images(scored=scored).fingerprint for scored in (False, True)}
     if embeddings.images_fingerprint not in known:
         raise UserError(
@@ -142,7 +142,7 @@ def task_scores(
     gallery: Float[np.ndarray, "m d"] | None,
     **options: Any,
 ) -> dict[str, Float[np.ndarray, " queries"]]:
-    """Scores the points of a task's queries; options are those of `query_scores`.
+    """Scores the points of a task's queries; options as for `query_scores`.
 
     Judged queries have scores at each level of difficulty, such as "medium/map".
     """
@@ -150,7 +150,7 @@ def task_scores(
         labels = task.gallery.labels if task.gallery else None
         points = queries, task.queries.labels, gallery, labels
         return query_scores(*points, own_ids=task.own_ids, **options)
-    found = {}
+    by_level = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
@@ -159,8 +159,8 @@ def task_scores(
             # By the protocol, queries without a positive at a level have no part in it.
             warnings.filterwarnings("ignore", message=".* queries have no match")
             scores = relevance_scores(queries, gallery, relevance, **options)
-        found |= {f"{level}/{name}": values for name, values in scores.items()}
-    return found
+        by_level |= {f"{level}/{name}": values for name, values in scores.items()}
+    return by_level
 
 
 def score(

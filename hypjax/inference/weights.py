@@ -51,8 +51,8 @@ class TrainedModel(NamedTuple):
         # What parameters do not show of a module of the user's: an activation, or a stride.
         module = CUSTOM_ENCODERS.get(model.architecture)
         facts += [] if module is None else [custom_name(module)]
-        own = fingerprint(facts, self.params)
-        return own if projection is None else projection.fingerprint(own)
+        digest = fingerprint(facts, self.params)
+        return digest if projection is None else projection.fingerprint(digest)
 
     def save_projections(self, folder: pathlib.Path, projections: Projections) -> None:
         """Saves the projections of the model's embeddings in the run's folder."""

@@ -41,8 +41,8 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     def search_sample(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
         near = lambda queries, m: index.search(queries, m)[1]  # noqa: E731
-        how = {"k": k, "space": space, "candidates": min(candidates, len(others))}
-        separations, items = euclidean.nearest(near, gallery, sample, **how)
+        options = {"k": k, "space": space, "candidates": min(candidates, len(others))}
+        separations, items = euclidean.nearest(near, gallery, sample, **options)
         return np.asarray(space.distance_at(separations)), items
 
     recall = euclidean.tune(search_sample, exact)

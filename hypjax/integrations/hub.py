@@ -98,7 +98,7 @@ def push(
     Its weights are written under timm's names, with the head as classifier, beside the
     configuration for hypjax and one for timm, results and a model card. Of paths in the
     configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
-    one commit, which removes those of an earlier model. Without a token, or if the hub cannot be
+    one commit, which removes an earlier model's files. Without a token, or if the hub cannot be
     reached, the folder remains, and one sentence says why.
 
     Args:
@@ -163,7 +163,7 @@ def _model_card(
 ) -> str:
     """The card of a run's model; there are no results if the run is not finished."""
     config, model = trained.config, trained.model
-    data, own = config.data, isinstance(model.encoder, CustomEncoder)
+    data, custom = config.data, isinstance(model.encoder, CustomEncoder)
     square = f"{data.image_size} × {data.image_size}"
     view = f"resized to {square} pixels, whatever their shape"
     if data.test_view == "centre_crop":
@@ -171,11 +171,11 @@ def _model_card(
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
-    tags = ["image-retrieval", "metric-learning", *["timm"] * (not own)]
-    elsewhere = _OWN if own else _IN_TIMM.format(name=name)
-    if model.head_kind == "norm_dense" and not own:
+    tags = ["image-retrieval", "metric-learning", *["timm"] * (not custom)]
+    elsewhere = _OWN if custom else _IN_TIMM.format(name=name)
+    if model.head_kind == "norm_dense" and not custom:
         elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
-    if not (own or pools_as_timm(model.encoder)):
+    if not (custom or pools_as_timm(model.encoder)):
         elsewhere += (
             f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool those "
             "of `model.forward_features(images)`, then apply the classifier.\n\n"

@@ -84,21 +84,21 @@ _CENTRE = {
 
 
 def _require_agreement(
-    space: Space, images: str, expected: np.ndarray, found: np.ndarray, precision: str
+    space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
 ) -> str:
     """Says how far points of the same images agree; raises a `UserError` if they do not."""
     with jax.enable_x64(True):
         matrices = [
             np.array(space.distance_matrix(points, points))
-            for points in (expected.astype(np.float64), found.astype(np.float64))
+            for points in (expected.astype(np.float64), exported.astype(np.float64))
         ]
     change = np.abs(np.subtract(*matrices)).max() / max(np.median(matrices[0]), 1e-30)
     for matrix in matrices:
         np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
     nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
     same = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True)) / nearest[0].size
-    error = np.abs(expected - found).max()
-    words = (
+    error = np.abs(expected - exported).max()
+    summary = (
         f"for {images}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
         f"at most {change:.2%} of the median; {same:.1%} of the {_NEIGHBOURS} nearest neighbours "
         "are the same"
@@ -111,8 +111,8 @@ def _require_agreement(
         agree = same >= _LEAST_AGREEMENT and np.isfinite(error)
         advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
     if not agree:
-        raise UserError(f"nothing was written: {words} in {precision}; {advice}")
-    return words
+        raise UserError(f"nothing was written: {summary} in {precision}; {advice}")
+    return summary
 
 
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
@@ -197,7 +197,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
 
 
 def view_model(view: View) -> onnx.ModelProto:
-    """The model that resizes and crops `images` to those of a view, `seen`."""
+    """The model that resizes and crops `images` to a view's images, `seen`."""
     steps = _SQUASH if view.test == "squash" else _CENTRE
     sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
@@ -258,8 +258,8 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     embed = embed_function(model, scaling, spaces, config.eval.scales)
     with jax.default_device(device):
         program, params = jax.jit(embed), jax.device_put(embedder.params, device)
-        found = [program(params, batch) for batch in np.split(images, len(images) // _BATCH)]
-        points = np.concatenate([np.asarray(batch[embedder.part]) for batch in found])
+        outputs = [program(params, batch) for batch in np.split(images, len(images) // _BATCH)]
+        points = np.concatenate([np.asarray(batch[embedder.part]) for batch in outputs])
         return points if embedder.projection is None else embedder.projection.apply(points)
 
 

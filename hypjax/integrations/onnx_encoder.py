@@ -97,15 +97,15 @@ class OnnxEncoder:
     def features(self, prepared: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the output for each image, float32; a batch of fixed size is padded."""
         size = self._batch if isinstance(self._batch, int) else len(prepared)
-        found = []
+        outputs = []
         # They may be of another shape, or of several shapes.
         with explained(f"{self._path} cannot embed its images"):
             for first in range(0, len(prepared), size):
                 batch = np.stack(prepared[first : first + size])
                 padded = np.pad(batch, [(0, size - len(batch)), *[(0, 0)] * 3])
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
-                found.append(np.asarray(rows)[: len(batch)])
-        return np.concatenate(found).astype(np.float32)
+                outputs.append(np.asarray(rows)[: len(batch)])
+        return np.concatenate(outputs).astype(np.float32)
 
 
 def _square(

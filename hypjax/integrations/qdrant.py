@@ -52,6 +52,7 @@ class QdrantGallery:
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
+    model: str
     candidates: int = _LEAST_CANDIDATES
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
@@ -87,7 +88,7 @@ class QdrantGallery:
         return sorted({item.label for item in self.sample(_SAMPLE)} - {""})
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
-        """See `Gallery`; keys are those of `point_id`."""
+        """See `Gallery`; `point_id` gives the keys."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
         items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_BOTH))}
         return [items[key] for key in keys if key in items]
@@ -118,13 +119,13 @@ class QdrantGallery:
     ) -> list[Neighbours]:
         """See `Gallery`."""
         images, distances, items = self._search(points, k + (paths is not None), label=label)
-        found = ArrayGallery()
+        results = ArrayGallery()
         for name, key in (("ids", "id"), ("labels", "label")):
-            setattr(found, name, np.array([image.payload[key] for image in images], str))
-        own = found.own_rows(paths or [""] * len(points))
+            setattr(results, name, np.array([image.payload[key] for image in images], str))
+        query_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(key)].id) for key in hits.keys])
-            for hits in found.neighbours(distances, items, own, k)
+            for hits in results.neighbours(distances, items, query_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -167,6 +168,7 @@ class QdrantGallery:
             kind = models.PayloadSchemaType.KEYWORD
             self._ask("create_payload_index", field_name="label", field_schema=kind)
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
+        self.model = embeddings.model
         self._write_facts()
 
     def _upsert(self, embeddings: Embeddings) -> None:
@@ -215,11 +217,13 @@ class QdrantGallery:
         in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         centres = in_ball
         for _ in range(1 if self.space.ball() is None else 2):
-            found = self._candidates(centres, max(self.candidates, 5 * k), **options)
-            rows = np.repeat(np.arange(len(points)), list(map(len, found)))
-            by_id = {image.id: image for of_query in found for image in of_query}
+            candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
+            rows = np.repeat(np.arange(len(points)), list(map(len, candidates)))
+            by_id = {image.id: image for of_query in candidates for image in of_query}
             images, number = list(by_id.values()), {key: i for i, key in enumerate(by_id)}
-            items = np.array([number[image.id] for of_query in found for image in of_query], int)
+            items = np.array(
+                [number[image.id] for of_query in candidates for image in of_query], int
+            )
             separations, items = euclidean.rank(
                 points, self._points(images), rows, items, k=k, space=self.space
             )
@@ -262,12 +266,12 @@ class QdrantGallery:
         try:
             facts = self._ask("get_collection").config.metadata["hypjax"]
             self.space, self.fingerprint = space_of(facts["space"]), facts["fingerprint"]
-            self.candidates = facts["candidates"]
+            self.candidates, self.model = facts["candidates"], facts["model"]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.name} was not written by hypjax.embed") from error
 
     def _write_facts(self) -> None:
-        facts = {"fingerprint": self.fingerprint, "candidates": self.candidates}
+        facts = {name: getattr(self, name) for name in ("fingerprint", "model", "candidates")}
         facts["space"] = describe_space(self.space)
         self._ask("update_collection", metadata={"hypjax": facts})
 

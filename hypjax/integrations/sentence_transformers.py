@@ -237,12 +237,12 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
             ) from error
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
-    found = embedder.embed_images(chosen)
-    if not len(found):
+    embedded = embedder.embed_images(chosen)
+    if not len(embedded):
         raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
-    if len(found) < len(images):
+    if len(embedded) < len(images):
         what += f", a sample of {len(images)}"
-    return found.vectors, f"{len(found)} {what}"
+    return embedded.vectors, f"{len(embedded)} {what}"
 
 
 def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:

@@ -75,10 +75,10 @@ class TransformersEncoder:
 
             transformers.logging.set_verbosity_error()  # It reports weights that are not used.
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
-            model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
+            model, loading = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
         # Many checkpoints come without the pooler of their class, which is then random.
-        random = {key for key in found["missing_keys"] if "pooler." in key}
-        if others := set(found["missing_keys"]) - random:
+        random = {key for key in loading["missing_keys"] if "pooler." in key}
+        if others := set(loading["missing_keys"]) - random:
             raise UserError(f"hf:{name} lacks {len(others)} weights, such as {min(others)}")
         model, kind = model.float().eval().to(_DEVICE), type(model).__name__
         self._embed, self._pooled = getattr(model, "get_image_features", model), True
@@ -115,14 +115,14 @@ class TransformersEncoder:
         return _as_array(getattr(outputs, "pooler_output", outputs).flatten(1))
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
-        columns = {key: [one[key] for one in prepared] for key in prepared[0]}
-        shapes = {tuple(one.shape[1:]) for one in columns["pixel_values"]}
+        columns = {key: [image[key] for image in prepared] for key in prepared[0]}
+        shapes = {tuple(image.shape[1:]) for image in columns["pixel_values"]}
         if len(shapes) > 1:
             raise UserError(
                 "the processor of this model keeps the shapes of images, so they cannot share a "
                 "batch; set --batch_size=1"
             )
-        inputs = {key: torch.cat(own).to(_DEVICE) for key, own in columns.items()}
+        inputs = {key: torch.cat(tensors).to(_DEVICE) for key, tensors in columns.items()}
         with torch.inference_mode():
             return self._embed(**inputs)
 

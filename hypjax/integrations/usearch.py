@@ -37,13 +37,13 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-# Beside the space and checksums.
-_SAVED = ("fingerprint", "rounded", "candidates", "recall", "measured_size")
+_SAVED = ("fingerprint", "model", "rounded", "candidates", "recall")  # Fields in gallery.json.
 _SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose the candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
-_BLOCK = 4096  # Queries that are compared with strays at once.
-_GROWTH = 1.1  # Beyond this many times the images that were measured, a graph is built again.
+_REACHING = 64  # Candidates by which an image should find itself before they are chosen.
+_BLOCK = 4096  # Images that are searched for at once.
+_MOST_ADDED = 0.1  # Added images, as a share of those in the graph, before it is built again.
 _SPARSE, _DENSE = (32, 256), (64, 512)  # Links of a point, and candidates when it is added.
 _SHORT = 32  # Vectors of fewer coordinates fill few cache lines, so that rounding gains nothing.
 _ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
@@ -61,11 +61,10 @@ class GraphGallery(ArrayGallery):
     Attributes:
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
-        recall: Share of the 10 nearest neighbours that searches for new queries find, at least,
-            estimated from a sample that was held out when the graph was built; of the nearest one
-            alone, too.
-        stray: Which images the graph does not lead to. They are compared with every query.
-        measured_size: Images of the graph for which that holds; 0 after a removal.
+        recall: Share of the 10 nearest neighbours, and of the single nearest one, that searches for
+            new queries find, at least: estimated from a sample that was held out of the graph.
+        stray: Images that searches of the graph miss: those that no links lead to, and those added
+            since it was built. They are compared with every query.
         writable: Whether the graph is in memory, so that it can change.
     """
 
@@ -78,9 +77,9 @@ class GraphGallery(ArrayGallery):
     space: Space
     fingerprint: str
     rounded: bool  # Whether the graph's vectors are in bfloat16.
-    candidates: int = _CANDIDATES[0]
+    candidates: int = _REACHING
     recall: float = 1.0
-    measured_size: int = 0
+    model: str = ""
     writable: bool = True
 
     @classmethod
@@ -104,30 +103,24 @@ class GraphGallery(ArrayGallery):
         columns = np.arange(len(points)), embeddings.ids, embeddings.labels, points
         stray = np.zeros(len(points), bool)
         gallery = cls(index, *columns, stray, space, embeddings.fingerprint, rounded)
+        gallery.model = embeddings.model
         gallery._insert(others, points[others])
-        gallery._tune(points[sample], exact)
         gallery._mark_strays(others)
-        gallery._tune(points[sample], tuple(array[:, :1] for array in exact))
+
+        def search_sample(candidates: int) -> _Ranked:
+            gallery.candidates = candidates
+            return gallery._ranked(points[sample], k)
+
+        gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
         gallery._insert(sample, points[sample])
-        gallery._mark_strays(np.arange(len(points)))
-        gallery.measured_size = len(points)
+        gallery._mark_strays(gallery.keys)
         return gallery
 
-    def _tune(self, queries: _Points, exact: _Ranked) -> None:
-        """Raises the candidates until searches find these neighbours; lowers `recall` to that."""
-
-        def search_with(candidates: int) -> _Ranked:
-            self.candidates = candidates
-            return self._ranked(queries, exact[1].shape[1])
-
-        numbers = [number for number in _CANDIDATES if number >= self.candidates]
-        self.recall = min(self.recall, euclidean.tune(search_with, exact, numbers))
-
     def _mark_strays(self, rows: Int[np.ndarray, " r"]) -> None:
-        """Marks images that searches for themselves miss."""
-        for block in inputs.blocks(len(rows), _BLOCK):
-            separations, nearest = self._ranked(self.vectors[rows[block]], 1)
-            self.stray[rows[block]] |= (nearest[:, 0] != rows[block]) & (separations[:, 0] > 0)
+        """Marks images of the graph that find neither themselves nor a copy."""
+        for block in inputs.split(rows, _BLOCK):
+            separations, nearest = self._ranked(self.vectors[block], 1)
+            self.stray[block] |= (nearest[:, 0] != block) & (separations[:, 0] > 0)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
@@ -183,8 +176,9 @@ class GraphGallery(ArrayGallery):
     def add(self, embeddings: Embeddings) -> None:
         """Adds images that the same model embedded, and that are not in the gallery yet.
 
-        The graph is built again if images were removed, whose places usearch would give to the new
-        ones together with links to the old, or if it has grown by a tenth since it was measured.
+        They are compared with every query until they are more than a tenth of the images in the
+        graph; then it is built again. Inserted into this one, they would displace links, and
+        usearch would give them the slots of removed images, to which other links lead.
         """
         self._require_writable()
         embeddings.check()
@@ -194,29 +188,21 @@ class GraphGallery(ArrayGallery):
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
-        stray = np.zeros(len(keys), bool)
+        stray = np.ones(len(keys), bool)
         added = keys, embeddings.ids, embeddings.labels, embeddings.vectors, stray
-        columns = [*map(np.concatenate, zip(self._columns(), added, strict=True))]
-        if len(columns[0]) > _GROWTH * self.measured_size:
-            _, ids, labels, points, _ = columns
-            changed = Embeddings(points, ids, labels, self.space, self.fingerprint)
-            vars(self).update(vars(self.build(changed)))
-            self.forget_images()
-        else:
-            self._insert(keys, embeddings.vectors)
-            self._set(*columns)
-            self._mark_strays(np.arange(len(self)))  # New links displace old ones.
+        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
+        if len(self) > (1 + _MOST_ADDED) * len(self.index):
+            images = self.vectors, self.ids, self.labels, self.space, self.fingerprint
+            vars(self).update(vars(self.build(Embeddings(*images, model=self.model))))
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes images of the gallery."""
+        """Removes images of the gallery; searches pass over them on their way through the graph."""
         self._require_writable()
         missing = np.setdiff1d(ids, self.ids)
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        if removed.any():
-            self.index.remove(self.keys[removed])
-            self.measured_size = 0
+        self.index.remove(self.keys[removed])
         self._set(*(column[~removed] for column in self._columns()))
 
     def search_rows(
@@ -234,31 +220,28 @@ class GraphGallery(ArrayGallery):
         # All candidates are ranked, since the nearest by rounded vectors may not be the nearest.
         listed = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
         self.index.expansion_search = listed
-        found = self.index.search(_vectors(points, self.space), listed)
-        # For one query, usearch returns arrays of one axis, without missing images.
-        keys = np.asarray(found.keys, np.int64).reshape(len(points), -1 if len(points) else listed)
-        counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
-        queries, places = np.nonzero(np.arange(keys.shape[1]) < counts)
-        rows = np.searchsorted(self.keys, keys[queries, places])
-        strays = self._nearest_strays(points, listed)
-        queries = np.concatenate([queries, np.repeat(np.arange(len(points)), strays.shape[1])])
-        rows = np.concatenate([rows, strays.ravel()])
+        vectors = _vectors(points, self.space)
+        queries, keys = _pairs(self.index.search(vectors, listed), len(points))
+        rows = np.searchsorted(self.keys, keys)
+        stray_queries, stray_rows = self._nearest_strays(vectors, listed)
+        queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
-    def _nearest_strays(self, points: _Points, most: int) -> Int[np.ndarray, "q m"]:
-        """Rows of the strays that are nearest to each query, in any order."""
+    def _nearest_strays(
+        self, vectors: Float32[np.ndarray, "q e"], most: int
+    ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+        """Pairs of a query and the row of one of the strays nearest to it."""
+        import usearch.index
+
         strays = np.flatnonzero(self.stray)
-        if len(strays) <= most:
-            return np.tile(strays, (len(points), 1))
-        items = euclidean.in_ball(self.vectors[strays], self.space).astype(np.float64)
-        factors = euclidean.separation_factors(items, self.space)
-        nearest = np.empty((len(points), most), int)
-        for block in inputs.blocks(len(points), _BLOCK):
-            queries = euclidean.in_ball(points[block], self.space).astype(np.float64)
-            squares = np.sum(queries**2, axis=1)[:, None] + np.sum(items**2, axis=1)
-            separations = (squares - 2 * queries @ items.T) * factors
-            nearest[block] = strays[np.argpartition(separations, most, axis=1)[:, :most]]
-        return nearest
+        if not (len(strays) and len(vectors)):
+            return strays, strays
+        among = _vectors(self.vectors[strays], self.space)
+        metric, most = _metric(self.space, self.vectors.shape[1]), min(most, len(strays))
+        queries, items = _pairs(
+            usearch.index.search(among, vectors, most, metric, exact=True), len(vectors)
+        )
+        return queries, strays[items]
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         return self.keys, self.ids, self.labels, self.vectors, self.stray
@@ -308,18 +291,32 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
     return bool(np.mean(_ROUNDING * lengths < _TOLERATED * distances) >= 1 - _MOST)
 
 
+def _pairs(matches: Any, queries: int) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+    """Queries and keys of the pairs that a search of usearch found."""
+    if not queries:
+        return np.empty(0, int), np.empty(0, int)
+    # For one query, usearch returns arrays of one axis, without missing images.
+    keys = np.asarray(matches.keys, np.int64).reshape(queries, -1)
+    counts = np.reshape(getattr(matches, "counts", keys.shape[1]), (-1, 1))
+    rows, columns = np.nonzero(np.arange(keys.shape[1]) < counts)
+    return rows, keys[rows, columns]
+
+
+def _metric(space: Space, dim: int, rounded: bool = False) -> Any:
+    """The metric of vectors of a space that is isometric to a ball, or else the sphere."""
+    from usearch.index import MetricKind
+
+    return MetricKind.L2sq if space.ball() is None else _separation(dim, rounded)[0]
+
+
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
-    """An empty graph for a space that is isometric to a ball, or else the sphere."""
+    """An empty graph."""
     import usearch.index
 
-    if space.ball() is None:
-        metric, size = usearch.index.MetricKind.L2sq, dim
-    else:
-        metric, size = _separation(dim, rounded)[0], dim + 1
     links, added = _DENSE if dim >= _SHORT else _SPARSE
     return usearch.index.Index(
-        ndim=size,
-        metric=metric,
+        ndim=dim + (space.ball() is not None),
+        metric=_metric(space, dim, rounded),
         dtype="bf16" if rounded else "f32",
         connectivity=links,
         expansion_add=added,

@@ -329,7 +329,7 @@ def published_weights(name: str) -> Weights | None:
     """Facts of weights by timm's name, such as 'vit_small_patch16_224.dino'; None if unknown."""
     family = _FAMILY_OF.get(name.partition(".")[0])
     weights = family.weights if family else ()
-    return next((each for each in weights if fnmatch.fnmatchcase(name, each.names)), None)
+    return next((entry for entry in weights if fnmatch.fnmatchcase(name, entry.names)), None)
 
 
 def supported(name: str) -> str:
@@ -357,11 +357,11 @@ def check_encoder(encoder: Encoder) -> Encoder:
     return encoder
 
 
-def same_architecture(one: Encoder, other: Encoder) -> bool:
+def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     """Whether two encoders have the same parameters but for those that an image size decides."""
     names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
     ignored = {name: getattr(other, name) for name in names if hasattr(other, name)}
-    return type(one) is type(other) and one.clone(**ignored) == other
+    return type(encoder) is type(other) and encoder.clone(**ignored) == other
 
 
 def timm_name(encoder: Encoder) -> str | None:

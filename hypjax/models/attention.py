@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by a kernel that depends on the device alone."""
+"""Scaled dot-product attention by a kernel chosen by the device."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def attend(
     if kernel == "auto":
         # A fixed rule: a choice by time could differ between processes, which then wait for each
         # other forever, and after a resume. On an H100, A100 and L4, XLA's program takes 1.6 to 1.8
-        # times the roofline time of a ViT-S/16's step, and 2.6 to 3.3 times that of a ViT-S/8's.
+        # times the roofline time of a ViT-S/16's step, and 2.6 to 3.3 times a ViT-S/8's.
         supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
         kernel = "cudnn" if supported and cuda_capability() >= 8 else "xla"
     kernels = {"cpu": _by_head, "default": _by_xla}

@@ -82,7 +82,7 @@ class Downsample(nn.Module):
     def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h//2 w//2 width"]:
         """Applies the layers; the result is float32."""
         x, affine = LayerNorm(self.dtype, name="norm")(x)
-        affine = tuple(jnp.tile(each, 4) for each in affine)  # For each position of a patch.
+        affine = tuple(jnp.tile(array, 4) for array in affine)  # For each position of a patch.
         x = Dense(self.width, self.dtype, name="conv")(_patches(x, 2), affine)
         return x.astype(jnp.float32)
 

@@ -58,24 +58,24 @@ class CustomEncoder(Encoder):
 
 
 def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
-    """The encoder of a registered name for images of a view; options are those of an `Encoder`."""
+    """The encoder of a registered name for images of a view; options as for an `Encoder`."""
     module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
         return module.clone(**options)
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
     title = f"the encoder {name.removeprefix('own:')}"
     try:
-        found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+        output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     except Exception as error:  # Of the user's code.
         raise UserError(
             f"{title} cannot embed images {images.shape} ({type(error).__name__}: {error})"
         ) from error
-    if set(variables) - {"params"} or getattr(found, "ndim", 0) != 2 or len(found) != 2:
+    if set(variables) - {"params"} or getattr(output, "ndim", 0) != 2 or len(output) != 2:
         raise UserError(
             f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone; it "
-            f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, found)}"
+            f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, output)}"
         )
-    return CustomEncoder(module, found.shape[1], view.side)
+    return CustomEncoder(module, output.shape[1], view.side)
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:

@@ -68,7 +68,7 @@ def _forward(x: Images, kernel: Kernel, stride: int, padding: Padding) -> tuple:
 
 
 def _backward(
-    stride: int, padding: Padding, kept: tuple[Images, Kernel], slope: Images
+    stride: int, padding: Padding, residuals: tuple[Images, Kernel], slope: Images
 ) -> tuple[Images, Kernel]:
     def derived(x: Images, kernel: Kernel, slope: Images) -> tuple[Images, Kernel]:
         convolution = functools.partial(_convolution, stride=stride, padding=padding)
@@ -80,7 +80,7 @@ def _backward(
         by_kernel = _by_kernel(_padded(x, padding), slope, len(kernel), stride)
         return by_x.astype(x.dtype), by_kernel.astype(kernel.dtype)
 
-    return jax.lax.platform_dependent(*kept, slope, cpu=shifted, default=derived)
+    return jax.lax.platform_dependent(*residuals, slope, cpu=shifted, default=derived)
 
 
 depthwise_conv.defvjp(_forward, _backward)

@@ -55,7 +55,7 @@ class EfficientNetLite(ConvNet):
         ("^stem_norm", "bn1"),
         ("^head_conv", "conv_head"),
         ("^head_norm", "bn2"),
-        # timm counts the layers that a block has; those of the first stage have no expansion.
+        # timm counts the layers that a block has; blocks of the first stage have no expansion.
         (r"^(stage_0.*)\.depthwise_norm", r"\1.bn1"),
         (r"^(stage_0.*)\.project_conv", r"\1.conv_pw"),
         (r"^(stage_0.*)\.project_norm", r"\1.bn2"),
@@ -72,7 +72,7 @@ class EfficientNetLite(ConvNet):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Number of blocks in each stage; that of the outermost ones is not scaled."""
+        """Number of blocks in each stage; the first and the last stage are not scaled."""
         first, *inner, last = (stage.blocks for stage in _STAGES)
         return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 

@@ -48,13 +48,13 @@ class Embedder(nn.Module):
     def __call__(
         self,
         images: Float[ArrayLike, "batch height width channels"],
-        branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
+        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Outputs:
         """Embeds normalised pixels; embeddings and head outputs are float32.
 
         For branch factors see `VisionTransformer`; a ResNet takes none.
         """
-        extra = {} if branch_factors is None else {"branch_factors": branch_factors}
+        extra = {} if drop_path_masks is None else {"drop_path_masks": drop_path_masks}
         return self.project(self.encoder(images, **extra).astype(jnp.float32))
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:

@@ -24,7 +24,7 @@ class Encoder(nn.Module):
 
     - `image_size`: side of the images in pixels, or height and width,
     - `pooling`: one of its `poolings`,
-    - `dtype`: that of its products,
+    - `dtype`: the dtype of its matrix products,
     - `remat`: whether the backward pass recomputes activations,
 
     these attributes of the class, or properties:
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
     """
 
     takes_pixels = True  # Or embeddings of another model.
-    num_prefix_tokens = 0  # Tokens before those of patches or of positions of a feature map.
+    num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
     names = None  # Parameters of a user's module keep their paths and layouts.
     patches = {}
 

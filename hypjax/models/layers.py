@@ -46,8 +46,8 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
     """
     device = device or jax.local_devices()[0]
     if precision != "float32" and 0 < cuda_capability(device) < 8:  # Before Ampere.
-        words = f"{device.device_kind} cannot multiply bfloat16; float32 takes its place"
-        warnings.warn(words, stacklevel=2)
+        message = f"{device.device_kind} cannot multiply bfloat16; float32 takes its place"
+        warnings.warn(message, stacklevel=2)
         precision = "float32"
     elif precision == "auto":
         precision = "float32" if device.platform == "cpu" else "bfloat16"
@@ -93,14 +93,14 @@ class Dense(nn.Module):
         kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
         zeros, shape = nn.initializers.zeros, (self.features,)
         bias = self.param("bias", zeros, shape) if self.biased else jnp.zeros(shape)
-        kernel, bias = (jnp.split(each, parts, axis=-1)[part] for each in (kernel, bias))
+        kernel, bias = (jnp.split(array, parts, axis=-1)[part] for array in (kernel, bias))
         if affine is not None:
             scale, shift = affine
             bias = bias + jnp.matmul(shift, kernel, precision="highest")
             kernel = scale[:, None] * kernel
         if factor is not None:
             kernel, bias = factor * kernel, factor * bias
-        x, kernel, bias = (each.astype(self.dtype) for each in (x, kernel, bias))
+        x, kernel, bias = (array.astype(self.dtype) for array in (x, kernel, bias))
         precision = "highest" if x.dtype == jnp.float32 else None
         return _product(x, kernel, precision) + bias
 
@@ -116,11 +116,11 @@ def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
     return _product(x, kernel, precision), (x, kernel)
 
 
-def _product_backward(precision: str | None, kept: tuple, slope: Array) -> tuple[Array, Array]:
+def _product_backward(precision: str | None, residuals: tuple, slope: Array) -> tuple[Array, Array]:
     # JAX derives the transpose of the kernel's gradient, for which XLA copies a factor on CPUs.
-    x, kernel = kept
+    x, kernel = residuals
     by_x = jnp.matmul(slope, kernel.T, precision=precision)
-    x, slope = (rearrange(each, "... dim -> (...) dim") for each in (x, slope))
+    x, slope = (rearrange(array, "... dim -> (...) dim") for array in (x, slope))
     return by_x, jnp.matmul(x.T, slope, precision=precision)
 
 
@@ -202,7 +202,7 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
-    """The largest value of each dimension; the gradient is that of the first such patch."""
+    """The largest value of each dimension; the first such patch gets the gradient."""
     # By jnp.max, the gradient goes to patches that equal the maximum. In compiled programs none may
     # do so, where XLA computes them again and rounds otherwise.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)

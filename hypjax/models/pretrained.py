@@ -71,10 +71,10 @@ def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
-    Weights have timm's name on the hub, such as `vit_small_patch16_224.dino`, or that of another
-    model, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers' names; or
-    they are a file: `.safetensors`, or `.pth`, `.pt` and `.bin`, which need torch and may contain
-    only tensors. Weights that are absent, damaged or of another model are a `UserError`.
+    Weights have timm's name on the hub, such as `vit_small_patch16_224.dino`, or the name of
+    another model, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers'
+    names; or they are a file: `.safetensors`, or `.pth`, `.pt` and `.bin`, which need torch and may
+    contain only tensors. Weights that are absent, damaged or of another model are a `UserError`.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -263,8 +263,8 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
     }
 
 
-def _raise_on_names(words: str, names: set[str]) -> None:
+def _raise_on_names(problem: str, names: set[str]) -> None:
     if names:
         listed = ", ".join(sorted(names)[:_MAX_LISTED])
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        raise UserError(f"{words} {listed}{more}: the weights belong to another model")
+        raise UserError(f"{problem} {listed}{more}: the weights belong to another model")

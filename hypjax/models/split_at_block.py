@@ -28,13 +28,13 @@ def lower_blocks(
     encoder: Encoder, block: str, params: PyTree, images: Images
 ) -> Float[Array, "batch ..."]:
     """Returns the output of a block for normalised pixels, in the block's dtype."""
-    _, kept = encoder.apply(
+    _, captured = encoder.apply(
         {"params": params},
         images,
         capture_intermediates=lambda module, _: module.name == block,
         mutable=["intermediates"],
     )
-    return kept["intermediates"][block]["__call__"][0]
+    return captured["intermediates"][block]["__call__"][0]
 
 
 def upper_blocks(
@@ -52,8 +52,8 @@ def upper_blocks(
     def replace(
         call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
     ) -> Any:
-        found = context.module.name == block and context.method_name == "__call__"
-        return activations if found else call(*args, **kwargs)
+        at_block = context.module.name == block and context.method_name == "__call__"
+        return activations if at_block else call(*args, **kwargs)
 
     with nn.intercept_methods(replace):
         return encoder.apply({"params": params}, example)

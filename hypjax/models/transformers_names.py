@@ -52,22 +52,23 @@ def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = {name.removeprefix("vision_model."): name for name in state}
     if "embeddings.position_embedding.weight" in names:
         towers = [name for name in state if name.startswith("vision_model.")] or list(state)
-        found = {renamed(name, _SIGLIP): state[name] for name in towers}
-        found["pos_embed"] = found["pos_embed"][None]
-        return _split_pool(_joined(found))
+        by_name = {renamed(name, _SIGLIP): state[name] for name in towers}
+        by_name["pos_embed"] = by_name["pos_embed"][None]
+        return _split_pool(_joined(by_name))
     if not any(name.endswith("embeddings.cls_token") for name in state):
         return dict(state)
-    found = {renamed(name, _DINO): value for name, value in state.items()}
-    gated = any(".fc1_g." in name for name in found)
+    by_name = {renamed(name, _DINO): value for name, value in state.items()}
+    gated = any(".fc1_g." in name for name in by_name)
     up = ("mlp.up_proj.", "mlp.fc1_x." if gated else "mlp.fc1.")
-    found = {name.replace(*up): value for name, value in found.items()}
-    if "pos_embed" not in found:
+    by_name = {name.replace(*up): value for name, value in by_name.items()}
+    if "pos_embed" not in by_name:
         # timm's DINOv3 has other names for LayerScale, and no key biases.
-        return _joined({re.sub(r"ls(\d)\.gamma", r"gamma_\1", k): x for k, x in found.items()})
-    if "reg_token" in found:  # timm adds the class token's embedding to the token.
-        positions = found["pos_embed"]
-        found |= {"cls_token": found["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
-    return _joined(found)
+        return _joined({re.sub(r"ls(\d)\.gamma", r"gamma_\1", k): x for k, x in by_name.items()})
+    if "reg_token" in by_name:  # timm adds the class token's embedding to the token.
+        positions = by_name["pos_embed"]
+        token = by_name["cls_token"] + positions[:, :1]
+        by_name |= {"cls_token": token, "pos_embed": positions[:, 1:]}
+    return _joined(by_name)
 
 
 def _joined(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -84,7 +85,7 @@ def _joined(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _split_pool(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Splits the attention pooling's matrix into those of queries, and of keys and values."""
+    """Splits the attention pooling's matrix into a query matrix and a key-value matrix."""
     for kind in ("weight", "bias"):
         if (whole := state.pop(f"attn_pool.in_proj.{kind}", None)) is not None:
             third = len(whole) // 3

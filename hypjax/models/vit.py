@@ -37,7 +37,7 @@ from hypjax.models.layers import (
 )
 
 # Cosines and sines of the angles of rotary position embeddings.
-Turns: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
+Rope: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
 _TILE = 8  # Sides of matrices that tensor cores multiply are multiples of it.
 
 
@@ -69,18 +69,18 @@ class Rotary(NamedTuple):
         angles = rearrange(axes, "a h w -> (h w) a 1") * frequencies
         return rearrange(angles, "p a f -> p (a f)").astype(np.float32)
 
-    def rotate(self, x: Heads, turns: Turns) -> Heads:
+    def rotate(self, x: Heads, rope: Rope) -> Heads:
         """Rotates the pairs of each head's coordinates, in float32."""
         pairs = "(two p)" if self.halves else "(p two)"
         first, second = rearrange(x.astype(jnp.float32), f"b t h {pairs} -> two b t h p", two=2)
-        cos, sin = (each[: x.shape[1], None] for each in turns)
+        cos, sin = (table[: x.shape[1], None] for table in rope)
         rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin])
         return rearrange(rotated, f"two b t h p -> b t h {pairs}").astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockDesign:
-    """In what the blocks of a family of encoders differ from those of the first Transformers."""
+    """How a family of encoders changes the blocks of the original vision transformer."""
 
     norm_eps: float = 1e-6  # ε of all LayerNorms.
     activation: str = "gelu"  # Of perceptrons, see `hypjax.models.layers.activate`.
@@ -211,13 +211,13 @@ class VisionTransformer(Encoder):
         self,
         images: Float[ArrayLike, "batch height width channels"],
         return_tokens: bool = False,
-        branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
+        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
         """Embeds normalised pixels, in float32.
 
         With `return_tokens` it returns all tokens after the final LayerNorm, the class token first,
-        as timm's `forward_features` does. In training, branch factors multiply the two residual
-        branches of each block, attention and perceptron: stochastic depth (`drop_path_factors`).
+        as timm's `forward_features` does. In training, `drop_path_masks` multiply the two residual
+        branches of each block, attention and perceptron (`draw_drop_path_masks`).
         """
         block, eps = nn.remat(Block) if self.remat else Block, self.blocks.norm_eps
         with full_products_in(self.dtype):
@@ -226,15 +226,15 @@ class VisionTransformer(Encoder):
             pooled = number if return_tokens else pooled_tokens(self.pooling) or number
             options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
             options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
-            outputs, turns = pooled, self._turns(images)
+            outputs, rope = pooled, self._rope(images)
             if self.tensor_cores:
                 tokens = _in_rows(jnp.pad(tokens, ((0, 0), (0, -number % _TILE), (0, 0))))
                 options["tokens"], outputs = number, pooled + -pooled % _TILE
             for i in range(self.depth):
-                factors = None if branch_factors is None else branch_factors[:, i]
+                masks = None if drop_path_masks is None else drop_path_masks[:, i]
                 # What is not pooled is needed up to the last block, which attends to it.
                 last = {"outputs": outputs} if i == self.depth - 1 else {}
-                tokens = block(**options, **last, name=f"block_{i}")(tokens, factors, turns)
+                tokens = block(**options, **last, name=f"block_{i}")(tokens, masks, rope)
             tokens = tokens[:, :pooled]
             if not self.pool_first:
                 tokens = normed(tokens, "norm", eps)
@@ -263,7 +263,7 @@ class VisionTransformer(Encoder):
             tokens += positions
         return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
-    def _turns(self, images: ArrayLike) -> Turns | None:
+    def _rope(self, images: ArrayLike) -> Rope | None:
         """Rotations of all tokens; those before the patches, and padding, are not rotated."""
         if self.blocks.rotary is None:
             return None
@@ -282,17 +282,17 @@ class VisionTransformer(Encoder):
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
 
 
-def drop_path_factors(
+def draw_drop_path_masks(
     key: PRNGKeyArray, rate: float, depth: int, images: int
 ) -> Float[Array, "images depth 2"]:
-    """Draws the factors of residual branches for stochastic depth (Huang et al., ECCV 2016).
+    """Draws the masks of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
     As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
     independently, at a rate that rises linearly from 0 in the first block to the given one in the
-    last. The mean of every factor is 1.
+    last. A mask is 0 or 1 / (1 − rate), so that its mean is 1.
     """
-    kept = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
-    return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
+    keep_rates = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
+    return jax.random.bernoulli(key, keep_rates, (images, depth, 2)) / keep_rates
 
 
 def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
@@ -304,7 +304,7 @@ class Block(nn.Module):
     """Pre-norm Transformer block: attention, then a perceptron."""
 
     num_heads: int
-    mlp_ratio: float  # Width of the perceptron divided by that of the tokens.
+    mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
     dtype: DTypeLike  # Of matrix products.
     kernel: str = "auto"  # Of attention on NVIDIA GPUs, see `attend`.
     tokens: int | None = None  # On tensor cores, see `VisionTransformer`: those before padding.
@@ -315,14 +315,14 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch tokens dim"],
-        branch_factors: Float[Array, "batch 2"] | None = None,
-        turns: Turns | None = None,
+        drop_path_masks: Float[Array, "batch 2"] | None = None,
+        rope: Rope | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Applies the block, with its branches times their factors, if there are any."""
+        """Applies the block; masks multiply its two branches."""
 
         def added(x: Array, branch: Array, place: int) -> Array:
-            if branch_factors is not None:
-                branch = branch_factors[:, place, None, None] * branch
+            if drop_path_masks is not None:
+                branch = drop_path_masks[:, place, None, None] * branch
             return x + branch if self.tokens is None else _in_rows(x + branch)
 
         width, design = x.shape[-1], self.design
@@ -333,7 +333,7 @@ class Block(nn.Module):
         options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
         norm = functools.partial(LayerNorm, self.dtype, design.norm_eps)
         attention = Attention(*options, design, name="attention")
-        mixed = attention(*norm(name="norm_1")(x), scales[0], turns)
+        mixed = attention(*norm(name="norm_1")(x), scales[0], rope)
         x = added(x[:, : self.outputs], mixed, 0)
         hidden = self._hidden(*norm(name="norm_2")(x))
         affine = None
@@ -347,8 +347,8 @@ class Block(nn.Module):
         kind, gate = self.design.activation, self.design.gate
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
-            both = Dense(2 * width, self.dtype, name="fc_1")
-            return activate(both(x, affine, 0, 2), kind) * both(x, affine, 1, 2)
+            hidden_pair = Dense(2 * width, self.dtype, name="fc_1")
+            return activate(hidden_pair(x, affine, 0, 2), kind) * hidden_pair(x, affine, 1, 2)
         hidden = Dense(width, self.dtype, name="fc_1")(x, affine)
         if gate == "separate":
             return activate(Dense(width, self.dtype, name="fc_gate")(x, affine), kind) * hidden
@@ -356,7 +356,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; its attributes are those of the `Block`."""
+    """Multi-head self-attention; for its attributes see `Block`."""
 
     num_heads: int
     dtype: DTypeLike
@@ -371,9 +371,9 @@ class Attention(nn.Module):
         x: Float[Array, "batch tokens dim"],
         affine: Affine,
         factor: Float[Array, " dim"] | None = None,
-        turns: Turns | None = None,
+        rope: Rope | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Attends to all tokens but those of padding; for the affine map and factor see `Dense`."""
+        """Attends to all tokens but the padding; for the affine map and factor see `Dense`."""
         width, design = x.shape[-1], self.design
         inputs = (x[:, : self.outputs], x, x)
         if self.tokens is not None:  # Or XLA merges the three where images are few.
@@ -383,7 +383,7 @@ class Attention(nn.Module):
             for each in self._projected(inputs, affine)
         )
         if design.rotary is not None:
-            query, key = (design.rotary.rotate(x, turns) for x in (query, key))
+            query, key = (design.rotary.rotate(x, rope) for x in (query, key))
         mixed = attend(query, key, value, self.tokens, self.kernel)
         mixed = rearrange(mixed, "b t h d -> b t (h d)")
         return Dense(width, self.dtype, name="proj")(mixed, factor=factor)

@@ -99,7 +99,7 @@ class Objective(Protocol):
     def loss(self, **values: Any) -> tuple[Float[Array, ""], Any]:
         """Loss of a whole batch.
 
-        A method names those of these arguments that it needs, and gets no others:
+        A method names the arguments that it needs, and gets no others:
 
         - `params` and `state`: the parameters of the objective, and its state,
         - `outputs`: the model's `Outputs` for the images of the batch, float32,
@@ -118,8 +118,8 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
     if isinstance(value, Space):
         return value.with_scalars(scalars)
     if isinstance(value, functools.partial):
-        own = {key: scalars[key] for key in value.keywords.keys() & scalars.keys()}
-        return functools.partial(value, **own) if own else value
+        changed = {key: scalars[key] for key in value.keywords.keys() & scalars.keys()}
+        return functools.partial(value, **changed) if changed else value
     return scalars.get(name, value)
 
 
@@ -127,7 +127,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 class Extension(Objective):
     """An objective that adds to another one, whose parameters are params["base"].
 
-    Spaces, groups, state and teacher are by default those of the other one.
+    Spaces, groups, state and teacher are by default the base's.
     """
 
     base: Objective
@@ -143,7 +143,7 @@ class Extension(Objective):
         return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces those of the other objective."""
+        """Replaces the scalars of the base."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
     def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
@@ -167,9 +167,9 @@ def loss_function(objective: Objective) -> Loss:
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 
     def loss(*values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
-        given = dict(zip(ARGUMENTS, values, strict=True))
-        found, rest = objective.loss(**{name: given[name] for name in names})
-        return found, rest if "state" in names else (given["state"], rest)
+        arguments = dict(zip(ARGUMENTS, values, strict=True))
+        value, rest = objective.loss(**{name: arguments[name] for name in names})
+        return value, rest if "state" in names else (arguments["state"], rest)
 
     return loss
 
@@ -181,15 +181,15 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
     the function by the title.
     """
     parameters = inspect.signature(function).parameters.values()
-    if any(each.kind == each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(offered)
-    for each in parameters:
-        if each.name not in offered and each.default is each.empty:
+    for parameter in parameters:
+        if parameter.name not in offered and parameter.default is parameter.empty:
             raise UserError(
-                f"{title} requires {each.name}; arguments without a default may be "
+                f"{title} requires {parameter.name}; arguments without a default may be "
                 + ", ".join(offered)
             )
-    return tuple(each.name for each in parameters if each.name in offered)
+    return tuple(parameter.name for parameter in parameters if parameter.name in offered)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,7 @@ def declare(
     """Declares a loss that is a function, whose arguments with rules are fields.
 
     `build` makes the objective from the function with its settings, a run's configuration and its
-    space; `shared` are fields of all losses of this kind; `facts` are those of `Declaration`.
+    space; `shared` are fields of all losses of this kind; for `facts` see `Declaration`.
     """
     defaults = inspect.signature(function).parameters
     own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}

@@ -17,7 +17,7 @@ from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
 Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
-# Numbers or strings, on the host; integers where they are traced, as by `jit`.
+# Numbers or strings; traced ones, as under `jit`, must be integers.
 Labels = Shaped[ArrayLike, " n"] | Sequence[str]
 
 
@@ -132,19 +132,18 @@ def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
     """Labels that number `classes` classes from 0, as integers."""
     if isinstance(labels, jax.core.Tracer):
         return integer_labels(labels)
-    indices = {index: index for index in range(classes)}  # Holds 3.0, too, but not 2.5.
     values = _values(labels)
     for label in values:
-        if label not in indices:
+        if label not in range(classes):  # 3.0 is, 2.5 is not.
             raise ValueError(
                 f"there are {classes} classes, but a label is {label!r}; "
                 "labels must number the classes from 0"
             )
-    return np.array([indices[label] for label in values], np.int32)
+    return np.array(values, np.int32)
 
 
 def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Labels that are traced, or compared with traced ones, so that they cannot be numbered."""
+    """Checks labels that are traced, or compared with traced ones: nothing numbers them."""
     traced = isinstance(labels, jax.core.Tracer)
     labels = labels if traced else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):

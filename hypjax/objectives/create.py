@@ -102,7 +102,7 @@ _UNKNOWN = Declaration(_refuse, {})
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The number that divides distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace those of the configuration. An objective without a softmax
+    Learned scalars, by name, replace the configuration's. An objective without a softmax
     over the negatives of an anchor is a `UserError`.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
@@ -144,7 +144,7 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
     """The declaration of a user's function, which messages call by the title."""
     names = requested(title, function, OFFERED)
     arguments = inspect.signature(function).parameters.items()
-    simple = [name for name, each in arguments if type(each.default) in (bool, int, float, str)]
+    simple = [name for name, x in arguments if type(x.default) in (bool, int, float, str)]
     rules = {name: ANY for name in simple if name not in OFFERED}
 
     def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
@@ -170,8 +170,8 @@ class FunctionObjective(Objective):
         features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
         points = self.space.embed(features)
         offered = points, labels, self.space, features, batch.ids, key, samples
-        given = dict(zip(OFFERED, offered, strict=True))
-        result = self.function(**{name: given[name] for name in self.names})
+        arguments = dict(zip(OFFERED, offered, strict=True))
+        result = self.function(**{name: arguments[name] for name in self.names})
         loss, curves = result if isinstance(result, tuple) else (result, {})
         if not isinstance(curves, Mapping) or any(map(jnp.ndim, (loss, *curves.values()))):
             raise UserError(

@@ -154,7 +154,7 @@ def create_hier(
 
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
-    """A loss of the angles of embeddings, and that of HIER in the ball.
+    """A loss of the angles of embeddings, and HIER's loss in the ball.
 
     The loss of `hier` is taken over triplets of images, where images of one class count as similar,
     and over triplets of the hierarchical proxies themselves. These are parameters that the ball
@@ -181,7 +181,7 @@ class Hier(Extension):
     score_space = property(lambda self: self.ball)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
-        """Replaces those of the other loss, and those of the ball."""
+        """Replaces the scalars of the other loss and of the ball."""
         ball = self.ball.with_scalars(scalars)
         return dataclasses.replace(super().with_scalars(scalars), ball=ball)
 
@@ -215,7 +215,7 @@ class Hier(Extension):
         points, proxies = space.embed(outputs.projected), params["hierarchy"]
         if not self.points:
             proxies = space.embed(proxies)
-        # The angles of points are those of the outputs, but their gradients pass through the ball.
+        # Points have the angles of the outputs, but their gradients pass through the ball.
         angles = outputs._replace(projected=points)
         of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
         loss, (state, metrics) = self.base_loss(**of_angles, **others)

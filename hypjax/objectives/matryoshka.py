@@ -50,7 +50,7 @@ class Matryoshka(Extension):
     memory would hold points of one dimension.
     """
 
-    dims: tuple[int, ...]  # Of the prefixes, ascending, below that of the head, which is added.
+    dims: tuple[int, ...]  # Of the prefixes, ascending; the head's is added.
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
@@ -66,7 +66,7 @@ class Matryoshka(Extension):
     ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
         """Sums the loss over all prefixes.
 
-        Metrics are those of the whole output, and the loss of each prefix, such as "loss@16".
+        Metrics describe the whole output; each prefix adds its loss, such as "loss@16".
         """
 
         def at(dim: int | None) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:

@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
 
     def rows(self, n: int) -> Int[Array, " n"]:
-        """The rows of the next n points, at most all: those of the oldest."""
+        """The rows of the oldest n points, at most all, which the next points replace."""
         return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
 
     def written(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":

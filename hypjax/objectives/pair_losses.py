@@ -1,4 +1,4 @@
-"""Losses that compare the images of a batch with each other, or with those of a memory.
+"""Losses that compare the images of a batch with each other, or with a memory.
 
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
@@ -166,7 +166,7 @@ def scalable_nca(
     −log of the probability that a neighbour, drawn with softmax(s/τ) among all other images, is of
     the image's class, where s is the cosine on the sphere, −distance / 2 in any space. The loss is
     the mean over the images with a positive. The paper draws neighbours from a memory of all
-    training images, which can be the `references`; by default they are those of the batch.
+    training images, which can be the `references`; by default they are the batch.
     """
     pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
@@ -248,7 +248,7 @@ def tuple_contrastive(
 
     Embeddings are points of the space. Each `size` adjacent ones are a tuple: the anchor, its
     positive, and its negatives, which do not count beyond the distance `margin`, m. IRT does not
-    give it; the default is that of the code on which it builds.
+    give it; the default comes from the code on which it builds.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
@@ -295,8 +295,8 @@ class PairObjective(Objective):
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
                 f"hold a batch of {spec.batch_size}, and at most all {images} training images"
             )
-        one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
-        dim = jax.eval_shape(self.space.embed, one).shape[-1]
+        example = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
+        dim = jax.eval_shape(self.space.embed, example).shape[-1]
         return {}, {"memory": empty_memory(rows, dim)}
 
     def loss(
@@ -369,8 +369,8 @@ _TEMPERATURE = {
     "learnable": ("temperature",),
     "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
 }
-# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
-# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
+# Defaults are the papers', see the functions, with these exceptions. The triplets' margin
+# is Schroff et al.'s. The margin of the contrastive loss is not in IRT's paper but in
 # unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
 # base 1. Those of Circle are the paper's for fine-grained retrieval.
 PAIR_LOSSES = {

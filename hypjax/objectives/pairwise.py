@@ -76,8 +76,8 @@ def _by_class(
         sizes = np.unique(labels, return_counts=True)[1]
         samples = samples or int(sizes.max(initial=1))
         if np.any(sizes != samples):
-            found = f"{sizes.min()} to {sizes.max()}"
-            raise ValueError(f"needs {samples} images in each class, got {found}")
+            numbers = f"{sizes.min()} to {sizes.max()}"
+            raise ValueError(f"needs {samples} images in each class, got {numbers}")
     if samples is None or samples < 2 or len(embeddings) % samples:
         raise ValueError(f"samples_per_class is {samples}, for {len(embeddings)} images")
     labels = jnp.asarray(labels)
@@ -201,7 +201,7 @@ def mixed_space(
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """The pairwise cross-entropy in a mixed space, whose numbers are those of `mixed_space`."""
+    """The pairwise cross-entropy in a mixed space; for its numbers see `mixed_space`."""
 
     ball: PoincareBall
     sphere_temperature: float

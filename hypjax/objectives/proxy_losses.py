@@ -253,7 +253,8 @@ class ProxyObjective(Objective):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
-        # A prefix of the head's output is compared with that of the proxies, see `Matryoshka`.
+        # A prefix of the head's output is compared with the same prefix of the proxies
+        # (`Matryoshka`).
         proxies = params["proxies"][..., : outputs.projected.shape[-1]]
         if not self.points:
             proxies = self.space.embed(proxies)
@@ -294,7 +295,7 @@ _TEMPERATURE = {
     "learnable": ("temperature",),
     "shared": _SHARED,
 }
-# Defaults are those of the papers, see the functions.
+# Defaults are the papers', see the functions.
 PROXY_LOSSES = {
     "arcface": proxy_loss(
         arcface,

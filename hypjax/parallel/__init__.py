@@ -1,6 +1,6 @@
 """Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
-Results do not depend on the number of devices: the loss is that of the whole batch, and its
+Results do not depend on the number of devices: the loss covers the whole batch, and its
 gradient is exact. A batch may also be embedded in slices (microbatches), one after the other, so
 that only one slice's activations are in memory.
 """
@@ -29,13 +29,13 @@ def create_mesh(
 ) -> Mesh:
     """Creates a mesh of copies of the parameters times shards; −1 copies take all devices."""
     copies, shards = shape
-    given = devices is not None
-    if not given:
+    chosen = devices is not None
+    if not chosen:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     copies = len(devices) // shards if copies == -1 else copies
     needed, present = max(copies, 1) * shards, len(devices)
     # Processes without a device of the mesh would wait forever.
-    idle = not given and jax.process_count() > 1 and needed < present
+    idle = not chosen and jax.process_count() > 1 and needed < present
     if needed > present or idle:
         rule = "use all of them" if idle else "not exceed that"
         raise UserError(

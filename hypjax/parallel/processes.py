@@ -31,9 +31,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     its heartbeat's timeout, 100 seconds. `coordinator` is the HOST:PORT of the first one or 'auto',
     with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
-    given = None if coordinator == "auto" else coordinator
+    explicit = None if coordinator == "auto" else coordinator
     options: dict[str, Any] = {"initialization_timeout": 2 * _JOIN_TIMEOUT}
-    if given:
+    if explicit:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal():
             raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
@@ -52,7 +52,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])  # JAX would abort with a stack trace.
     alarm.start()
     try:
-        jax.distributed.initialize(given, num_processes, process_id, **options)
+        jax.distributed.initialize(explicit, num_processes, process_id, **options)
     except (ValueError, TypeError) as error:
         raise UserError(
             f"--coordinator={coordinator} detected no Slurm, Open MPI, Kubernetes or TPU "
@@ -82,7 +82,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Whether this is the first process, which alone reads and writes the run's folder."""
+    """Whether this is the first process, the only one that reads and writes the run's folder."""
     return jax.process_index() == 0
 
 
@@ -149,7 +149,8 @@ class Agreement:
     def __call__(self, status: int) -> int:
         """The highest exit status that any process has announced, 0 for none; call it each step.
 
-        With several processes it is that of the previous call, so that none waits.
+        With several processes, it reports what was announced by the previous call, so that none
+        waits.
         """
         if jax.process_count() == 1:
             return status

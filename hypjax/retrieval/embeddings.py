@@ -37,7 +37,7 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 class Embeddings(ArrayGallery):
     """Points of a space, and the images they were embedded from: a gallery of exact searches.
 
-    Other attributes are those of `ArrayGallery`.
+    It also has the attributes of `ArrayGallery`.
 
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
@@ -104,7 +104,7 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features alone, see `prefix_points`; of the raw ones, if known."""
+        """A gallery of the first features only, see `prefix_points`; of the raw ones, if known."""
         vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
         if self.raw_features is not None:
             raw = np.ascontiguousarray(self.raw_features[:, :dim])

@@ -1,12 +1,12 @@
-"""Files of features that any model computed, with facts about their images.
+"""Files of features of any model, with labels, paths and splits of their images.
 
 An .npz file has the array `features` [n, d] and perhaps `labels` [n], `ids` [n] (paths of images,
 or other names), `splits` [n] and `superlabels` [n]; a .pt file has a dict of such tensors or lists.
-A Parquet table has the columns `features`, `label`, `path`, `split` and `superlabel`; one that
---export=parquet wrote holds points. There and in .csv files, features may also be numbered columns,
-such as f0, f1 and so on. An .npy file, a .csv file without a header and a .pt file of one tensor
-have the features alone. A .pt file of (x, y) or (x, y, index), which the code of Hyp-ViT, HypMix
-and HIER writes, holds points x with labels y.
+A .parquet or .csv table has the columns `features`, `label`, `path`, `split` and `superlabel`, or
+numbered columns, such as f0, f1 and so on, for features; tables of --export=parquet hold points. An
+.npy file, a .csv file without a header and a .pt file of one tensor have only features. A .pt
+file of (x, y) or (x, y, index), as the code of Hyp-ViT, HypMix and HIER writes it, holds points x
+with labels y.
 """
 
 import pathlib
@@ -18,16 +18,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, explained
 from hypjax.retrieval import inputs
-from hypjax.system.files import (
-    column_names,
-    csv_header,
-    read_npy,
-    read_npz,
-    read_parquet,
-    read_torch,
-)
+from hypjax.system import files
 from hypjax.types import class_name, split_name
 
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
@@ -35,14 +28,9 @@ _ARRAYS = (".npz", ".npy", ".pt")
 IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
-_INDEX = re.compile(r"$|unnamed: \d+$|__index_level_\d+__$")  # Columns that pandas adds.
-_MAX_NAMED = 10  # Columns that a message names.
+_INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
+_NUMBER = re.compile(r"[-+.\d]+(e[-+]\d+)?")  # As NumPy writes it.
 _CHECKED = 1 << 16  # Rows that are checked at once.
-_LABEL_READERS = {
-    ".npy": lambda path: read_npy(path, "labels"),
-    ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
-    ".pt": lambda path: _of_tensor(read_torch(path)),
-}
 
 
 class FeatureTable(NamedTuple):
@@ -57,39 +45,36 @@ class FeatureTable(NamedTuple):
 
 def has_features(path: pathlib.Path) -> bool:
     """Whether a file holds features or points: by its name, or by its columns if it is a table."""
-    if path.suffix.lower() not in _TABLES:
-        return path.suffix.lower() in _ARRAYS
+    suffix = path.suffix.lower()
+    if suffix not in _TABLES:
+        return suffix in _ARRAYS
     try:
-        if path.suffix.lower() == ".csv":
-            names, facts = _csv_columns(path)[1], {}
+        if suffix == ".csv":
+            names, metadata = _csv_columns(path)[1], {}
         else:
             import pyarrow.parquet
 
             schema = pyarrow.parquet.read_schema(path)
-            names, facts = column_names(schema.names), schema.metadata or {}
-        return "features" in names or bool(_numbered(names)) or _SPACE in facts
+            names, metadata = files.column_names(schema.names), schema.metadata or {}
+        return "features" in names or bool(_numbered(names)) or _SPACE in metadata
     except Exception:  # Damaged or missing: reading it reports that.
         return False
 
 
 def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
-    """The character that divides cells, names of columns, and whether the file has a header."""
-    delimiter, names = csv_header(path)
-    numbers = [str(i) for i in range(len(names))]
-    try:
-        header = [*map(str.strip, names)] == numbers or not [*map(float, names)]
-    except ValueError:
-        header = True
-    return delimiter, column_names(names) if header else numbers, header
+    """The delimiter, the column names, and whether they are the first line, not 0, 1 and so on."""
+    delimiter, names = files.csv_header(path)
+    names, numbers = files.column_names(names), [str(i) for i in range(len(names))]
+    has_header = names == numbers or not all(map(_NUMBER.fullmatch, names))
+    return delimiter, names if has_header else numbers, has_header
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """The columns of features, from 0; none if any other column is not known."""
-    others = [name for name in names if name not in _COLUMNS and not _INDEX.match(name)]
-    parts = [re.fullmatch(r"(.*?)(\d+)", name) for name in others]
-    if not all(parts) or len({part[1] for part in parts}) > 1:
-        return []
-    return others if [int(part[2]) for part in parts] == [*range(len(parts))] else []
+    """The columns of features: all that are not otherwise known, if numbered from 0 or 1."""
+    others = [name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)]
+    stem = others[0].rstrip("0123456789") if others else ""
+    ranges = ([f"{stem}{i + first}" for i in range(len(others))] for first in (0, 1))
+    return others if others in ranges else []
 
 
 def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
@@ -140,14 +125,7 @@ def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[
 
     Raises UserError if a file cannot be read, is damaged, or is of another kind.
     """
-    readers = {
-        ".npz": read_npz,
-        ".npy": lambda path: {"features": read_npy(path, "features", mapped=True)},
-        ".parquet": _read_parquet,
-        ".csv": _read_csv,
-        ".pt": _read_tensors,
-    }
-    arrays = _read(path, readers)
+    arrays = _read(path, _READERS)
     if labels is not None:
         arrays |= {"labels": _read(pathlib.Path(labels).expanduser(), _LABEL_READERS)}
     return arrays
@@ -157,22 +135,18 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
     """Reads a file by its suffix."""
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
-    try:
+    with explained(f"cannot read {path}"):
         return read(path)
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises almost anything on damaged files.
-        raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    content = read_torch(path)
-    if isinstance(content, tuple):
+    content = files.read_torch(path)
+    if isinstance(content, tuple) and len(content) in (2, 3):
         return _of_papers(*content)
-    arrays = content if isinstance(content, dict) else {"features": content}
-    if isinstance(content, list):
+    if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
-    return {_COLUMNS.get(name, name): _of_tensor(value) for name, value in arrays.items()}
+    arrays = content if isinstance(content, dict) else {"features": content}
+    return {_COLUMNS.get(name, name): _array(value) for name, value in arrays.items()}
 
 
 def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
@@ -180,15 +154,15 @@ def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
 
     Several processes repeat images to fill their last batches: each number is read once.
     """
-    arrays = {"features": _of_tensor(x), "labels": _of_tensor(y)}
+    arrays = {"features": _array(x), "labels": _array(y)}
     if index is not None:
-        numbers, rows = np.unique(_of_tensor(index), return_index=True)
+        numbers, rows = np.unique(_array(index), return_index=True)
         arrays = {name: array[rows] for name, array in arrays.items()} | {"ids": numbers}
     return arrays | {IN_SPACE: np.array(True)}
 
 
-def _of_tensor(value: Any) -> np.ndarray:
-    """The array of a tensor, or of a list."""
+def _array(value: Any) -> np.ndarray:
+    """Converts a tensor or a list."""
     if hasattr(value, "detach"):
         value = value.detach()
         value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16.
@@ -198,19 +172,24 @@ def _of_tensor(value: Any) -> np.ndarray:
 def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
     import pyarrow.csv
 
-    delimiter, names, header = _csv_columns(path)
+    delimiter, names, has_header = _csv_columns(path)
+    types = dict.fromkeys(_COLUMNS, pyarrow.string())
+    types |= dict.fromkeys(_numbered(names), pyarrow.float32())
     table = pyarrow.csv.read_csv(
         path,
-        pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(header)),
+        pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(has_header)),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
-        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pyarrow.string())),
+        pyarrow.csv.ConvertOptions(column_types=types),
     )
-    arrays = _arrays(table)
-    return arrays | {"features": arrays["features"].astype(np.float32)}
+    if "features" in names:  # Lists, as Python, NumPy or pandas print them.
+        lists = [re.sub(r"[\[\],]", " ", x or "").split() for x in table["features"].to_pylist()]
+        position = names.index("features")
+        table = table.set_column(position, "features", [[[*map(float, row)] for row in lists]])
+    return _arrays(table)
 
 
 def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
-    table = read_parquet(path)
+    table = files.read_parquet(path)
     names, facts = table.column_names, table.schema.metadata or {}
     if "features" not in names and _SPACE in facts:  # Of --export=parquet.
         ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))
@@ -226,23 +205,17 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 def _arrays(table: Any) -> dict[str, np.ndarray]:
     """The arrays of a table's columns, which are called by their names in the plural."""
-    import pyarrow
-
     names = table.column_names
-    if "features" in names and pyarrow.types.is_string(table.schema.field("features").type):
-        rows = (
-            text.strip("[] ").replace(",", " ").split() for text in table["features"].to_pylist()
-        )
-        features = np.array([[*map(float, row)] for row in rows])
-    elif "features" in names:
+    if "features" in names:
         features = _matrix(table, "features")
     elif numbered := _numbered(names):
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
-        more = ", ..." if len(names) > _MAX_NAMED else ""
+        others = [name for name in names if name not in _COLUMNS]
+        named = ", ".join([name for name in others if not re.search(r"\d$", name)] or others[:9])
         raise ValueError(
             "it has no column features, and its columns beside label, path, split and superlabel "
-            f"are not numbered from 0, as f0 and f1; they are {', '.join(names[:_MAX_NAMED])}{more}"
+            f"are not all numbered from 0 or 1, such as f0 and f1: {named}"
         )
     columns = {
         name: np.array(table.column(column).to_pylist(), dtype=object)
@@ -261,3 +234,17 @@ def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:
     if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
         raise ValueError(f"the lists in the column {name} differ in length")
     return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
+
+
+_READERS = {
+    ".npz": files.read_npz,
+    ".npy": lambda path: {"features": files.read_npy(path, "features", mapped=True)},
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".pt": _read_tensors,
+}
+_LABEL_READERS = {
+    ".npy": lambda path: files.read_npy(path, "labels"),
+    ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
+    ".pt": lambda path: _array(files.read_torch(path)),
+}

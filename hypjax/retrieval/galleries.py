@@ -44,6 +44,7 @@ class Gallery(Protocol):
 
     space: Space
     fingerprint: str  # Of the model that embedded the images.
+    model: str  # Its name, for messages; '' if unknown.
 
     def __len__(self) -> int:
         """Number of images."""
@@ -62,7 +63,7 @@ class Gallery(Protocol):
         """Whether an image is of this class."""
 
     def classes(self) -> list[str]:
-        """Names of the classes in order; those of a sample where there may be too many to list."""
+        """Names of the classes in order; of a sample where there may be too many to list."""
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """The images with these keys, in their order; unknown keys are left out."""
@@ -82,6 +83,7 @@ class ArrayGallery:
     labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
     space: Space
     fingerprint: str
+    model: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -172,6 +174,6 @@ class ArrayGallery:
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
     """Raises an error unless the model with this fingerprint, and name, embedded the gallery."""
     if gallery.fingerprint != fingerprint:
-        embedder = getattr(gallery, "model", "") or "another run"  # Engines store no name.
+        embedder = gallery.model or "another run"
         other = "as it was before" if embedder == name else f"not by {name or 'this one'}"
         raise UserError(f"the gallery was embedded by {embedder}, {other}; embed it again")

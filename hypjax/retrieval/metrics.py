@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
@@ -49,8 +49,8 @@ def _find_metric(name: str) -> Metric:
         return WITHOUT_K[name]
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
-    known = ", ".join([*(f"{kind}@K" for kind in AT_K), *WITHOUT_K])
-    raise UserError(f"unknown metric {name!r}; choose among {known} (with a number for K)")
+    known = [*(f"{kind}@K" for kind in AT_K), *WITHOUT_K]
+    raise UserError(f"unknown metric {name!r} (K is a number){nearest(name, known)}")
 
 
 def recall_at_k(
@@ -106,7 +106,7 @@ def r_precision(
 ) -> float:
     """Share of matches among the R nearest items of a query that has R matches.
 
-    Arguments and errors are those of `recall_at_k`.
+    Takes the arguments and raises the errors of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])
@@ -125,8 +125,8 @@ def query_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
 
-    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. Points,
-    labels, space and errors are those of `recall_at_k`. `metrics` are names: recall@K, precision@K
+    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. For
+    points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
     and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
     number of items. A `refinement` expands queries and re-ranks results before they are scored.
     `own_ids` are gallery indices of the queries, −1 for those that the gallery does not hold: no
@@ -256,7 +256,7 @@ def relevance_scores(
     """Scores of each query where positives and ignored items are listed.
 
     Ignored items are removed from a query's ranking, but may expand it: the search does not know
-    them. Other arguments, results and errors are those of `query_scores`; raises UserError for
+    them. For other arguments, results and errors see `query_scores`; raises UserError for
     invalid lists, too.
     """
     queries, gallery = inputs.check_points(queries, gallery)
@@ -278,7 +278,7 @@ def average_precision(
 
     It is the area below the curve of precision over recall, by the trapezoid rule, as in the
     protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018): the
-    precisions just before and at each positive are averaged. Arguments and errors are those of
+    precisions just before and at each positive are averaged. For arguments and errors see
     `relevance_scores`; returns scores [n], float64, NaN for queries without a positive.
     """
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]

@@ -22,7 +22,7 @@ _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
-_SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
+_SPARE = 2  # Candidates beyond k. The last one's score bounds the scores of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
 
 
@@ -37,7 +37,7 @@ def nearest_neighbors(
 ) -> Nearest:
     """Finds the k nearest gallery items of each query, by exact search.
 
-    The result is that of sorting all items by the separations that `Space.separation` computes by
+    The result equals sorting all items by the separations that `Space.separation` computes by
     subtraction in float64 from points in float32, and ties by index: no rounding error of a product
     changes it, see `hypjax.retrieval`. The log says how many queries needed more than products in
     float32. This holds for points with normal float32 coordinates if sums in matrix products are
@@ -100,7 +100,7 @@ def nearest_among(
     """Ranks candidates of each query, such as the results of another search, by exact distances.
 
     `candidates` are indices into the gallery, [n, m], distinct for each query. Of a memory-mapped
-    gallery, only candidates are read. Other arguments, results and errors are those of
+    gallery, only candidates are read. For other arguments, results and errors see
     `nearest_neighbors`; results are equal if all of its results are candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)

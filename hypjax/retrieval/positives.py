@@ -41,8 +41,8 @@ class Relevance(NamedTuple):
         ignored = [()] * queries if self.ignored is None else self.ignored
         pairs = list(zip(positives, _checked("ignored", ignored, queries, items), strict=True))
         for i, pair in enumerate(pairs):
-            if len(both := np.intersect1d(*pair)):
-                raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
+            if len(overlap := np.intersect1d(*pair)):
+                raise UserError(f"item {overlap[0]} is both positive and ignored for query {i}")
         return pairs
 
 

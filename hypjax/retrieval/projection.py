@@ -80,7 +80,7 @@ def fit(
 ) -> Projection:
     """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance are those of the points' features (`Space.features`), in blocks, so that the
+    Mean and covariance of the points' features (`Space.features`) are summed in blocks, so that the
     points may be memory-mapped.
 
     Raises:
@@ -126,8 +126,8 @@ def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) ->
     not between 1 and the number of features, both excluded.
     """
     points, _ = inputs.check_points(points, points)
-    one = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
-    features = jax.eval_shape(space.features, one).shape[1]
+    example = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
+    features = jax.eval_shape(space.features, example).shape[1]
     if not 1 <= dim < features:
         raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
     inputs.check_in(space, points)

@@ -35,7 +35,7 @@ def match_ranks(
 
     The rank is the number of items that an exact search lists before the match: those strictly
     nearer, and those equally far with a smaller index. It is exact in the sense of
-    `nearest_neighbors`. All local devices share the work. Arguments and errors are those of
+    `nearest_neighbors`. All local devices share the work. For arguments and errors see
     `recall_at_k`. Returns ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
     """
     points = inputs.labelled(queries, query_labels, gallery, gallery_labels)

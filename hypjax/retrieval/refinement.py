@@ -47,7 +47,7 @@ class Refinement:
             raise UserError("re-ranking compares the neighbours of all items; leave out the prefix")
 
     def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
-        """The expanded queries; the arguments are those of `search`."""
+        """The expanded queries; arguments as for `search`."""
         if not self.expansion:
             return queries
         k, alpha = self.expansion, self.alpha
@@ -56,7 +56,7 @@ class Refinement:
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
-        """Refines `neighbors.search`; the distances of re-ranked results are those of Eq. 12."""
+        """Searches with `neighbors.search`; re-ranked results have the distances of Eq. 12."""
         queries = self.expanded(queries, own_ids, gallery, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
@@ -83,10 +83,10 @@ def expand_queries(
     """Average (alpha = 0) and alpha-weighted query expansion.
 
     A query becomes `space.mean` of itself, with weight 1, and its k nearest gallery items, with
-    weights max(similarity, 0)^alpha. The average is that of Chum et al., *Total Recall* (ICCV
-    2007); the weights are those of Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
+    weights max(similarity, 0)^alpha. The average follows Chum et al., *Total Recall* (ICCV
+    2007); the weights follow Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
     Annotation* (TPAMI 2018). A query's own item, at `own_ids`, is not one of its neighbours.
-    Arguments and errors are those of `rerank`; returns points, [n, d], float32.
+    Takes the arguments and raises the errors of `rerank`; returns points, [n, d], float32.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if not alpha >= 0:

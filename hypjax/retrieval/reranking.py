@@ -1,9 +1,10 @@
 """k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
 
-Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*. Distances
-are used as they are, as the paper prints it; the authors' code squares them and divides them by the
-largest one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here,
-as in that code, it is: besides its k1 nearest others, and as the first of the k2.
+Equations are numbered as in *Re-ranking Person Re-identification with k-reciprocal Encoding*.
+Distances are used as they are, as the paper prints it; the authors' code squares them and divides
+them by the largest one of each item. The paper leaves open whether an item is in its own
+neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the first of the
+k2.
 """
 
 import dataclasses
@@ -51,9 +52,9 @@ def rerank(
 ) -> Nearest:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
-    The items whose neighbourhoods are compared are those of the gallery and the queries that are
-    not in it. Neighbourhoods come from the exact search, so the memory needed grows with the number
-    of items, and not with its square. As in the paper:
+    Neighbourhoods are compared of the items of the gallery and of the queries that are not in it.
+    Neighbourhoods come from the exact search, so the memory needed grows with the number of items,
+    and not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds

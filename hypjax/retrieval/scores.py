@@ -38,7 +38,7 @@ SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
 PADDING = -(2.0**126)
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
 _SMALLEST_OFFSET = 2.0**-80
-# Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
+# Roundings of a product outside its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
 

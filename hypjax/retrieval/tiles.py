@@ -36,6 +36,10 @@ class Sorted:
     [chunks, p], −1 for padding.
     """
 
+    # Why sorted: a query's matches must be told from all other items before ranks are counted, and
+    # a test of labels for each pair costs as much as the comparison of its score. Sorted by class,
+    # matches lie in the tiles along the diagonal; all other tiles need no labels.
+
     def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
         self.mesh, self._points, self._score = mesh, points, score
         self._chunks: dict[int, Points] = {}
@@ -123,7 +127,7 @@ def _split(
     row_first, first = rows[:, 0], columns[:, 0]
     row_last, last = rows.max(axis=1), columns.max(axis=1)
     matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
-    filled = (row_last[:, None] >= 0) & (last >= 0)  # Not with padding alone.
+    filled = (row_last[:, None] >= 0) & (last >= 0)  # Not only padding.
     return np.argwhere(matching & filled), np.argwhere(~matching & filled)
 
 

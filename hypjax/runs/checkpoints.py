@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, explained, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
@@ -91,7 +91,10 @@ class Checkpoints:
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=self,
         )
-        self._manager = ocp.CheckpointManager(self._path, options=options)
+        problem = f"the checkpoints in {self._path} cannot be listed"
+        advice = "; restore a backup, or start over in another folder with --workdir"
+        with explained(problem, advice):  # Such as metadata that are JSON, but no dictionary.
+            self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
         for step in self._steps():
             with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
@@ -123,8 +126,8 @@ class Checkpoints:
         Its own `BestN` takes the later one of equal scores, and a manager whose file of scores is
         damaged cannot even be opened.
         """
-        kept = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
-        return [info.step in kept for info in checkpoints]
+        steps = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
+        return [info.step in steps for info in checkpoints]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
@@ -175,7 +178,7 @@ class Checkpoints:
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
             saved = [int(path.name) for path in self._path.glob("*") if path.name.isdigit()]
-            latest = f"the latest saved state is that of step {max(saved)}" if saved else "none is"
+            latest = f"the latest saved state is step {max(saved)}" if saved else "none is"
             console.warn(
                 f"the state after step {self._saving} could not be saved in {self._path} "
                 f"({reason(error)}); {latest}; the run continues and saves again at the next "
@@ -224,14 +227,14 @@ class Checkpoints:
         """Reads a checkpoint in the first process, or this one, and broadcasts it to all."""
         if self._read_only:
             return read()
-        found: list[Restored | None] = []
+        local: list[Restored | None] = []
         facts = processes.from_first(
-            lambda: found.append(read()) or (found[0] and [found[0].step, found[0].record])
+            lambda: local.append(read()) or (local[0] and [local[0].step, local[0].record])
         )
         if facts is None:
             return None
         like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: found[0].trees, like)
+        trees = processes.arrays_from_first(lambda: local[0].trees, like)
         return Restored(facts[0], jax.tree.map(_place_like, trees, like), facts[1])
 
     def restore(self, step: int, **like: PyTree) -> Restored:

@@ -40,18 +40,18 @@ def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
     """The sizes in bytes of the files in a local copy, unless they are hidden or unfinished."""
-    found = {}
+    bytes_of = {}
     for root, _, names in os.walk(folder):
         for path in (pathlib.Path(root, name) for name in names):
             if _COPIED.match(name := path.relative_to(folder).as_posix()):
                 with contextlib.suppress(FileNotFoundError):  # A checkpoint was just removed.
-                    found[name] = path.stat().st_size
-    return found
+                    bytes_of[name] = path.stat().st_size
+    return bytes_of
 
 
 def _steps(names: Iterable[str]) -> set[int]:
     """The steps of the checkpoints that files belong to."""
-    return {int(found[1]) for found in map(_STEP.match, names) if found}
+    return {int(match[1]) for match in map(_STEP.match, names) if match}
 
 
 def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
@@ -63,7 +63,7 @@ def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
 
 
 def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
-    """Makes the files in a folder those of the cloud; equal files of checkpoints are kept."""
+    """Replaces the files in a folder by the cloud's; keeps equal files of checkpoints."""
     here = _sizes(folder)
     for step in _steps(here) - _steps(stored):
         shutil.rmtree(folder / files.CHECKPOINTS / str(step))

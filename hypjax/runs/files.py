@@ -31,8 +31,8 @@ def is_hashed(name: str) -> bool:
 
 def hashed_files(folder: pathlib.Path) -> list[str]:
     """Returns the relative paths of the files in a folder for which `is_hashed` holds."""
-    found = (path for pattern in HASHED for path in folder.glob(pattern))
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    matches = (path for pattern in HASHED for path in folder.glob(pattern))
+    return sorted(path.relative_to(folder).as_posix() for path in matches)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:

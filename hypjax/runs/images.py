@@ -44,7 +44,7 @@ def images_in_memory() -> Dataset:
 
 
 def open_splits(config: ConfigDict) -> Splits:
-    """Opens a run's dataset, and those of `eval.benchmarks`.
+    """Opens a run's dataset, and the datasets of `eval.benchmarks`.
 
     Raises UserError if one is unknown, is not prepared, cannot be read, or has too few classes.
     """

@@ -24,7 +24,7 @@ from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.
-# Fields in which a run and the recipe of a method are equal: all, and those of training only. Batch
+# Fields in which a run and the recipe of a method are equal: all, and only for training. Batch
 # size, steps and optimiser may differ: the comparison shows their effect.
 _EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
     model.weights model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales eval.pca
@@ -103,13 +103,13 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
 
 
 def _equal(row: Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
-    own = ours.get(field)
+    our_value = ours.get(field)
     if field == "model.weights":
-        return _names_weights(value, own or "")
+        return _names_weights(value, our_value or "")
     if field.startswith("eval.spaces"):
-        by_cosine = row.paper.startswith("irt") and own[0] == "objective"
-        return value[0] == (ours["objective.space"] if by_cosine else own[0])
-    return own == value
+        by_cosine = row.paper.startswith("irt") and our_value[0] == "objective"
+        return value[0] == (ours["objective.space"] if by_cosine else our_value[0])
+    return our_value == value
 
 
 def _names_weights(weights: str, place: str) -> bool:
@@ -146,10 +146,10 @@ def _expected(row: Row) -> dict[str, Any]:
 @functools.cache
 def published_rows() -> dict[Row, dict[str, float]]:
     """The scores of all rows, as fractions, in the tables' order."""
-    found: dict[Row, dict[str, float]] = {}
+    by_row: dict[Row, dict[str, float]] = {}
     with (importlib.resources.files("hypjax.runs") / "published.csv").open() as file:
         for line in csv.DictReader(file):
-            scores = found.setdefault(Row(*(line[field] for field in Row._fields)), {})
+            scores = by_row.setdefault(Row(*(line[field] for field in Row._fields)), {})
             percent = line["metric"] != "relative_delta"
             scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)
-    return found
+    return by_row

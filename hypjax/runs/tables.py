@@ -26,8 +26,8 @@ def print_notes(results: Mapping[str, Any]) -> None:
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     """Returns the learned scalars by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
     names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
-    found = {n: ", ".join(f"{own[n]:.4g} {state}" for state, own in learned.items()) for n in names}
-    return "; ".join(f"{name} = {values}" for name, values in found.items())
+    lists = {n: ", ".join(f"{x[n]:.4g} {state}" for state, x in learned.items()) for n in names}
+    return "; ".join(f"{name} = {values}" for name, values in lists.items())
 
 
 def format_recalls(recalls: Recalls) -> str:

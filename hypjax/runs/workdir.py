@@ -89,7 +89,7 @@ def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a configuration to those of a saved one."""
+    """Copies fields of a saved configuration."""
     with config.ignore_type():
         config.update_from_flattened_dict({name: _tuples(x) for name, x in fields.items()})
 
@@ -183,21 +183,20 @@ def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 def _required(workdir: pathlib.Path) -> dict[str, Any]:
     if (saved := _saved(workdir)) is None:
-        raise UserError(
-            f"{workdir} holds no run (there is no {files.CONFIG}); train first, or name a run's "
-            "folder with --workdir"
-        )
+        problem = f"holds no run (there is no {files.CONFIG})"
+        problem = problem if workdir.exists() else "does not exist"
+        raise UserError(f"{workdir} {problem}; train first, or name a run's folder with --workdir")
     return saved
 
 
 class Workdir:
     """Folder of a run that is trained; for a URL, its local copy.
 
-    All processes call each method together. The first one alone reads and writes.
+    All processes call each method together. Only the first one reads and writes.
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder, which may not exist yet; refuses that of another run."""
+        """Opens the folder, which may not exist yet; refuses another run's folder."""
         self._config = config
         self._cloud: CloudCopy | None = None
         path, self.location = processes.from_first(lambda: self._open(workdir))

@@ -125,7 +125,7 @@ def sync_all(path: pathlib.Path) -> None:
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """Reads a table's header, in lower case, and its rows; commas, semicolons or tabs divide cells.
+    """Reads a table's column names, in lower case, and its rows.
 
     Raises a `ValueError` for a row of another length than the header, and for other faults.
     """
@@ -146,7 +146,7 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
 
 
 def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
-    """The character that divides a table's cells, and the cells of its first line."""
+    """A table's delimiter (comma, semicolon or tab), and the cells of its first line."""
     with path.open(encoding="utf-8-sig") as file:
         line = file.readline()
     delimiter = max(",;\t", key=line.count)
@@ -228,4 +228,7 @@ def read_torch(path: pathlib.Path) -> Any:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
-        raise ValueError("damaged, or more than tensors, numbers and strings") from error
+        raise ValueError(
+            "damaged, or more than tensors, numbers and strings; convert NumPy arrays by "
+            "torch.from_numpy, and labels by str"
+        ) from error

@@ -24,7 +24,7 @@ def pca_head(
     deviation itself, directions of little variance, mostly noise, would count as much as others;
     not divided, the few largest would decide.
 
-    The variances are those of Ledoit and Wolf ("A well-conditioned estimator for large-dimensional
+    The variances follow Ledoit and Wolf ("A well-conditioned estimator for large-dimensional
     covariance matrices", 2004): the sample's, shrunk towards their mean by a share that grows as
     there are fewer images, so that directions in which the images do not vary are kept, too.
 

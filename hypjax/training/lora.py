@@ -40,12 +40,12 @@ def with_adapters(
     kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(h, p) for h in held)]
     chosen = set()
     for target in lora.targets:
-        own = {path for path in kernels if matches(parameter_path(target), path)}
-        if not own:
+        targeted = {path for path in kernels if matches(parameter_path(target), path)}
+        if not targeted:
             raise UserError(
                 f"lora_targets names {target}, but this model has no kernel there that is trained"
             )
-        chosen |= own
+        chosen |= targeted
     for path, own_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):
         *inputs, outputs = flat[path].shape
         size = math.prod(inputs)

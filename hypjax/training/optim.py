@@ -35,7 +35,7 @@ def in_encoder(path: Sequence[str]) -> bool:
 def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTree]:
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
-    Gradients are taken with respect to the trained tree alone, so frozen parameters cost nothing
+    Gradients are taken with respect to the trained tree only, so frozen parameters cost nothing
     and have no share in the gradient's norm. Adapters freeze the rest of the encoder.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
@@ -123,8 +123,8 @@ def create_optimizer(
     scale = _encoder_from(probe_steps, optimizer.scale(**moments, momentum=momentum))
 
     def decay_of(path: _Path) -> float:
-        own = _group_of(groups, path).weight_decay
-        return weight_decay if own is None else own
+        group_decay = _group_of(groups, path).weight_decay
+        return weight_decay if group_decay is None else group_decay
 
     def rate_of(path: _Path) -> float:
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
@@ -177,8 +177,8 @@ def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
     """The group with the longest path to a parameter, of equally long ones the last."""
-    own = [group for group in groups if matches(group.path, path)]
-    return max(reversed(own), key=lambda group: len(group.path))
+    matching = [group for group in groups if matches(group.path, path)]
+    return max(reversed(matching), key=lambda group: len(group.path))
 
 
 def _with_numbers(
@@ -206,13 +206,13 @@ def _with_points(
 
     def mover(group: Group) -> optax.GradientTransformation:
         general = learning_rate if callable(learning_rate) else lambda step: learning_rate
-        own = _group_of(groups, group.path).rate  # It may be that of `optim.groups`.
-        return riemannian_adam(lambda step: own * general(step), c=group.ball_c, **moments)
+        factor = _group_of(groups, group.path).rate  # A group of `optim.groups` may set it.
+        return riemannian_adam(lambda step: factor * general(step), c=group.ball_c, **moments)
 
     of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
     def name(path: _Path) -> str:
-        return next((name for name, own in of_points.items() if matches(own.path, path)), "")
+        return next((name for name, x in of_points.items() if matches(x.path, path)), "")
 
     movers = {name: mover(group) for name, group in of_points.items()}
     return optax.partition({"": others, **movers}, functools.partial(_by_path, name))

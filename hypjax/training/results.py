@@ -56,7 +56,7 @@ def collect_results(
             results["best_step"] = checkpoints.best[0]
         results["validation"] = held_out
     if "scalars" in model:
-        learned = {name: named_scalars(each["scalars"]) for name, each in models.items()}
+        learned = {name: named_scalars(facts["scalars"]) for name, facts in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
     matches = run.matches(model)

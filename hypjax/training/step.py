@@ -21,7 +21,7 @@ from hypjax.geometry.learned import (
 )
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
-from hypjax.models.vit import drop_path_factors
+from hypjax.models.vit import draw_drop_path_masks
 from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
@@ -112,7 +112,7 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
-    The loss is that of the whole batch, for any number of devices and microbatches. The gradient
+    The loss covers the whole batch, for any number of devices and microbatches. The gradient
     and its norm cover the trained parameters only. An update that is not finite is dropped if
     `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
 
@@ -193,7 +193,7 @@ def _updated(
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
         lasting = (), (), learner.objective.lasting_state, ()
-        changed = (_chosen(finite, *each) for each in zip(changed, before, lasting, strict=True))
+        changed = (_chosen(finite, *trees) for trees in zip(changed, before, lasting, strict=True))
     trained, opt_state, objective_state, (teacher, average) = changed
     skipped = state.skipped + jnp.where(finite, 0, 1)
     params = optim.merge(trained, frozen)
@@ -221,13 +221,13 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key; with stochastic depth, also the branch factors of all rows, 0 for padding."""
+    """The loss's key; with stochastic depth, also the masks of all rows, 0 for padding."""
     if not learner.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
-    factors = drop_path_factors(noise_key, learner.drop_path, depth, size)
-    return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
+    masks = draw_drop_path_masks(noise_key, learner.drop_path, depth, size)
+    return key, jnp.pad(masks, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
 def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
@@ -256,7 +256,8 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, *learner.pixel_scaling), flips)
         # Each slice and each device merges the adapters itself, which is cheap. What slices sum and
-        # devices exchange are then the gradients of adapters, and not those of kernels.
+        # devices exchange are then gradients of adapters, which are smaller than gradients of
+        # kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
         if not learner.cached_features:

@@ -56,7 +56,7 @@ HIER = "objective.name=hier+proxy_anchor"
 # A case for each kind of rule: overrides, and a keyword of the message.
 INVALID = [
     ("train.total_stepz=7", "did you mean train.total_steps?"),
-    ("objective.temprature=0.2", "did you mean config.objective.temperature?"),
+    ("objective.temprature=0.2", "did you mean temperature?"),
     ("objective.margn=1", "those of pairwise_cross_entropy are c, c_bounds"),
     ("seed", "needs a value"),
     ("train.batch_size=None", "a whole number"),

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pathlib
 import shutil
 import urllib.error
 import urllib.request
@@ -307,8 +308,7 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     assert results == {"repeats": [*splits.repeats]}
 
 
-@pytest.mark.parametrize("kind", ["zip", "gztar", "tar"])
-@pytest.mark.parametrize("top", ["", "photos"])
+@pytest.mark.parametrize(("kind", "top"), [("zip", ""), ("gztar", "photos"), ("tar", "")])
 def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = [f"{name}/{i}.png" for name in "abcdefgh" for i in "12"]
@@ -321,13 +321,10 @@ def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, 
     splits = open_at(archive, test_classes=4, validation_classes=0)
     plain = open_at(tmp_path / "files" / top, test_classes=4, validation_classes=0)
     assert splits.train.num_classes == 4 and splits.fingerprint == plain.fingerprint
-
-
-def test_a_damaged_archive_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "photos.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(UserError, match="cannot unpack .*photos.tar.gz.*unpack it yourself"):
-        find_images(str(tmp_path / "photos.tar.gz"))
+    pathlib.Path(archive).write_bytes(b"no archive")
+    if kind != "tar":  # Which may be another library's.
+        with pytest.raises(UserError, match="cannot unpack .*photos.*unpack it yourself"):
+            find_images(archive)
 
 
 def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):
@@ -336,14 +333,14 @@ def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):
 
     def urlopen(request, timeout):
         if request.full_url not in pages:
-            raise urllib.error.HTTPError(request.full_url, 404, "Not Found", None, None)
+            raise urllib.error.URLError(OSError(111, "refused"))
         return io.BytesIO(pages[request.full_url])
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     (url,) = pages
     images = find_images(url)
     assert images.path(0) == url and np.array_equal(images.image(0, 3), gradient())
-    with pytest.raises(UserError, match="cannot fetch https://host/b.png .*404"):
+    with pytest.raises(UserError, match=r"cannot fetch https://host/b.png \(refused\)"):
         find_images("https://host/b.png")
 
 

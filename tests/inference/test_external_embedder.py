@@ -116,7 +116,7 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
     splits = Splits(None, None, queries, gallery, "print", ground_truth=judged, name="judged")
     monkeypatch.setattr(data_splits, "open_prepared", lambda *_: splits)
 
-    execute("score", "--dataset=judged", "--metrics=map", "--output=s.json")
+    execute("score", "--dataset=roxford5k", "--metrics=map", "--output=s.json")
     shown = zip((0, 30), boxes.tolist(), strict=True)
     crops = [Image.open(photos.names[i]).crop(tuple(box)) for i, box in shown]
     points, items = (
@@ -129,7 +129,7 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
         scores = relevance_scores(points, items, relevance, metrics=["map"], space=Sphere())
         assert found[f"{level}/map"] == pytest.approx(scores["map"].mean(), abs=1e-6)
 
-    execute("embed", "--dataset=judged", "--output=g.npz")
+    execute("embed", "--dataset=roxford5k", "--output=g.npz")
     damaged = dataclasses.replace(Embeddings.load("g.npz"), unreadable={"a": "b"})
     with pytest.raises(UserError, match="1 of the images that the queries are judged by could not"):
         task_of(damaged, ground_truth=judged)

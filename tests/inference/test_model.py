@@ -161,7 +161,7 @@ def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
     for source, message in [
-        ("runs/a", "runs/a holds no run"),
+        ("runs/a", "runs/a does not exist"),
         ("me/other", "me/other holds no model of hypjax"),
     ]:
         with pytest.raises(UserError, match=message) as raised:

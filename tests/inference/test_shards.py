@@ -56,5 +56,5 @@ def test_parts_are_whole_batches_and_hold_all_images(photos_folder):
         parts = [Shard(i, count).of(images, 8) for i in range(1, count + 1)]
         assert [name for part in parts for name in part.names] == images.names.tolist()
         assert all(map(len, parts)) and all(len(part) % 8 == 0 for part in parts[:-1])
-    with pytest.raises(UserError, match="60 images are 8 batches of 8, too few for 9 parts"):
+    with pytest.raises(UserError, match="60 images in batches of 8 are too few for 9 parts"):
         Shard(1, 9).of(images, 8)

@@ -111,6 +111,7 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
 def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
     find_export(engine)(gallery, tmp_path / f"gallery.{engine}")
     galleries = gallery, open_gallery(tmp_path / f"gallery.{engine}")
+    assert galleries[1].model == gallery.model != ""
     searchers = [Searcher(model, opened) for opened in galleries]
     for k, label in ((5, None), (99, None), (3, "class4"), (9, "none")):
         hits = []
@@ -174,7 +175,7 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
 
 
 def test_the_gallery_of_another_run_is_refused(gallery):
-    with pytest.raises(UserError, match="another run"):
+    with pytest.raises(UserError, match="not by this one"):
         Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
 
 

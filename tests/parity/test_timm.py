@@ -23,7 +23,7 @@ from hypjax.models import (
 from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
 from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
-from hypjax.models.vit import drop_path_factors
+from hypjax.models.vit import draw_drop_path_masks
 from hypjax.models.weight_files import repository
 from tests.helpers import small_runs
 
@@ -190,7 +190,7 @@ def test_stochastic_depth_drops_as_often_and_scales_as_timm():
     with torch.no_grad():
         branches = [[b.drop_path1, b.drop_path2] for b in blocks]
         peer = [[branch(torch.ones(draws, 1)).numpy()[:, 0] for branch in b] for b in branches]
-    ours = np.asarray(drop_path_factors(jax.random.key(0), rate, len(blocks), draws))
+    ours = np.asarray(draw_drop_path_masks(jax.random.key(0), rate, len(blocks), draws))
     for block, pair in enumerate(peer):
         for place, theirs in enumerate(pair):
             own = ours[:, block, place]

@@ -36,7 +36,7 @@ def files(features, labels, tmp_path_factory):
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
     columns = {"features": list(features), "label": labels.tolist()}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "d.parquet")
-    numbered = {f"F_{i}": column for i, column in enumerate(features.T)}
+    numbered = {f"F_{i}": column for i, column in enumerate(features.T, start=1)}
     pyarrow.parquet.write_table(
         pyarrow.table({"Label": labels.astype(float), **numbered}), folder / "f.parquet"
     )
@@ -122,6 +122,7 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.npz", {"embeddings": np.eye(2)}, "no array features"),
         ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
         ("a.csv", b"path,label\na.jpg,x\n", "no column features"),
+        ("a.csv", b"f0,f1,extra\n1,2,3\n", r": extra\)"),
         ("a.csv", b"label,f0,f1\nx,1,2\ny,1\n", "Expected 3 columns, got 2"),
         ("a.csv", b"path,f0,f1\nx,1,2\ny,1,\n", "row 1 "),
         ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0"),

@@ -93,8 +93,8 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
 
 
 def test_what_cannot_be_trained_on_is_refused(file, tmp_path):
-    np.savez(tmp_path / "f.npz", **{**np.load(file), "splits": np.full(48, "dev")})
-    with pytest.raises(UserError, match="the split 'dev'"):
+    np.savez(tmp_path / "f.npz", **{**np.load(file), "splits": np.full(48, "pilot")})
+    with pytest.raises(UserError, match="the split 'pilot'"):
         build(load(tmp_path / "f.npz"))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.models.vit import drop_path_factors
+from hypjax.models.vit import draw_drop_path_masks
 from hypjax.objectives import PairwiseCrossEntropy, ProblemSizes
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step
@@ -17,7 +17,7 @@ RATE, DEPTH = 0.4, 3
 
 
 def test_factors_are_0_or_the_inverse_of_the_probability_to_keep():
-    factors = np.asarray(drop_path_factors(jax.random.key(0), RATE, DEPTH, 10_000))
+    factors = np.asarray(draw_drop_path_masks(jax.random.key(0), RATE, DEPTH, 10_000))
     kept = 1 - np.array([0, RATE / 2, RATE])
     assert factors.shape == (10_000, DEPTH, 2) and np.all(factors[:, 0] == 1)
     for block in range(1, DEPTH):

@@ -7,7 +7,7 @@ class in the same way.
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,8 @@ from hypjax.errors import UserError
 
 _CLASSES = 196  # The first half is for training.
 _NOTE = "the training half of Cars-196 (8144 of 16185 photos)"
-_TITLES = "cars_meta.mat"
-_TRAIN, _TEST = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
-_HALF = (("cars_train/", _TRAIN),)
-_HALVES = (*_HALF, ("cars_test/", _TEST))
+_ALL, _TEST = "cars_annos.mat", "cars_test_annos_withlabels.mat"
+_HALF = {"cars_train_annos.mat": "cars_train/"}  # Annotations, and the folder of their photos.
 _DEVKIT = "devkit", "car_devkit"
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 
@@ -28,37 +26,32 @@ _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset
 def _list_all(tree: FileTree) -> Iterator[Entry]:
     """Lists all photos: those of one folder, or of the halves that were made to classify."""
     if any(name.startswith("car_ims/") for name in tree.files):
-        return _list_images(tree, [("", "cars_annos.mat")], "cars_annos.mat", "relative_im_path")
+        return _list_images(tree, {_ALL: ""}, _ALL)
     if _find(tree, _TEST) not in tree.files:
         raise UserError(
             f"{tree.root} has neither car_ims nor {_TEST}, which labels cars_test; get one of "
             "them, or prepare cars_train alone (--part=train, every result will say so)"
         )
-    return _list_images(tree, _HALVES)
+    return _list_images(tree, _HALF | {_TEST: "cars_test/"})
 
 
 def _list_images(
-    tree: FileTree,
-    folders: Sequence[tuple[str, str]],
-    titles: str = _TITLES,
-    path: str = "fname",
-    boxes: bool = False,
+    tree: FileTree, folders: Mapping[str, str], titles: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
     """Lists the photos of folders by class number; the official test flag plays no part.
 
-    Each folder comes with a MATLAB file of annotations, whose field `path` holds a photo's. Copies
-    of Kaggle hold the folders in others, such as `cars_train/cars_train`.
+    `folders` are named by MATLAB files of annotations; Kaggle's copies may hold them in folders of
+    the same name. `titles` is the MATLAB file of the classes' names.
     """
-    names, photos = _read(tree, titles, "class_names"), []
+    names = _read(tree, titles, "class_names")
+    rows = [(x, row) for file, x in folders.items() for row in _read(tree, file, "annotations")]
     files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
     try:
-        for folder, annotations in folders:
-            rows = _read(tree, annotations, "annotations")
-            photos += [(int(row["class"]), f"{folder}{row[path]}", row) for row in rows]
-        for number, name, row in sorted(photos, key=lambda photo: photo[0]):
-            split, label = "train" if number <= _CLASSES // 2 else "test", str(names[number - 1])
-            box = _box(row) if boxes else None
-            yield Entry(split, name, label, file=files.get(name, name), box=box)
+        for folder, row in sorted(rows, key=lambda pair: int(pair[1]["class"])):
+            number, name = int(row["class"]), row["fname" if folder else "relative_im_path"]
+            split = "train" if number <= _CLASSES // 2 else "test"
+            box, name = _box(row) if boxes else None, f"{folder}{name}"
+            yield Entry(split, name, str(names[number - 1]), file=files.get(name, name), box=box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
 

@@ -9,7 +9,7 @@ _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class and by path; the numbers of their folders are those of the classes."""
+    """Lists images by class and by path; their folders are numbered like the classes."""
     for name in sorted(tree.files):
         if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
             split = "train" if int(match[2]) <= _CLASSES // 2 else "test"

@@ -2,7 +2,6 @@
 
 import collections
 import io
-import itertools
 import pathlib
 import re
 import tempfile
@@ -20,8 +19,7 @@ from hypjax.system import console
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names are the last parts of those in the dataset, after the folders that tell images of a class
-    apart, without spaces. Names without a suffix get that of the image's format.
+    Names without a suffix get that of the image's format.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
@@ -34,7 +32,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
         for split in folder.splits:
             records = open_records(folder, split)
             folders = list(map(_valid, records.class_names))
-            names = _short_names(folders, records.names)
+            names = _file_names(folders, records.names)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i in tqdm.trange(len(records.names), **bar):
                 with reading(dataset, folder.path):
@@ -43,29 +41,21 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(image)
+                with path.open("xb") as file:
+                    file.write(image)
             count += len(records.names)
         unfinished.rename(output)
     return count
 
 
-def _short_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
-    """File names that differ within each folder, also where systems ignore case."""
-    parts = [[_valid(part).replace(" ", "_") for part in name.split("/")] for name in names]
-    short, rows_of = [""] * len(parts), collections.defaultdict(list)
-    for i, folder in enumerate(folders):
-        rows_of[folder.lower()].append(i)
-    for rows in rows_of.values():
-        columns = itertools.zip_longest(*(reversed(parts[i]) for i in rows), fillvalue="")
-        last, *folders_above = columns
-        telling = [column for column in folders_above if len({*column}) > 1]
-        longer = ["_".join(filter(None, row)) for row in zip(*reversed(telling), last, strict=True)]
-        numbered = [f"{i}_{name}" for i, name in enumerate(longer)]
-        candidates = (list(last), longer, numbered)
-        unique = (x for x in candidates if len({name.lower() for name in x}) == len(rows))
-        for i, name in zip(rows, next(unique), strict=True):
-            short[i] = name
-    return short
+def _file_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
+    """File names without spaces, numbered in folders where two would be equal but for case."""
+    last = [_valid(name.split("/")[-1]).replace(" ", "_") for name in names]
+    places = [(folder.lower(), name.lower()) for folder, name in zip(folders, last, strict=True)]
+    counts = collections.Counter(places)
+    repeated = {folder for (folder, _), count in counts.items() if count > 1}
+    rows = enumerate(zip(last, places, strict=True))
+    return [f"{i}_{name}" if folder in repeated else name for i, (name, (folder, _)) in rows]
 
 
 def _valid(name: str) -> str:

@@ -9,13 +9,13 @@ from hypjax.system import console
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the order of the list; the super-class is the category in the path.
 
-    Photos of full size, in `img_highres`, stand for those in `img` where a copy lacks these.
+    Without `img`, the photos are those of full size in `img_highres`.
     """
     pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     folders = "Img/img/", "img/", "Img/img_highres/", "img_highres/"
     folder = next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
     if "highres" in folder:
-        console.say(f"{tree.root} has no img: the larger photos of img_highres are taken")
+        console.say(f"{tree.root} has no img; the larger photos of img_highres are used")
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
     for match in tree.rows(file, pattern, skip=2):  # Their count, and the columns' names.

@@ -15,18 +15,16 @@ import pathlib
 import re
 import shutil
 import sys
-import tarfile
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow
-import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
+from hypjax.data.fetching import unpack
 from hypjax.data.records import Contents, Count, Example, write_records
 from hypjax.errors import UserError, explained
 from hypjax.system import console
@@ -85,7 +83,7 @@ class Archive(NamedTuple):
     """A .zip or .tar file with all or part of a dataset."""
 
     file: str  # Its name, or its path below the dataset's folder.
-    # Patterns of its contents, apart by '|'; if anything in the folder matches, it is not opened.
+    # Patterns of its contents, separated by '|'; the archive is not opened if anything matches.
     unpacked: str
     url: str = ""
     sha256: str | None = None  # Of the file at that address; None if downloads may differ.
@@ -102,26 +100,18 @@ class Archive(NamedTuple):
         """Unpacks it from a dataset's folder to one that stands for that folder."""
         path = root / self.file
         console.say(f"unpacking {path} temporarily")
-        target = (folder / self.file).parent
-        bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
         advice = (
             "; fetch it again, or unpack it yourself and pass that folder with --manual_dir=FOLDER"
         )
         with explained(f"cannot unpack {path} to {folder.parent}", advice):
-            target.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
-                if path.suffix == ".zip":
-                    zipfile.ZipFile(stream).extractall(target)
-                else:  # The filter refuses members that lead out of the folder.
-                    with tarfile.open(fileobj=stream) as packed:
-                        packed.extractall(target, filter="data")
+            unpack(path, (folder / self.file).parent)
 
     def download(self, root: pathlib.Path, advice: str) -> None:
         """Downloads it to a folder, where it appears when verified, unless it is there."""
         import pooch
 
         if not (root / self.file).exists():
-            console.say(f"downloading {self.url} to {root}")
+            console.say(f"downloading {self.url} to {root}; without a network, {advice}")
         pooch.get_logger().setLevel(logging.WARNING)
         known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
@@ -174,10 +164,14 @@ class OfficialDataset(NamedTuple):
         are unpacked there for the time being. Listed images without a file are left out.
         """
         base = (manual_dir or downloads).absolute()
+        if manual_dir and not base.is_dir():
+            problem = "is no folder" if base.exists() else "does not exist"
+            raise UserError(f"{base} {problem}; {self.advice}")
         root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):
-                archive.download(root, self.advice)
+                letters = "the letters of --dataset=glyphs need no download"
+                archive.download(root, f"{self.advice}; {letters}")
         needed = [archive for archive in self.archives if archive.is_needed(root)]
         if not needed and not self._files_in(root):
             known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]

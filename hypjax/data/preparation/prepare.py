@@ -51,13 +51,14 @@ def prepare(
         raise UserError(f"{name} has no part {part!r}; {known}")
     folder = pathlib.Path(root, name, VERSION)
     official = _official(name, part)
+    downloads = pathlib.Path(root, "downloads", (official and official.downloads) or name)
     with contextlib.ExitStack() as stack:
+        stack.callback(_remove_remains, folder, downloads)
         with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
         if absent:
             console.say(f"preparing {name} in {folder} (once)")
             if official:
-                downloads = pathlib.Path(root, "downloads", official.downloads or name)
                 manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
                 files = stack.enter_context(official.open(manual, downloads))
                 _check_listing(official, files.images, allow_partial)
@@ -75,6 +76,15 @@ def prepare(
             "folder, or name another with --data_dir"
         )
     return prepared
+
+
+def _remove_remains(folder: pathlib.Path, downloads: pathlib.Path) -> None:
+    """Removes the lock of a dataset that could not be prepared, and empty folders."""
+    if not folder.exists():
+        (folder.parent / ".lock").unlink(missing_ok=True)
+    for path in (folder.parent, downloads):
+        with contextlib.suppress(OSError):
+            os.removedirs(path)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
         middleware=[Middleware(Guard, names=names)],
         exception_handlers={HTTPException: _refused, UserError: _away, Exception: _failed},
     )
-    app.router.redirect_slashes = False  # Redirections have no body, and say nothing.
+    app.router.redirect_slashes = False  # Redirections would have no body.
     return app
 
 
@@ -97,7 +97,7 @@ def _options(request: Request) -> tuple[int, str | None, bool]:
 
 async def _refused(_: Request, error: HTTPException) -> Response:
     message = error.detail
-    if message == http.HTTPStatus(error.status_code).phrase:  # Of Starlette's own.
+    if message == http.HTTPStatus(error.status_code).phrase:  # Starlette's default.
         message += "; /openapi.json lists what this server answers"
     return JSONResponse({"error": message}, error.status_code, error.headers)
 

@@ -23,9 +23,9 @@ MOST_PIXELS = 64_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 BODY_SECONDS = 30.0  # For an upload to arrive.
 MOST_HELD = 16 * MOST_BYTES  # Of all uploads in memory.
-AT_ONCE = 16  # Searches that are answered, or wait for it.
-WAIT_SECONDS = 10.0  # For one of these to end.
-IDLE_SECONDS = 1.0  # Without any bytes of a body that is refused, until it is not awaited.
+AT_ONCE = 16  # Searches that are answered or queued.
+WAIT_SECONDS = 10.0  # For one of them to end.
+IDLE_SECONDS = 1.0  # Longest pause in a refused body, before its connection is closed.
 _END = {"connection": "close"}  # What remains of a body is not read.
 
 MultiPartParser.spool_max_size = MOST_BYTES  # Nothing is written to a disk.

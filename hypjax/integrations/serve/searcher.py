@@ -66,13 +66,13 @@ class Searcher:
 
         The hits are of a class, if that is given, and are placed in the disk.
         """
-        own = self._find(query) if isinstance(query, str) else None
-        point = own.point if own else self.embed(query)
-        paths = [os.path.realpath(own.path)] if own else None
+        row = self._find(query) if isinstance(query, str) else None
+        point = row.point if row else self.embed(query)
+        paths = [os.path.realpath(row.path)] if row else None
         (found,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(found.keys, found.distances, strict=True))
         items = self._gallery.read(found.keys)  # One of a server may be gone meanwhile.
-        query = self._shown(own) if own else {}
+        query = self._shown(row) if row else {}
         hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
             places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))

@@ -5,7 +5,7 @@ import functools
 import pooch
 import pytest
 
-from hypjax.data.preparation.prepare import declared
+from hypjax.data.preparation.prepare import declared, prepare
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
 
@@ -93,24 +93,26 @@ def test_a_damaged_list_is_named(name, file, line, text, problem, tmp_path):
         open_at(name, tmp_path, tmp_path / "downloads")
 
 
-def disk_without_test_labels(root):
-    disk.write_cars_halves(root)
-    (root / "cars_test_annos_withlabels.mat").unlink()
-    return root
-
-
-def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise ValueError("SHA256 does not match")
+def test_what_is_missing_or_cannot_be_downloaded_is_named_with_advice(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(url, known_hash, file, folder, **options):
+        folder.mkdir(parents=True)
+        assert "--manual_dir" in capsys.readouterr().err  # Before it waits for the network.
+        raise ConnectionError('Max retries exceeded (Caused by E("HTTPS(): No network"))')
 
     monkeypatch.setattr(pooch, "retrieve", fail)
+    disk.write_cars_halves(tmp_path / "cars")
+    (tmp_path / "cars/cars_test_annos_withlabels.mat").unlink()
     for name, folder, keyword in (
+        ("sop", tmp_path / "none", "none does not exist"),
         ("sop", tmp_path, "has no files of sop.*--manual_dir"),
-        ("cars196", disk_without_test_labels(tmp_path / "cars"), "withlabels.*--part=train"),
-        ("omniglot", None, "cannot download http.*SHA256 does not match.*--manual_dir"),
+        ("cars196", tmp_path / "cars", "withlabels.*--part=train"),
+        ("omniglot", None, r"cannot download http.* \(No network\).*--manual_dir"),
     ):
         with pytest.raises(UserError, match=keyword):
-            open_at(name, folder, tmp_path / "downloads")
+            prepare(name, manual_dir=folder, data_dir=tmp_path / "data")
+        assert not (tmp_path / "data").exists()
 
 
 def test_archives_are_downloaded_with_their_checksums(tmp_path, monkeypatch):
