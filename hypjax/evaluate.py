@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +11,12 @@ from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
-from hypjax.config.choices import PARTS
 from hypjax.data.parts import Splits
 from hypjax.errors import redacted
-from hypjax.geometry.learned import initial_parameters, initial_scalars, named_scalars
+from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.pretrained import pretrained_encoder, released_parameters
+from hypjax.inference.pretrained import only_encoder, released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
@@ -109,17 +107,8 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     has a head also its scores, "head".
     """
     validate(config)
-    run, read = Run(config, parts=["encoder"]), {}
-    params = initial_parameters(initial_scalars(config.objective))
-    if run.model.encoder.takes_pixels:
-        names = processes.from_first(
-            lambda: read.update(released_parameters(config, run.model)) or [*read]
-        )
-        run.parts = [part for part in PARTS if part in names]
-        params |= processes.arrays_from_first(
-            lambda: {part: read[part] for part in run.parts},
-            {part: run.shapes[part] for part in run.parts},
-        )
+    run = Run(config, parts=["encoder"])
+    params = released_model(run)
     console.say("evaluating on the test classes")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)
@@ -138,11 +127,10 @@ def pretrained_features(
     validate(config)
     config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
     run = Run(config, parts=["encoder"])
+    params = only_encoder(run)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    read = functools.partial(pretrained_encoder, config, run.model.encoder)
-    params = {"encoder": processes.arrays_from_first(read, run.shapes["encoder"])}
     return embedder.features(params, train)[:, 0], run.splits.notes
 
 

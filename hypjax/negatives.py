@@ -10,6 +10,7 @@ def main(
     show: command.Natural = 4,
     index: list[int] | None = None,
     k: command.Positive = 10,
+    batch: command.Positive | None = None,
     output: command.Figure | None = None,
 ) -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors.
@@ -17,11 +18,14 @@ def main(
     Args:
         workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
             dataset.
-        anchors: Without --index: number of anchors, at equal distances among the test images.
+        anchors: Without --index: number of anchors, at equal distances among the images.
         show: Without --index: number of anchors whose negatives are shown.
-        index: Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat
-            the flag.
+        index: Index of an image as an anchor, from 0, instead of --anchors and --show; repeat the
+            flag.
         k: Number of negatives to show for each anchor.
+        batch: Number of training images, the first ones of the first run's first batch, whose
+            negatives are weighed in place of the test images: in each pair of subsets, as in the
+            pairwise cross-entropy.
         output: Figure of the weights to draw, such as negatives.png. Beside it,
             negatives-hardest.png shows the hardest negatives, and negatives.json holds all numbers.
 
@@ -37,7 +41,12 @@ def main(
     for run in runs:  # Before any image is embedded.
         softmax_temperature(run.config)
     splits = runs[0].splits
-    choice = negatives.choose(splits, index or [], anchors, show, k)
+    asked = index or [], anchors, show, k
+    if batch:
+        images, samples = negatives.first_batch(runs[0], batch)
+        choice = negatives.choose_in_batch(images, samples, *asked)
+    else:
+        choice = negatives.choose(splits, *asked)
     weighed = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(weighed))
@@ -47,7 +56,7 @@ def main(
     if output:
         negatives.draw_curves(weighed, output)
         hardest = output.with_stem(f"{output.stem}-hardest")
-        figures = [output, *negatives.draw_hardest(weighed, splits, hardest)]
+        figures = [output, *negatives.draw_hardest(weighed, choice.splits, hardest)]
         numbers = {"anchors": choice.anchors.tolist(), "runs": weighed, **notes}
         command.write_numbers(output.with_suffix(".json"), numbers, *figures)
 

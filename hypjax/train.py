@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import read_config, validate
@@ -27,8 +28,8 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build, custom_provenance, shared_provenance
-from hypjax.training.states import Measured, begin, score_untrained, starting_parameters
+from hypjax.training.setup import TrainingRun, build_from, custom_provenance, shared_provenance
+from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
 _NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
@@ -88,8 +89,11 @@ def train_and_evaluate(
         return results
     require_wandb(config)
     name = pathlib.Path(folder.location).name
-    run = build(folder.filled(), name=name, workdir=str(folder.path))
-    return _train(run, folder, profile, report, warnings, stopwatch)
+    run = Run(folder.filled(), name=name, workdir=str(folder.path))
+    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
+    resumed = folder.has_checkpoint
+    run, pretrained = (build_from(run), None) if resumed else build_with_weights(run)
+    return _train(run, folder, pretrained, profile, report, warnings, stopwatch)
 
 
 def _configuration(
@@ -118,6 +122,7 @@ def _configuration(
 def _train(
     run: TrainingRun,
     folder: Workdir,
+    pretrained: PyTree | None,
     profile: tuple[int, int] | None,
     report: Callable[[Run], bool] | None,
     warnings: list[str],
@@ -127,8 +132,6 @@ def _train(
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)
-    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
-    pretrained = None if folder.has_checkpoint else starting_parameters(run)
     with folder.locked(facts, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)

@@ -9,6 +9,7 @@ from hypjax import errors, evaluate, train
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from hypjax.training import setup
+from hypjax.training.dry_run import dry_run
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 
@@ -37,6 +38,14 @@ def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
         ("data.path=/nowhere", "/nowhere"),
     ):
         assert words in mistake(photos_folder, override)
+
+
+def test_missing_weights_are_reported_before_images_are_opened(mistake):
+    missing = "/nowhere", "model.weights=missing.safetensors"
+    modes = train.train_and_evaluate, lambda config, _: dry_run(config)
+    modes += (lambda config, _: evaluate.pretrained_features(config),)
+    for mode in modes:
+        assert "missing.safetensors: there is no such file" in mistake(*missing, mode=mode)
 
 
 def test_folders_that_hold_no_classes(mistake, tmp_path):

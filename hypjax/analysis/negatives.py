@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import Points, head_points, restore_trained, searched
+from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
@@ -20,6 +21,7 @@ from hypjax.geometry.learned import learned_scalars
 from hypjax.inference.run import Run
 from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
+from hypjax.training.setup import training_run
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # Share of the weight for which the fewest negatives are counted.
@@ -33,39 +35,107 @@ Weighed = dict[str, Any]  # A run's weights of negatives, see `weigh`.
 
 
 class Choice(NamedTuple):
-    """Anchors whose negatives are weighed."""
+    """Anchors whose negatives are weighed, among test images or those of a batch."""
 
-    splits: Splits
+    splits: Splits  # Of a batch, its images are the test images.
     anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
     shown: int  # The hardest negatives of so many first anchors are listed,
     k: int  # so many of each.
+    # In a batch, each anchor has one of the images of its class as its positive.
+    positives: Int[np.ndarray, " anchors"] | None = None
+    samples_per_class: int = 1  # Of a batch, whose adjacent images are of one class.
 
-    @property
-    def labels(self) -> Int[np.ndarray, " anchors"]:
-        """Classes of the anchors."""
-        return self.splits.test.labels[self.anchors]
-
-    def negatives(self) -> list[int]:
-        """Number of negatives for each class of anchors."""
+    def negatives(self) -> Int[np.ndarray, " anchors"]:
+        """Number of negatives of each anchor."""
         items = searched(self.splits).labels
-        return [int(np.sum(items != label)) for label in np.unique(self.labels)]
+        if self.positives is not None:
+            return np.full(len(self.anchors), 2 * (len(items) // self.samples_per_class - 1))
+        return len(items) - _sizes_of_classes(self.splits)[self.anchors]
+
+    def pairs(
+        self, rows: slice
+    ) -> tuple[Bool[np.ndarray, "anchors items"], Bool[np.ndarray, "anchors items"]]:
+        """Marks the positives and the negatives of some anchors among the items.
+
+        In a batch, negatives are those of the two subsets of the anchor and of its positive.
+        """
+        anchors, items = self.anchors[rows, None], searched(self.splits).labels
+        same, index = self.splits.test.labels[anchors] == items, np.arange(len(items))
+        if self.positives is None:
+            return same & ((index != anchors) | (self.splits.gallery is not None)), ~same
+        positives, subset = self.positives[rows, None], index % self.samples_per_class
+        in_pair = (subset == subset[anchors]) | (subset == subset[positives])
+        return index == positives, ~same & in_pair
+
+
+def _sizes_of_classes(splits: Splits) -> Int[np.ndarray, " images"]:
+    """Number of searched images of each test image's class."""
+    labels, items = splits.test.labels, searched(splits).labels
+    return np.bincount(items, minlength=labels.max() + 1)[labels]
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
-    """Chooses evenly spaced test images as anchors, or those named by index."""
-    count = len(splits.test)
+    """Chooses evenly spaced test images as anchors, or those named by index.
+
+    An image whose class has no other one is no anchor.
+    """
+    anchors = np.flatnonzero(_sizes_of_classes(splits) > (splits.gallery is None))
+    return _choose(Choice(splits, anchors, shown, k), named, number)
+
+
+def choose_in_batch(
+    images: Dataset, samples_per_class: int, named: Sequence[int], number: int, shown: int, k: int
+) -> Choice:
+    """Chooses anchors of a batch, each of them with every positive, as `choose` does.
+
+    Adjacent images are of one class. Its subsets are, as in the pairwise cross-entropy, the first
+    images of all classes, the second ones, and so on.
+    """
+    others = samples_per_class - 1
+    anchors = np.repeat(np.arange(len(images)), others)
+    sample = anchors % samples_per_class
+    offset = 1 + np.arange(len(anchors)) % others
+    positives = anchors - sample + (sample + offset) % samples_per_class
+    splits = Splits(None, None, images, None, "")
+    return _choose(Choice(splits, anchors, shown, k, positives, samples_per_class), named, number)
+
+
+def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
+    """The first images of a run's first batch, and the number of images of each class."""
+    spec = (built := training_run(run)).spec
+    samples, most = spec.samples_per_class, spec.batch_size
+    if not 2 * samples <= size <= most:
+        raise UserError(
+            f"--batch is {size}; it must be {2 * samples} to {most}, from two classes with "
+            f"{samples} images each to all images of a batch of {run.name}"
+        )
+    images = built.plans.choose(0)[: size // samples * samples]
+    return built.splits.train.take(images), samples
+
+
+def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
+    """Takes so many anchors, evenly spaced and those to show first, or the named ones."""
+    anchors, count = choice.anchors, len(choice.splits.test)
     for index in named:
         if not 0 <= index < count:
-            raise UserError(f"--index is {index}; the test images are 0 to {count - 1}")
+            raise UserError(f"--index is {index}; the images are 0 to {count - 1}")
+        if index not in anchors:
+            raise UserError(f"--index is {index}, an image without another one of its class")
+    if not len(anchors):
+        raise UserError("there are no two images of one class, so that no anchor has a positive")
     if named:
-        anchors, shown = np.array(named), len(named)
+        rows = np.concatenate([np.flatnonzero(anchors == index) for index in named])
+        shown = len(rows)
     else:
-        anchors, first = _evenly(count, number), _evenly(min(count, number), shown)
-        anchors = np.concatenate([anchors[first], np.delete(anchors, first)])
-        shown = len(first)
-    choice = Choice(splits, anchors, shown, k)
-    if k > (fewest := min(choice.negatives())):
-        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives; set --k={fewest}")
+        rows = _evenly(len(anchors), number)
+        first = _evenly(len(rows), choice.shown)
+        rows, shown = np.concatenate([rows[first], np.delete(rows, first)]), len(first)
+    positives = None if choice.positives is None else choice.positives[rows]
+    choice = choice._replace(anchors=anchors[rows], shown=shown, positives=positives)
+    if choice.k > (fewest := choice.negatives().min()):
+        raise UserError(
+            f"--k is {choice.k}, but an anchor has only {fewest} negatives; set --k={fewest}"
+        )
     return choice
 
 
@@ -74,12 +144,13 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 
 
 def weigh_run(run: Run, choice: Choice) -> Weighed:
-    """Embeds the test images in the space of the loss, without `eval.pca`, and weighs negatives."""
+    """Embeds images in the space of the loss, without `eval.pca`, and weighs negatives."""
     params = restore_trained(run)
     space = run.trained_objective(params).space
-    items = head_points(run, params, space, searched(run.splits))
-    if run.splits.gallery:
-        anchors = head_points(run, params, space, run.splits.test.take(choice.anchors))
+    splits = choice.splits
+    items = head_points(run, params, space, searched(splits))
+    if splits.gallery:
+        anchors = head_points(run, params, space, splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
     scalars = learned_scalars(run.config.objective, params)
@@ -90,44 +161,46 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
 def weigh(
     name: str, anchors: Points, items: Points, choice: Choice, space: Space, temperature: float
 ) -> Weighed:
-    """Weighs the negatives of anchors, which are the items of other classes, in float64.
+    """Weighs the negatives of anchors by `negative_weights`, in float64.
 
     Anchors and items are points of the loss's space; the loss divides distances by `temperature`.
     Returns a run of negatives.json. "hardest" lists the nearest negatives of each shown anchor with
-    their weights; all weights of an anchor sum to 1. "carriers" are the fewest negatives that carry
-    90%, and "curve" has mean weights at 200 ranks.
+    their weights; "weight" is the mean sum of an anchor's weights. "carriers" are the fewest
+    negatives that carry 90% of this sum, and "shares" those that the hardest ones have of it.
+    "curve" has mean weights at 200 ranks, and their cumulative share.
     """
 
     @jax.jit
-    def compare(points, labels, items, classes):
+    def compare(points, items, positives, negatives):
         """Distances, infinite to items that are no negatives, and weights."""
-        negatives = labels[:, None] != classes
         distances = space.distance_matrix(points, items)
-        weights = negative_weights(distances, negatives, temperature=temperature)
+        weights = negative_weights(distances, positives, negatives, temperature=temperature)
         return jnp.where(negatives, distances, jnp.inf), weights
 
-    classes = searched(choice.splits).labels
     curve, carriers, hardest = np.zeros(len(items)), [], []
     with jax.enable_x64(True):
         doubled = jnp.asarray(items, jnp.float64)
         for start in range(0, len(anchors), _BLOCK):
             block = slice(start, start + _BLOCK)
             points = jnp.asarray(anchors[block], jnp.float64)
-            compared = compare(points, choice.labels[block], doubled, classes)
+            compared = compare(points, doubled, *choice.pairs(block))
             distances, weights = map(np.asarray, compared)
             falling = -np.sort(-weights, axis=1)
             curve += np.sum(falling, axis=0)
-            carriers += (1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1)).tolist()
+            sums = np.cumsum(falling, axis=1)
+            carriers += (1 + np.argmax(sums >= _CARRIED * sums[:, -1:], axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
                 hardest.append(_nearest(choice, anchor, distances[row], weights[row]))
     curve = curve[: max(choice.negatives())] / len(anchors)
-    cumulative = np.minimum(np.cumsum(curve), 1)
+    cumulative = np.cumsum(curve)
+    weight, cumulative = cumulative[-1], cumulative / cumulative[-1]
     ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
     drawn = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
     quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES}
     return {
         "run": name,
         "temperature": temperature,
+        "weight": float(weight),
         "carriers": {"mean": float(np.mean(carriers)), **quantiles},
         "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
         "carriers_of_anchors": carriers,
@@ -160,13 +233,15 @@ def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
-    """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
+    """Returns one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
     heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
-    rows = [["run", "", *heads, *(f"share of the hardest {n}" for n in runs[0]["shares"])]]
+    rows = [
+        ["run", "", "weight", *heads, *(f"share of the hardest {n}" for n in runs[0]["shares"])]
+    ]
     for run in runs:
         counts = [f"{value:.1f}" for value in run["carriers"].values()]
         shares = [f"{value:.4f}" for value in run["shares"].values()]
-        rows.append([run["run"], "", *counts, *shares])
+        rows.append([run["run"], "", f"{run['weight']:.4f}", *counts, *shares])
     return aligned(rows)
 
 
@@ -197,7 +272,7 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     cumulative.axhline(_CARRIED, color="grey", linestyle="dashed", linewidth=1)
     weight.set(ylabel="mean weight p(x⁻)", yscale="log")
     ticks = [0, 0.25, 0.5, 0.75, _CARRIED]
-    cumulative.set(ylabel="cumulative weight", ylim=(0, 1.02), yticks=ticks)
+    cumulative.set(ylabel="cumulative share of the weight", ylim=(0, 1.02), yticks=ticks)
     for axis in (weight, cumulative):
         axis.set(xlabel="rank of the negative, hardest first", xscale="log")
         axis.grid(alpha=0.3)

@@ -150,6 +150,8 @@ _FIELDS = {
     "optim.b2": Field(0.999, _BELOW_1),  # Decay rate of Adam's second moment.
     "optim.eps": Field(1e-8, ABOVE_0),  # Adam's epsilon.
     "optim.momentum": Field(0.95, _BELOW_1),  # Of SGD and Muon.
+    # Factor of the model's gradient before it is clipped, but not of the objective's; HIER: 0.5.
+    "optim.gradient_factor": Field(1.0, ABOVE_0),
     # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
     "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).

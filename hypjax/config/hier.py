@@ -1,7 +1,8 @@
 """The recipe of HIER (Kim et al., CVPR 2023), shared by its datasets.
 
 It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are the paper's or those of
-its released code; comments say where they are neither. That code scales gradients by the inverse
+its released code; comments say where they are neither. That code trains on two processes, which
+here are one: see `optim.gradient_factor` below. It scales gradients by the inverse
 metric of the ball also where it trains without HIER; here, Proxy-Anchor alone and `hyp-resnet50` do
 not. With all features clipped that is one constant factor, 0.094, which Adam cancels except beside
 its ε.
@@ -47,6 +48,10 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     optim.eps = 1e-4  # As the authors trained, in half precision.
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
+    # The authors' two processes embed 90 images each. Each has the loss of all 180, but the
+    # gradient of its own half, and the model's gradient is the mean of both. Proxies, which are not
+    # averaged, have that of the whole batch.
+    optim.gradient_factor = 0.5
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
     convolutional = variant.encoder in ("resnet50", "lite")
     if not convolutional and schedule.head_rate != 1:
@@ -64,3 +69,4 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
         optim.decay_every = epochs * schedule.epoch
         if variant.loss == "hyp":  # 22 classes, of which its released command takes 8 images each.
             train.batch_size, train.samples_per_class = 176, 8
+            config.objective.pair_weight = 1 / 8**2  # The code divides 56 pairs' sum by it.

@@ -1,11 +1,13 @@
 """The parameters with which a model starts: pretrained, or of another run."""
 
+import functools
 import pathlib
 
 import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import PARTS
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, learned
 from hypjax.inference.run import Run
@@ -15,6 +17,7 @@ from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.weight_files import PROXIES, read_state_dict, repository, timm_weights
 from hypjax.objectives import create_objective
+from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
 from hypjax.system import console
@@ -37,6 +40,37 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
             )
         return pretrained.load_timm(weights, encoder, config.data.channels)
     return _restored(config, encoder).params["encoder"]
+
+
+def only_encoder(run: Run) -> PyTree:
+    """Reads the parameters of a pretrained encoder, in all processes; opens no images."""
+    config, encoder = run.config, run.model.encoder
+    params = learned.initial_parameters(learned.initial_scalars(config.objective))
+    if encoder.takes_pixels:
+        read = functools.partial(pretrained_encoder, config, encoder)
+        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
+    return params
+
+
+def released_model(run: Run) -> PyTree:
+    """Reads `released_parameters` in all processes, but the proxies, and scores their parts alone.
+
+    Opens no images.
+    """
+    params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
+    released: dict[str, PyTree] = {}
+
+    def read() -> list[str]:
+        released.update(released_parameters(run.config, run.model))
+        return [part for part in PARTS if part in released]
+
+    if run.model.encoder.takes_pixels:
+        run.parts = processes.from_first(read)
+        shapes = {part: run.shapes[part] for part in run.parts}
+        params |= processes.arrays_from_first(
+            lambda: {part: released[part] for part in run.parts}, shapes
+        )
+    return params
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:

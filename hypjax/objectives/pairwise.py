@@ -133,6 +133,7 @@ class PairwiseCrossEntropy(Objective):
     space: Space
     temperature: float
     samples_per_class: int
+    pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
@@ -140,11 +141,16 @@ class PairwiseCrossEntropy(Objective):
         points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
-        return loss, _metrics(self.space, features, points, logits)
+        metrics = _metrics(self.space, features, points, logits)
+        if self.pair_weight != 1:
+            loss *= self.pair_weight
+            metrics["chance_loss"] *= self.pair_weight
+        return loss, metrics
 
 
 def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
-    return PairwiseCrossEntropy(space, config.objective.temperature, config.train.samples_per_class)
+    fields, samples = config.objective, config.train.samples_per_class
+    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight)
 
 
 def _metrics(
@@ -231,7 +237,11 @@ PAIRWISE_LOSSES = {
         # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
         # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
         # Eq. 4.)
-        {"temperature": Field(0.2, ABOVE_0, learnable=True)},
+        {
+            "temperature": Field(0.2, ABOVE_0, learnable=True),
+            # Factor of the sum over pairs of subsets; HIER's code divides it by samples².
+            "pair_weight": Field(1.0, ABOVE_0),
+        },
         by_class=True,
         divisor=lambda fields: fields["temperature"],
         reference="Hyp-ViT (Ermolov et al., CVPR 2022)",
@@ -249,19 +259,24 @@ PAIRWISE_LOSSES = {
 
 def negative_weights(
     distances: Float[ArrayLike, "anchors items"],
+    positives: Bool[ArrayLike, "anchors items"],
     negatives: Bool[ArrayLike, "anchors items"],
     *,
     temperature: float,
 ) -> Float[Array, "anchors items"]:
-    """Weights of an anchor's negatives in the gradient of a softmax loss (HypMix, Fig. 3).
+    """Weights p(x⁻) of an anchor's negatives in the gradient of its loss (HypMix, Eq. 8, 9, 11).
 
-    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. Among the
-    negatives of one denominator, the cross-entropy's derivatives by their logits are in proportion
-    to p, whatever the positive is. With s images of each class in a batch, an anchor of the
-    pairwise cross-entropy has s − 1 denominators, one for each positive.
+    p(x⁻) = exp(−d(a, x⁻)/τ) / [exp(−d(a, x⁺)/τ) + Σ exp(−d(a, x)/τ)], where x runs over the
+    negatives of the anchor a: the derivative of the loss of a and its positive x⁺ by −d(a, x⁻)/τ.
+    An anchor's weights thus sum to 1 − p(x⁺). With several positives they are the means over these;
+    other items have the weight 0.
 
     Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
-    τ > 0 of `softmax_temperature`. `negatives` marks at least one item for each anchor.
+    τ > 0 of `softmax_temperature`. `positives` and `negatives` mark at least one item for each
+    anchor.
     """
     logits = -jnp.asarray(distances) / temperature
-    return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))
+    negatives = jnp.asarray(negatives)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True, where=negatives)
+    of_all = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
+    return of_all * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))

@@ -12,11 +12,13 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
+from hypjax.inference.pretrained import only_encoder
+from hypjax.inference.run import Run
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.setup import TrainingRun, build, print_summary
-from hypjax.training.states import random_state, starting_parameters, with_pretrained
+from hypjax.training.setup import TrainingRun, print_summary
+from hypjax.training.states import build_with_weights, random_state, with_pretrained
 from hypjax.training.step import (
     TrainState,
     evaluated_model,
@@ -32,13 +34,19 @@ _GIB = 2**30
 def dry_run(config: ConfigDict) -> None:
     """Opens data and weights, embeds a batch, runs a few steps and prints an estimate.
 
-    Saves nothing but the caches, and raises what the run itself would raise until then.
+    Of a configuration without steps, only the evaluation is rehearsed. Saves nothing but the
+    caches, and raises what the run itself would raise until then.
     """
     validate(config)
-    run = build(config)
+    if config.train.total_steps == 0:
+        run = Run(config, parts=["encoder"])
+        embedding = _seconds_of_embedding(run, only_encoder(run))
+        print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
+        return
+    run, pretrained = build_with_weights(Run(config))
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
-    state = with_pretrained(run.learner, state, starting_parameters(run))
+    state = with_pretrained(run.learner, state, pretrained)
     embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
         seconds = _seconds_of_steps(run, state)
@@ -47,14 +55,17 @@ def dry_run(config: ConfigDict) -> None:
         print(f"{total} steps are too few to time")
         return
     step = float(np.median(seconds))
-    whole, once = (datetime.timedelta(seconds=round(x)) for x in (step * total, embedding))
     print(
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
-        f"about {whole}, and embedding every image once {once}"
+        f"about {_time(step * total)}, and embedding every image once {_time(embedding)}"
     )
 
 
-def _seconds_of_embedding(run: TrainingRun, params: PyTree) -> float:
+def _time(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=round(seconds))
+
+
+def _seconds_of_embedding(run: Run, params: PyTree) -> float:
     """Estimates the seconds to embed all images once, from one batch."""
     embedder, splits = dataclasses.replace(run.embedder, cached=()), run.splits
     if not embedder.model.encoder.takes_pixels:

@@ -101,6 +101,7 @@ def create_optimizer(
     b2: float = 0.999,
     eps: float = 1e-8,
     momentum: float = 0.95,
+    gradient_factor: float = 1.0,
     clip_norm: float | None = 3.0,
     clip_value: float | None = None,
     groups: Sequence[Group] = (),
@@ -110,8 +111,9 @@ def create_optimizer(
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
     `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. The fields `b1`, `b2` and `eps` are
-    Adam's, and `momentum` is the one of SGD and Muon. The gradient's values are clipped to
-    `clip_value`, then its global norm to `clip_norm`; None is no limit.
+    Adam's, and `momentum` is the one of SGD and Muon. The model's gradient is multiplied by
+    `gradient_factor`. Then all values are clipped to `clip_value`, and the global norm to
+    `clip_norm`; None is no limit.
 
     Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` of
     parameters, by path, have a factor of the learning rate and a decay of their own; the factor
@@ -132,6 +134,7 @@ def create_optimizer(
     decay = _with_numbers(decay_of, lambda g, p, d: g + d * p)
     scaled = (scale, decay) if optimizer.decoupled else (decay, scale)
     steps = [
+        *([_model_gradient(gradient_factor)] if gradient_factor != 1 else []),
         *([optax.clip(clip_value)] if clip_value is not None else []),
         *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
         optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)),
@@ -145,7 +148,8 @@ def create_optimizer(
     return optax.chain(*steps)
 
 
-_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "momentum", "clip_norm", "clip_value")
+_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "momentum")
+_FIELDS += ("gradient_factor", "clip_norm", "clip_value")
 
 
 def configured_optimizer(
@@ -190,6 +194,11 @@ def _with_numbers(
         return jax.tree.map(change, updates, params, _by_path(number, updates))
 
     return optax.stateless(update)
+
+
+def _model_gradient(factor: float) -> optax.GradientTransformation:
+    """Multiplies the gradient of the model's parameters."""
+    return _with_numbers(lambda path: factor if path[0] == "model" else 1.0, lambda g, _, f: f * g)
 
 
 def _with_points(

@@ -57,7 +57,12 @@ def build(config: ConfigDict, **fields: str) -> TrainingRun:
 
     `fields` are further fields of `Run`.
     """
-    run = training_run(Run(config, **fields))
+    return build_from(Run(config, **fields))
+
+
+def build_from(run: Run) -> TrainingRun:
+    """Opens the run's images and builds what training needs, see `build`."""
+    run = training_run(run)
     if run.config.run.cache == "device":
         run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
     return run

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
 from hypjax.inference.pretrained import pretrained_parameters, warn_of_known_classes
+from hypjax.inference.run import Run
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
@@ -19,7 +20,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import TrainingRun, print_summary, rotates_only
+from hypjax.training.setup import TrainingRun, build_from, print_summary, rotates_only
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -87,23 +88,35 @@ def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
-def starting_parameters(run: TrainingRun) -> dict[str, PyTree] | None:
+def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]:
+    """Reads the `starting_parameters`, then opens the images and builds what training needs.
+
+    Images may take minutes to prepare; missing weights are reported before.
+    """
+    pretrained = starting_parameters(run)
+    built = build_from(run)
+    if pretrained is not None:
+        images = built.splits.fingerprint
+        processes.from_first(lambda: warn_of_known_classes(run.config, images))
+    return built, pretrained
+
+
+def starting_parameters(run: Run) -> dict[str, PyTree] | None:
     """Reads the parameters that `model.weights` names, in all processes; None if it is None."""
-    config, learner = run.config, run.learner
+    config = run.config
     if config.model.weights is None:
         return None
     params: dict[str, PyTree] = {}
 
     def read() -> list[str]:
-        params.update(pretrained_parameters(config, learner.model))
+        params.update(pretrained_parameters(config, run.model))
         verb = "start" if len(params) > 1 else "starts"
         console.say(f"the {' and the '.join(params)} {verb} from {config.model.weights}")
-        warn_of_known_classes(config, run.splits.fingerprint)
         return [*params]
 
     parts, shapes = processes.from_first(read), run.shapes
     if "hierarchy" in parts:
-        sizes = config.objective.hier_proxies, learner.model.head_dim
+        sizes = config.objective.hier_proxies, run.model.head_dim
         shapes |= {"hierarchy": jax.ShapeDtypeStruct(sizes, jnp.float32)}
     return processes.arrays_from_first(lambda: params, {part: shapes[part] for part in parts})
 

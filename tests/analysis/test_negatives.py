@@ -2,10 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import choose, only_here, weigh
+from hypjax.analysis.negatives import choose, choose_in_batch, only_here, weigh
 from hypjax.data.parts import Splits
+from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from tests.helpers.pictures import dataset_without_images
 
@@ -32,10 +34,12 @@ def test_weights_are_those_of_a_loop(monkeypatch):
         distances = {i: apart[anchor, i] for i in range(10) if TEST.test.labels[i] != label}
         nearest = sorted(distances, key=distances.get)
         terms = np.exp([-distances[i] / 0.2 for i in nearest])
-        weights = terms / terms.sum()
+        matches = [i for i in range(10) if TEST.test.labels[i] == label and i != anchor]
+        positives = np.exp([-apart[anchor, i] / 0.2 for i in matches])
+        weights = np.mean([terms / (x + terms.sum()) for x in positives], axis=0)
         curve[: len(weights)] += weights / 7
         count = 1
-        while weights[:count].sum() < 0.9:
+        while weights[:count].sum() < 0.9 * weights.sum():
             count += 1
         assert found["carriers_of_anchors"][place] == count
         if place < choice.shown:
@@ -54,11 +58,30 @@ def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
     choice = choose(TEST, [], 5, 2, 1)
     assert sorted(choice.anchors) == [0, 2, 4, 7, 9]
     assert choice.anchors[:2].tolist() == [0, 9]
-    assert choice.labels.tolist() == TEST.test.labels[choice.anchors].tolist()
     everything = choose(TEST, [], 1000, 99, 1)
     assert everything.anchors.tolist() == list(range(10)) and everything.shown == 10
     named = choose(TEST, [8, 1], 1000, 0, 1)
     assert named.anchors.tolist() == [8, 1] and named.shown == 2
+
+
+def test_anchors_of_a_batch_have_each_of_their_positives():
+    """Three images of each of two classes; the negatives are those of the two subsets."""
+    images = dataset_without_images([4, 4, 4, 1, 1, 1])
+    choice = choose_in_batch(images, 3, [4], 9, 9, 2)
+    assert choice.anchors.tolist() == [4, 4] and choice.shown == 2
+    positives, negatives = choice.pairs(slice(None))
+    np.testing.assert_array_equal(positives, np.eye(6)[[5, 3]])
+    np.testing.assert_array_equal(negatives, [[0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
+    with pytest.raises(UserError, match="only 2 negatives"):
+        choose_in_batch(images, 3, [], 9, 9, 3)
+
+
+@pytest.mark.parametrize("number", [3, 10])
+def test_images_without_a_positive_are_no_anchors(number):
+    test = splits([0, 1, 1, 2])
+    assert sorted(choose(test, [], number, 1, 1).anchors) == [1, 2]
+    with pytest.raises(UserError, match="without another one of its class"):
+        choose(test, [3], number, 1, 1)
 
 
 def test_a_gallery_is_searched_instead_of_the_test_images():

@@ -32,7 +32,7 @@ COMMON = (
     | group("data", crop_area=(0.2, 1.0), crop_ratio=(0.75, 4 / 3))
     | group("model", pooling="cls", head_dim=128, precision="auto")
     | group("optim", schedule="constant", warmup_steps=0, weight_decay=0.01, clip_norm=3.0)
-    | group("optim", b1=0.9, b2=0.999, eps=1e-8, frozen=("patch_projection",))
+    | group("optim", b1=0.9, b2=0.999, eps=1e-8, frozen=("patch_projection",), gradient_factor=1.0)
     | group("train", on_nonfinite="stop")
     | group("eval", metrics=("recall",), every=0)
 )
@@ -52,7 +52,7 @@ DATASETS = {
     "inshop": ("inshop", 224, (1, 10, 20, 30), 900, 2, (2_200, 3_200)),
 }
 # Fields of config.objective: Hyp-ViT's on the ball and on the sphere, HypMix's, and others'.
-PAIRS = {"name": "pairwise_cross_entropy", "temperature": 0.2}
+PAIRS = {"name": "pairwise_cross_entropy", "temperature": 0.2, "pair_weight": 1.0}
 MIX = {"name": "hypmix", "sphere_temperature": 0.05, "ball_temperature": 0.2}
 PROXIES = {"proxy_rate": 1e4, "proxy_optimizer": "adam"}
 PROXY_ANCHOR = {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, **PROXIES}
@@ -81,7 +81,7 @@ HIER = (
     {"data.resize": 256, "train.repeat_images": True, **BALL}
     | group("model", head="norm_dense", head_dim=384)
     | group("optim", schedule="constant", weight_decay=0.01, eps=1e-4, frozen=("patch_projection",))
-    | group("optim", clip_norm=None, clip_value=10.0)
+    | group("optim", clip_norm=None, clip_value=10.0, gradient_factor=0.5)
     | group("train", batch_size=180, samples_per_class=2, sampling="drawn_classes")
 )
 HIER_OBJECTIVE = PROXY_ANCHOR | {
@@ -151,7 +151,7 @@ def hier_recipes(dataset):
             recipe = common | of_encoder(encoder) | of_objective(**own)
             yield f"{loss}-{encoder}", recipe | {"optim.learning_rate": rate}
     sizes = group("train", batch_size=176, samples_per_class=8)
-    yield "hyp-resnet50", resnet | sizes | of_objective(**LOSSES["hyp"])
+    yield "hyp-resnet50", resnet | sizes | of_objective(**LOSSES["hyp"] | {"pair_weight": 1 / 64})
 
 
 def irt_recipes(dataset):
@@ -183,7 +183,7 @@ SFM = (
     | of_objective(name="tuple_contrastive", margin=0.85, koleo_weight=4.0)
     | group("optim", name="adam", learning_rate=5e-7, schedule="step", decay_every=400)
     | group("optim", decay_factor=math.exp(-0.01), warmup_steps=0, clip_norm=None, frozen=())
-    | group("optim", weight_decay=2e-5)  # 1e-4 for the sum of a batch's five tuples.
+    | group("optim", weight_decay=2e-7)  # 1e-6 for the sum of a batch's five tuples.
     | group("train", sampling="tuples", batch_size=35, total_steps=40_000)
     | group("train.tuples", pairs=2_000, negatives=5, pool=22_000)
     | group("eval", benchmarks=("roxford5k", "rparis6k"), ks=(1, 5, 10), scales=(1.0,))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hypjax.analysis.negatives import choose_in_batch
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
@@ -22,6 +23,7 @@ from hypjax.objectives import (
 )
 from hypjax.types import Outputs
 from tests.helpers.losses import BALL, SPHERE, configured, embedded, loss_of
+from tests.helpers.pictures import dataset_without_images
 
 
 def transcription(z, distance, temperature):
@@ -211,23 +213,24 @@ class Shifted:
 
 
 @pytest.mark.parametrize(
-    ("name", "space"),
+    ("name", "space", "samples"),
     [
-        ("pairwise_cross_entropy", "poincare"),
-        ("hypmix", "poincare"),
-        ("supcon", "sphere"),
-        ("scalable_nca", "poincare"),
+        ("pairwise_cross_entropy", "poincare", 3),
+        ("pairwise_cross_entropy", "sphere", 2),
+        ("hypmix", "poincare", 3),
+        ("supcon", "sphere", 2),
+        ("scalable_nca", "poincare", 2),
     ],
 )
-def test_weights_are_the_gradient_of_the_loss(float64, name, space):
-    """With two samples of each class, an anchor has one denominator, with all its negatives."""
-    features = np.random.default_rng(0).normal(size=(10, 4))
+def test_weights_are_the_gradient_of_the_loss(float64, name, space, samples):
+    """By −distance / temperature, summed over an anchor's positives."""
+    features = np.random.default_rng(0).normal(size=(5 * samples, 4))
     config = configured(name, space=space)
-    config.train.samples_per_class = 2
+    config.train.samples_per_class = samples
     objective, temperature = create_objective(config), softmax_temperature(config)
-    labels, base = np.repeat(np.arange(5), 2), objective
+    labels, base = np.repeat(np.arange(5), samples), objective
     if name == "hypmix":  # Its space follows from its numbers.
-        base = PairwiseCrossEntropy(objective.space, temperature, 2)
+        base = PairwiseCrossEntropy(objective.space, temperature, samples)
 
     @jax.jit
     @jax.grad
@@ -236,19 +239,33 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
         return loss_of(shifted, ({}, {}), features, labels)[0]
 
     gradient = by_logit(np.zeros((len(features), len(features))))
-    order = np.arange(len(features))
+    order, anchors = np.arange(len(features)), len(features)
     if name in ("pairwise_cross_entropy", "hypmix"):  # These compare images in another order.
-        order = order.reshape(5, 2).T.reshape(-1)
-    negatives = labels[order][:, None] != labels[order]
-    gradient = np.where(negatives, gradient, 0)
-    assert (gradient[negatives] > 0).all()
-
-    distances = embedded(objective.space, features[order])[1]
-    weights = negative_weights(distances, negatives, temperature=temperature)
+        order, anchors = order.reshape(5, samples).T.reshape(-1), 5
+    distances = embedded(objective.space, features)[1]
+    choice = choose_in_batch(dataset_without_images(labels), samples, [], 10**6, 0, 1)
+    pairs = choice.pairs(slice(None))
+    weights = negative_weights(distances[choice.anchors], *pairs, temperature=temperature)
     assert weights.dtype == np.float64
-    np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-14)
-    expected = gradient / np.sum(gradient, axis=1, keepdims=True)
-    np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=0)
+    expected = np.zeros(distances.shape)
+    np.add.at(expected, choice.anchors, weights / anchors)
+    expected = expected[order[:, None], order]
+    negatives = labels[order][:, None] != labels[order]
+    assert (expected[negatives] > 0).all() and not expected[~negatives].any()
+    np.testing.assert_allclose(gradient[negatives], expected[negatives], rtol=1e-10)
+
+
+def test_weights_depend_on_the_positive():
+    """One near negative among 200 distant ones, with a positive that is near, less near, or far."""
+    distances = np.concatenate([np.full(200, 4.0), [2.0, 0]])
+    marks = np.arange(202) == 201
+    weights = []
+    for positive in (0.5, 1.5, 2.5):
+        distances[-1] = positive
+        weights.append(
+            negative_weights(distances[None], marks[None], ~marks[None], temperature=0.2)
+        )
+    np.testing.assert_allclose(np.array(weights)[:, 0, 200], [5.53e-4, 0.0758, 0.917], rtol=1e-3)
 
 
 def test_objectives_without_such_a_softmax_are_refused():

@@ -8,7 +8,10 @@ import itertools
 import runpy
 from unittest import mock
 
+import jax
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from hypjax.config import flatten, load_config, variants
 from hypjax.config.reading import PACKAGED
@@ -16,7 +19,9 @@ from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
 from hypjax.data.records import VERSION, write_records
 from hypjax.errors import UserError
-from hypjax.models import ResNet, VisionTransformer, architectures
+from hypjax.models import ResNet, VisionTransformer, architectures, create_embedder
+from hypjax.models.architectures import encoder_shapes
+from hypjax.models.pretrained import timm_state_dict
 from hypjax.training.dry_run import dry_run
 from tests.helpers import object_files, official_files, small_runs
 
@@ -26,7 +31,7 @@ _SUFFIXES = ("", ",released", ",frozen", ",last")
 _CLASSES = 3  # In a batch.
 # Fields that whole datasets and models need, if a configuration has them.
 _FIELDS = {
-    **{"model.weights": None, "run.workers": 0, "run.eval_batch_size": 8, "eval.ks": "1,2"},
+    **{"run.workers": 0, "run.eval_batch_size": 8, "eval.ks": "1,2"},
     **{"objective.hier_proxies": 8, "objective.hier_neighbors": 3, "objective.hier_triplets": 2},
 }
 _FEW_CLASSES = {"data.validation_classes": 0}
@@ -139,7 +144,22 @@ def _config(file, variant, datasets, photos):
         fields["eval.benchmarks"] = ()
     known = flatten(whole)
     overrides = [f"{name}={value}" for name, value in fields.items() if name in known]
-    return load_config(f"{file}:{variant}", path + overrides)
+    config = load_config(f"{file}:{variant}", path + overrides)
+    if config.model.weights is not None:
+        config.model.weights = str(_random_weights(config, datasets))
+    return config
+
+
+def _random_weights(config, folder):
+    """A file of weights for the encoder of a configuration."""
+    architecture, channels = config.model.architecture, config.data.channels
+    path = folder / f"{architecture}-{config.data.image_size}-{channels}.safetensors"
+    if not path.exists():
+        encoder, draw = create_embedder(config).encoder, np.random.default_rng(0)
+        shapes = encoder_shapes(encoder, channels)
+        params = jax.tree.map(lambda x: np.float32(draw.uniform(0.01, 0.02, x.shape)), shapes)
+        save_file(timm_state_dict(params, encoder), path)
+    return path
 
 
 @pytest.mark.parametrize(("file", "candidates"), _groups())
