@@ -62,8 +62,7 @@ def main(
         sweep.draw(runs, x or field, output)
         console.say(f"wrote {output}")
     if runs:
-        default = field and sweep.default_value(config, overrides, field, value)
-        sweep.print_tables(runs, field, default)
+        sweep.print_tables(runs, field)
 
 
 if __name__ == "__main__":

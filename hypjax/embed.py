@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.catalogue import PREPARED
-from hypjax.errors import UserError, on_one_line
+from hypjax.errors import UserError, counted, on_one_line
 
 
 def main(
@@ -97,9 +97,9 @@ def _report(
         "optim.learning_rate",
     )
     if complete:
-        print(f"{output} holds the embeddings of these {len(embeddings)} images already")
+        print(f"{output} holds the embeddings of {counted(len(embeddings), 'image')} already")
     else:
-        print(f"wrote the embeddings of {len(embeddings)} images to {output}")
+        print(f"wrote the embeddings of {counted(len(embeddings), 'image')} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")

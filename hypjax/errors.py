@@ -36,6 +36,13 @@ def on_one_line(name: str) -> str:
     return _UNPRINTABLE.sub(lambda code: code[0].encode("unicode_escape").decode(), name)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as '1 class' or '1,200 classes'."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def require_utf8(names: Sequence[str]) -> None:
     """Raises an error if names of files are not UTF-8, which few formats can hold."""
     wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]

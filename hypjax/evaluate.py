@@ -73,7 +73,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
         for name in names
     }
-    console.say("evaluating on the test classes")
+    console.say("evaluating on the test images")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
     return _report(f"the models in {workdir}", results, splits, run.config, learned)
@@ -109,7 +109,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     validate(config)
     run = Run(config, parts=["encoder"])
     params = released_model(run)
-    console.say("evaluating on the test classes")
+    console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)
 

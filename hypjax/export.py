@@ -5,6 +5,7 @@ from typing import Literal
 
 from hypjax import command
 from hypjax.catalogue import PREPARED
+from hypjax.errors import counted
 
 
 def main(
@@ -23,7 +24,7 @@ def main(
     from hypjax.data.preparation.export import export
 
     count = export(dataset, pathlib.Path(output).expanduser(), data_dir)
-    print(f"wrote {count} images to {output}")
+    print(f"wrote {counted(count, 'image')} to {output}")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ class Images:
 
     Args:
         images: With --encoder: images to score it on, as for python -m hypjax.embed.
-        dataset: Prepared dataset to score --encoder on; or that of the images in --embeddings,
-            which is needed if its queries are judged.
+        dataset: Prepared dataset to score --encoder on; or the dataset of the images in
+            --embeddings, which is needed if its queries are judged.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         batch_size: With --encoder: number of images at once. Default: 64.
     """

@@ -76,15 +76,19 @@ def main(
         --query='letters/test/D */*.png' --k=5
     """
     from hypjax.data.photos import find_images
-    from hypjax.inference.hits import find_hits
+    from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.embeddings import Embeddings, open_gallery
+    from hypjax.retrieval.galleries import require_model
     from hypjax.system import caches, console
 
-    items, images = open_gallery(gallery), find_images(query)
+    refinement, items = steps.refinement(), open_gallery(gallery)
+    require_searchable(items, k, refinement)
+    images = find_images(query)
     caches.keep_compiled_programs()
     match = None
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=items.space)
+        require_model(items, embedder.fingerprint, embedder.name)
         queries, match = embedder.embed_images(images, few=True), embedder.match
     else:  # Features: nothing tells which model made them.
         queries = Embeddings.from_arrays(images.vectors, space=items.space)
@@ -96,8 +100,7 @@ def main(
                 " compute the queries' features with the model of the gallery"
             )
     queries, images = _readable(queries, images)
-    refined = steps.refinement()
-    results = find_hits(queries, images, items, k, refined, match, keep_self=keep_self)
+    results = find_hits(queries, images, items, k, refinement, match, keep_self=keep_self)
     if output:
         from hypjax.analysis.hit_grid import draw
 

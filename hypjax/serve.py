@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from hypjax import command
-from hypjax.errors import require_package
+from hypjax.errors import counted, require_package
 
 if TYPE_CHECKING:  # They import JAX.
     from hypjax.inference.model import Model
@@ -76,7 +76,9 @@ def serve(
                 "search in it; there is no password"
             )
         count = searcher.about["images"]
-        print(f"{count:,} images at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
+        print(
+            f"{counted(count, 'image')} at {server.url_of(listener)} (Ctrl-C ends it)", flush=True
+        )
         server.server_of(create_app(searcher, [host, *names])).run(sockets=[listener])
 
 

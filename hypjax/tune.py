@@ -28,7 +28,7 @@ def main(
         config: Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of
             its fields in all of them.
         variant: A variant, followed by fields with the values to choose from on the validation
-            classes, as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are
+            images, as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are
             tried in all combinations.
         seeds: Seeds of the runs. Settings are chosen with the first; the chosen ones are trained
             with all.
@@ -49,19 +49,16 @@ def main(
     if len({len(grid) for grid in grids}) > 1:
         listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
-    candidates = list(itertools.chain(*grids))
-    results = {one: one.run(first).results for one in candidates} if len(grids[0]) > 1 else {}
-    tuning.require_comparable(
-        candidates, first, choosing=bool(results) and not any(results.values())
-    )
-    untrained = [one.arguments(first) for one, scored in results.items() if scored is None]
-    winners = grids
+    candidates, choosing = list(itertools.chain(*grids)), len(grids[0]) > 1
+    tuning.require_comparable(candidates, first, choosing=choosing)
+    results = {candidate: candidate.run(first).results for candidate in candidates if choosing}
+    untrained = [run.arguments(first) for run, scores in results.items() if scores is None]
     if not untrained:
-        scores = {one: tuning.validation_score(one, scored) for one, scored in results.items()}
-        if scores:
-            winners = [tuning.tied(grid, scores) for grid in grids]
-        runs = itertools.product([best for best, *_ in winners], seeds)
-        untrained = [one.arguments(seed) for one, seed in runs if one.run(seed).results is None]
+        scores = {run: tuning.validation_score(results[run]) for run in results}
+        winners = [tuning.tied(grid, scores) for grid in grids] if choosing else grids
+        chosen = [best for best, *_ in winners]
+        runs = itertools.product(chosen, seeds)
+        untrained = [run.arguments(seed) for run, seed in runs if run.run(seed).results is None]
     if pending:
         print("\n".join(untrained), end="\n" if untrained else "")
     elif untrained:
@@ -70,9 +67,9 @@ def main(
             "(launch/compare.sh trains them all)"
         )
     else:
-        if scores:
+        if choosing:
             tuning.print_choice(scores, winners, first)
-        tuning.print_comparison([best for best, *_ in winners], seeds)
+        tuning.print_comparison(chosen, seeds)
 
 
 if __name__ == "__main__":

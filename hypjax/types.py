@@ -17,6 +17,7 @@ SPLITS = {
     "gallery": (),
 }
 _SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
+_SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # Of names such as training_set.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 _MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings print as.
 
@@ -24,18 +25,21 @@ _MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings prin
 def class_name(label: object) -> str:
     """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'."""
     value = label.item() if hasattr(label, "item") else label
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
     if not isinstance(value, str) and text.lower() in _MISSING:
         return ""
     return whole[1] if (whole := _WHOLE_NUMBER.fullmatch(text)) else text
 
 
+def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:
+    """Names of numbered classes; '' where the number is None, or −1, which marks missing labels."""
+    return ["" if number is None or number < 0 else names[number] for number in numbers]
+
+
 def split_name(name: object) -> str:
     """The split that a name stands for, such as 'validation' for Val, or else the name."""
     text = class_name(name)
-    return _SPLIT_OF.get(text.lower(), text)
+    return _SPLIT_OF.get(_SUFFIX.sub("", text.lower()), text)
 
 
 class GroundTruth(NamedTuple):

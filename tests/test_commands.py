@@ -94,7 +94,7 @@ def test_queries_of_another_dimension_are_refused(tmp_path, monkeypatch):
     for dim in (3, 4):
         np.savez(f"{dim}.npz", features=np.ones((5, dim), np.float32))
     with pytest.raises(UserError, match="4 coordinates"):
-        commands.call("search", "--gallery=3.npz", "--query=4.npz")
+        commands.call("search", "--gallery=3.npz", "--query=4.npz", "--k=2")
 
 
 def test_flags_overrides_and_words_are_separated():

@@ -8,11 +8,19 @@ import pickle
 import numpy as np
 import pytest
 
+from hypjax.data.dataset import table_of_names
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.inference.hits import find_hits
+from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.refinement import Refinement
 from tests.helpers import commands
+from tests.helpers.galleries import labelled
+from tests.retrieval.test_metrics import NAMES, by_definition
+
+SPHERE = Sphere()
 
 
 @pytest.fixture(scope="module")
@@ -103,31 +111,58 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
         commands.call("score", files_of[0], f"--queries={files}/f.npz", truth)
 
 
-@pytest.mark.parametrize("ids", ["rows", "paths", "links"])
+@pytest.mark.parametrize("ids", ["rows", "counts", "paths", "links"])
 def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_path, capsys):
-    given, rows = np.load(files / "f.npz"), np.arange(0, 90, 2)
+    gallery, rows = np.load(files / "f.npz"), np.arange(0, 90, 2)
     names = np.array([f"{tmp_path}/{i}.jpg" for i in range(90)])
     (tmp_path / "links").mkdir()
     for i, name in enumerate(names):
         pathlib.Path(name).touch()
         (tmp_path / f"links/{i}.jpg").symlink_to(name)
-    columns = {name: given[name][rows] for name in ("features", "labels")}
-    asked = [f"{tmp_path}/links/{i}.jpg" for i in rows] if ids == "links" else names[rows]
-    kept = {} if ids == "rows" else {"ids": names}
-    np.savez(tmp_path / "g.npz", **given, **kept)
-    np.savez(tmp_path / "q.npz", **columns, **({"ids": asked} if kept else {}))
-    points = np.asarray(Sphere().embed(given["features"]))
-    expected = query_scores(points, given["labels"], metrics=["recall@1"], space=Sphere())
+    columns = {name: gallery[name][rows] for name in ("features", "labels")}
+    counts = [[f"image {i}" for i in range(count)] for count in (90, 45)]
+    links = [f"{tmp_path}/links/{i}.jpg" for i in rows]
+    named = {"counts": counts, "paths": (names, names[rows]), "links": (names, links)}.get(ids)
+    np.savez(tmp_path / "g.npz", **gallery, **({"ids": named[0]} if named else {}))
+    np.savez(tmp_path / "q.npz", **columns, **({"ids": named[1]} if named else {}))
+    points = np.asarray(Sphere().embed(gallery["features"]))
+    expected = query_scores(points, gallery["labels"], metrics=["recall@1"], space=Sphere())
     where = f"--embeddings={tmp_path}/g.npz", f"--queries={tmp_path}/q.npz"
     output = tmp_path / "s.json"
     commands.call("score", *where, "--ks=1,90", f"--output={output}")
-    told = capsys.readouterr().err
-    assert "45 of 45 queries are in the gallery" in told and "K of 90 is left out" in told
+    printed = capsys.readouterr().err
+    assert "45 of 45 queries are in the gallery" in printed and "K of 90 is left out" in printed
     scores = json.loads(output.read_text())
     assert scores["recall@1"] == pytest.approx(expected["recall@1"][rows].mean())
     assert "recall@90" not in scores
     commands.call("score", *where, "--ks=1", "--keep_self", f"--output={output}")
     assert json.loads(output.read_text())["recall@1"] == 1.0
+    commands.call("score", where[0], f"--queries={tmp_path}/g.npz", f"--output={output}")
+    assert json.loads(output.read_text())["recall@1"] == expected["recall@1"].mean()
+
+
+def test_a_query_finds_no_copy_of_its_file():
+    """Some rows of the gallery are copies, of a query's class or another one."""
+    x, labels = labelled(SPHERE, 90, 6)
+    rows = np.array([*range(60), 0, 0, 5, 7])
+    classes = np.array([*labels[:60], labels[0], labels[1] + 1, labels[5], labels[7]]).astype(str)
+    names = np.array([f"/{i}.jpg" for i in range(90)])
+    gallery = Embeddings(x[rows], names[rows], classes, SPHERE)
+    queries = Embeddings(x[::3], names[::3], labels[::3].astype(str), SPHERE)
+    task = task_of(gallery, queries)
+    assert task.own_rows[0] == [0, 60, 61] and task.own_rows[29] == [] and task.num_items == 61
+    scores = task_scores(task, queries.vectors, gallery.vectors, metrics=NAMES, space=SPHERE)
+    distances = np.asarray(SPHERE.distance_matrix(queries.vectors, gallery.vectors), np.float64)
+    for i, row in enumerate(distances):
+        order = np.argsort(row, kind="stable")
+        hits = classes[order[gallery.ids[order] != queries.ids[i]]] == queries.labels[i]
+        for name in NAMES:
+            expected = by_definition(name, hits, hits.sum())
+            assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
+    for refinement in (None, Refinement(expansion=2)):
+        images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
+        found = find_hits(queries, images, gallery, 60, refinement)
+        assert all(hits.query not in hits.paths for hits in found)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, counted, writing
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
@@ -239,15 +239,16 @@ def drawing_of_run(
 ) -> tuple[Drawing, Space]:
     """Embeds at most so many random images of the parts train or test, and HIER's proxies."""
     (run,) = open_runs([workdir])
-    name, shown = run.config.data.name, {}
-    embed, space, proxies = scored_head(run)
+    name, chosen_images = run.config.data.name, {}
     for part in parts:
         dataset = getattr(run.splits, part)
         if dataset is None:
             raise UserError(f"{name} has no {part} images; leave out --parts={part}")
         title, chosen = choose(part, len(dataset), most, seed)
-        images = dataset.take(chosen)
-        shown[title] = embed(images), images
+        chosen_images[title] = dataset.take(chosen)
+    _legend(groupings(name, next(iter(chosen_images.values()))), colour)
+    embed, space, proxies = scored_head(run)
+    shown = {title: (embed(images), images) for title, images in chosen_images.items()}
     drawing = drawing_of_images(name, shown, colour)
     if proxies is not None:
         with_origin = np.pad(proxies, ((0, 1), (0, 0)))
@@ -265,9 +266,7 @@ def drawing_of_images(
     Colours stand for a grouping, by default `default_grouping`.
     """
     by_panel = [groupings(name, images) for _, images in shown.values()]
-    legend = colour or default_grouping(by_panel[0])
-    if legend not in by_panel[0]:
-        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(by_panel[0])}")
+    legend = _legend(by_panel[0], colour)
     numbers: dict[str, int] = {}
     panels = []
     for (title, (points, images)), of_panel in zip(shown.items(), by_panel, strict=True):
@@ -277,6 +276,14 @@ def drawing_of_images(
         read = tolerant(functools.partial(read_rgb, images))
         panels.append(Panel(title, points, labels, captions, read))
     return Drawing(panels, list(numbers), legend)
+
+
+def _legend(groupings: Mapping[str, Grouping], colour: str | None) -> str:
+    """The grouping that colours stand for; raises a `UserError` if there is none of this name."""
+    legend = colour or default_grouping(groupings)
+    if legend not in groupings:
+        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(groupings)}")
+    return legend
 
 
 def place_in_disk(
@@ -320,9 +327,9 @@ def choose(name: str, count: int, most: int, seed: int) -> tuple[str, Int[np.nda
     """Returns a title, and ascending indices of at most so many random images."""
     if not count:
         raise UserError("there are no images to draw")
-    shown = f"{most:,} of {count:,}" if most < count else f"{count:,}"
+    shown = f"{most:,} of {counted(count, 'image')}" if most < count else counted(count, "image")
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[:most])
-    return f"{name}: {shown} images", chosen
+    return f"{name}: {shown}", chosen
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:

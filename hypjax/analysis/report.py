@@ -46,7 +46,7 @@ _NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Of the fields of 
 _STATES = {
     "untrained": "the model before its first step",
     "final": "the model after its last step",
-    "best": "the model of the step that scored highest on the validation classes",
+    "best": "the model of the step that scored highest on the validation images",
     "head": "the embedding that is trained, compared in the space of the loss",
     "encoder": "the embedding that enters the head, compared by its cosine",
 }

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, PyTree
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.data.parts import Splits
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.runs.checkpoints import Checkpoints
@@ -142,7 +142,7 @@ def untrained_parameters(run: Run) -> PyTree:
 
 def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
     """Embeds a dataset with the head, without the run's `eval.pca`."""
-    console.say(f"embedding {len(dataset):,} images with the model of {run.name}")
+    console.say(f"embedding {counted(len(dataset), 'image')} with the model of {run.name}")
     points = run.embedder.points(params, dataset, {"head": space})["head"]
     space.check(points)
     return points

@@ -1,6 +1,7 @@
 """Searches among a run's test images: their hits, recall by class, and a figure of some."""
 
 import collections
+import itertools
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.retrieval import bootstrap_interval, neighbors
+from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 
 
 class Search(NamedTuple):
@@ -61,15 +62,17 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     alone = run.splits.gallery is None
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
-    own_ids = np.arange(len(test)) if alone else run.splits.own_ids
-    k = min(k, len(items) - (own_ids is not None))
-    distances, hits = neighbors.search(points, own_ids, gallery, k=k, space=space)
+    own_rows = [[i] for i in range(len(test))] if alone else run.splits.own_rows
+    own = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(-1, len(test))
+    k = min(k, len(items) - len(own))
+    distances, hits = nearest_neighbors(points, gallery, k=k + len(own), space=space)
+    others = np.argsort((hits == own[:, :, None]).any(axis=0), axis=1, kind="stable")[:, :k]
+    distances, hits = (np.take_along_axis(x, others, axis=1) for x in (distances, hits))
     right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    matches = counts[test.labels]
-    if own_ids is not None:
-        matches -= (own_ids >= 0) & (items.labels[own_ids] == test.labels)
+    own_matches = np.sum((own >= 0) & (items.labels[own] == test.labels), axis=0)
+    matches = counts[test.labels] - own_matches
     answerable = (test.num_classes > 1) & (matches > 0)
     correct, nearest = right[:, 0], distances[:, 0]
     order = np.lexsort((np.where(correct, -nearest, nearest), correct))
@@ -120,8 +123,8 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
     return (
-        f"{result.failures} of {len(result.searches)} queries find an image of another class first;"
-        f" drawn: {len(wrong)} of these, then {len(right)} of the others"
+        f"queries that find an image of another class first: {result.failures} of "
+        f"{len(result.searches)}; drawn: {len(wrong)} of these, then {len(right)} of the others"
     )
 
 

@@ -35,7 +35,7 @@ class Run(NamedTuple):
     name: str
     folder: pathlib.Path
     config: ConfigDict
-    validation: Recalls | None  # On the validation classes, if there are any.
+    validation: Recalls | None  # On the validation images, if there are any.
     test: Recalls
 
     def fields(self) -> dict[str, Any]:
@@ -58,17 +58,6 @@ def default_folders(
         folders[value] = pathlib.Path(default_workdir(config, read_config(file)))
         require_identity(folders[value], config)
     return folders
-
-
-def default_value(
-    file: str, overrides: Sequence[str], field: str, values: Sequence[str]
-) -> str | None:
-    """The value that the field has in the configuration file; None if it is none of these."""
-    config = flatten(load_config(file, overrides))
-    equal = (
-        v for v in values if config == flatten(load_config(file, [*overrides, f"{field}={v}"]))
-    )
-    return next(equal, None)
 
 
 def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
@@ -106,11 +95,8 @@ def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
     }
 
 
-def print_tables(runs: Sequence[Run], field: str | None, default: str | None = None) -> None:
-    """Prints recalls on validation images, to choose by, and on test images; averages seeds.
-
-    `default` names the run of the configuration file, which is advised among equal ones.
-    """
+def print_tables(runs: Sequence[Run], field: str | None) -> None:
+    """Prints recalls on validation images, to choose by, and on test images; averages seeds."""
     title, seeds = f"{field}, " if field else "", field == "seed"
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
@@ -119,7 +105,7 @@ def print_tables(runs: Sequence[Run], field: str | None, default: str | None = N
         print(tables.format_results(validation | (_spread(validation) if seeds else {})))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
-            print(_choice(validation, default))
+            print(_choice(validation))
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
     print(f"{title}{tables.title(test).lower()}{report_only}:")
     print(tables.format_results(test | (_spread(test) if seeds else {})))
@@ -128,7 +114,7 @@ def print_tables(runs: Sequence[Run], field: str | None, default: str | None = N
         print(tables.aligned([[run.name, str(run.folder)] for run in runs]))
 
 
-def _choice(validation: Mapping[str, Recalls], default: str | None) -> str:
+def _choice(validation: Mapping[str, Recalls]) -> str:
     """Names the best run, or all that tie with it."""
     metric = tables.selecting(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
@@ -136,8 +122,7 @@ def _choice(validation: Mapping[str, Recalls], default: str | None) -> str:
     by = f"by {metric} of the head on the validation images"
     if len(equal) == 1:
         return f"best: {equal[0]}, {by}"
-    advice = f"take {default}, as in the file" if default in equal else "take the simplest"
-    return f"tie: {', '.join(equal)}, {by}, which does not choose among them; {advice}"
+    return f"tie: {', '.join(equal)}, {by}; take the default or the simplest of them"
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
@@ -223,19 +208,13 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
             x, mean, *bars = np.array(rows).reshape(-1, 4).T
             style = {"elinewidth": 1, "color": colour, "marker": marker, "label": label}
             axis.errorbar(x, mean, yerr=bars, clip_on=False, **style)
-        _limit_to_scores(axis)
-        axis.set(title=title, xlabel=field)
+        low, high = axis.get_ylim()
+        axis.set(title=title, xlabel=field, ylim=(max(low, 0), min(high, 1)))
     axes[0].set_ylabel(f"{score} of the head")
     if len(drawn) > 1:
         lines = axes[-1].get_legend_handles_labels()
         figure.legend(*lines, loc="outside lower center", ncols=len(panels), frameon=False)
     return figure
-
-
-def _limit_to_scores(axis: Axes) -> None:
-    """Limits the vertical axis to [0, 1], in which all scores are."""
-    low, high = axis.get_ylim()
-    axis.set_ylim(max(low, 0), min(high, 1))
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:

@@ -10,14 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from hypjax.config import (
-    default_workdir,
-    differences,
-    flatten,
-    identity,
-    load_config,
-    read_config,
-)
+from hypjax.config import default_workdir, differences, identity, load_config, read_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
 from hypjax.inference.run import Run
@@ -25,11 +18,8 @@ from hypjax.runs.tables import aligned, selecting
 from hypjax.runs.workdir import Workdir
 
 _RESAMPLES = 4_000
-# Fields in which compared runs must be equal: the images that they are scored on, and the score.
-_ALIKE = (
-    *("data.name", "data.path", "data.labels", "data.split", "data.split_seed", "eval.ks"),
-    *("data.test_classes", "data.validation_classes"),
-)
+# Fields of `data` that say which images a run is scored on, and so are those of all runs.
+_IMAGES = ("name", "path", "labels", "split", "split_seed", "test_classes", "validation_classes")
 
 # Scores of some runs of one method, summed by class, and the numbers of queries of the classes.
 Sums = tuple[Float[np.ndarray, "runs classes"], Int[np.ndarray, " classes"]]
@@ -73,10 +63,9 @@ class Candidate(NamedTuple):
         """Opens the run's default folder; refuses the folder of another configuration."""
         return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
 
-    def changes(self) -> int:
+    def num_changes(self) -> int:
         """Number of fields in which the settings differ from the file."""
-        before, after = identity(read_config(self.spec)), identity(self.config("0"))
-        return len(differences(before, after))
+        return len(differences(identity(read_config(self.spec)), identity(self.config("0"))))
 
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
@@ -95,36 +84,29 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
 
 
 def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: bool) -> None:
-    """Refuses, before anything is trained, runs whose scores cannot be compared or chosen by."""
-    first, *_ = configs = [candidate.config(seed) for candidate in candidates]
-    fields = [flatten(config) for config in configs]
-    for name in _ALIKE:
-        if len({of_run[name] for of_run in fields}) > 1:
+    """Refuses runs whose scores cannot be compared, or not chosen by; call it before training."""
+    first, *others = [candidate.config(seed) for candidate in candidates]
+    for field in ("eval.ks", *(f"data.{name}" for name in _IMAGES)):
+        group, name = field.split(".")
+        if any(config[group][name] != first[group][name] for config in others):
             raise UserError(
-                f"the runs differ in {name}, so their scores cannot be compared; set it for all "
-                f"runs (--config.{name}=VALUE)"
+                f"the runs differ in {field}, so their scores cannot be compared; set it for all "
+                f"runs (--config.{field}=VALUE)"
             )
+    amount = first.data.validation_classes
     # A number of classes is held out, or refused; a share may be too small.
-    if choosing and first.data.validation_classes < 1 and not Run(first).splits.validation:
-        raise no_validation(first)
+    if choosing and amount < 1 and not Run(first).splits.validation:
+        enough = 0.1 if first.data.split == "images" else 2
+        remedy = f"set --config.data.validation_classes={enough}"
+        raise UserError(
+            "the runs hold out no validation images to choose settings by; "
+            f"{remedy if amount < enough else 'add images'}, or name one setting for each variant"
+        )
 
 
-def no_validation(config: ConfigDict) -> UserError:
-    """The error that settings cannot be chosen without validation images."""
-    amount = 0.1 if config.data.split == "images" else 2
-    remedy = f"set --config.data.validation_classes={amount}"
-    if config.data.validation_classes >= amount:
-        remedy = "add images"
-    return UserError(
-        f"the runs hold out no validation images to choose settings by; {remedy}, or name one "
-        "setting for each variant"
-    )
-
-
-def validation_score(candidate: Candidate, results: Mapping[str, Any]) -> tuple[str, float]:
+def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
     """Name and value of the recall on validation images that chooses settings."""
-    if not (held_out := results.get("validation")):
-        raise no_validation(candidate.config("0"))
+    held_out = results["validation"]
     scores = held_out.get("best", held_out["final"])["head"]
     name = selecting(scores)
     return name, scores[name]
@@ -136,7 +118,7 @@ def tied(
     """The candidates of the highest score, the one that changes the fewest fields first."""
     highest = max(scores[candidate][1] for candidate in grid)
     equal = [candidate for candidate in grid if scores[candidate][1] == highest]
-    return sorted(equal, key=Candidate.changes)
+    return sorted(equal, key=Candidate.num_changes)
 
 
 def print_choice(
@@ -144,16 +126,12 @@ def print_choice(
     winners: Sequence[Sequence[Candidate]],
     seed: str,
 ) -> None:
-    """Prints the scores on validation images, and which settings these choose.
-
-    Of each variant's winners, which score the same, the first is chosen.
-    """
+    """Prints the scores on validation images; of each variant's winners, the first is chosen."""
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation images, in percent, seed {seed}:")
-    remarks = {}
+    remarks = dict.fromkeys(itertools.chain(*winners), "tied")
     for chosen, *others in winners:
-        tie = f" of {len(others) + 1} tied: it changes the fewest fields" if others else ""
-        remarks |= {chosen: f"chosen{tie}"} | dict.fromkeys(others, "tied")
+        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(others)
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
@@ -162,7 +140,7 @@ def print_choice(
 
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
-    """Prints scores on test classes, and their differences from the first, with intervals."""
+    """Prints scores on test images, and their differences from the first, with intervals."""
     names, labels, methods = [], [], []
     for candidate in chosen:
         scored = [score_queries(candidate.run(seed).path) for seed in seeds]
@@ -174,7 +152,7 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     if len(set(names)) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
     print(
-        f"{names[0]} of the head on the test classes, in percent: mean of seeds "
+        f"{names[0]} of the head on the test images, in percent: mean of seeds "
         f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
     )
     means, differences = 100 * bootstrap(methods)

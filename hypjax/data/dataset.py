@@ -17,7 +17,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
@@ -91,11 +91,11 @@ class Dataset:
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
         if self.num_classes == 1:
-            return f"{len(self)} images"
-        text = f"{self.num_classes} classes"
+            return counted(len(self), "image")
+        text = counted(self.num_classes, "class")
         if self.coarse_labels is not None:
-            text += f" in {len(np.unique(self.coarse_labels))} coarse classes"
-        return f"{text}, {len(self)} images"
+            text += f" in {counted(len(np.unique(self.coarse_labels)), 'coarse class')}"
+        return f"{text}, {counted(len(self), 'image')}"
 
     @property
     def fingerprint(self) -> str:

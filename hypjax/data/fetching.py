@@ -1,4 +1,4 @@
-"""Images that are first brought to this machine's disk or memory: in archives, and at URLs."""
+"""Images in archives and at URLs."""
 
 import itertools
 import pathlib
@@ -35,7 +35,10 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def local_path(where: str) -> pathlib.Path:
-    """Path of a location; an archive is unpacked once, into a folder of the cache."""
+    """Path of a location; for an archive, the folder in the cache to which it is unpacked once.
+
+    A folder that holds all contents of an archive stands for it.
+    """
     path = pathlib.Path(where).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path
@@ -72,13 +75,8 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     return [x for x in folder.iterdir() if x.is_dir() and x.name[0] != "." and x.name != "__MACOSX"]
 
 
-def is_web_address(where: str) -> bool:
-    """Whether a location is an address of the web."""
-    return where.startswith(("http://", "https://"))
-
-
 def image_at(url: str) -> Dataset:
-    """The image at an address of the web, as a table of one row."""
+    """The image at a URL, as a table of one row."""
     with explained(f"cannot fetch {url}"):
         request = urllib.request.Request(url, headers=_AGENT)
         with urllib.request.urlopen(request, timeout=_SECONDS) as response:

@@ -7,18 +7,18 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
-from hypjax.data.repeats import OwnIds, own_rows, repeat_notes
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _LEAST_VALIDATED = 8  # Training images of a class, without which none are held out to validate.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
+OwnRows = Sequence[Sequence[int]]  # Rows of a gallery with each query's file; () if unknown.
 _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
@@ -38,13 +38,14 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_ids: OwnIds = None  # Rows of the queries' files in the gallery, which they do not find.
+    own_rows: OwnRows = ()  # Rows of the gallery that queries do not find: those of their files.
 
     @property
     def num_items(self) -> int:
         """Number of images that a query can find."""
-        own = self.gallery is None or self.own_ids is not None
-        return len(self.gallery or self.queries) - own
+        if self.gallery is None:
+            return len(self.queries) - 1
+        return len(self.gallery) - max(map(len, self.own_rows), default=0)
 
 
 class Splits(NamedTuple):
@@ -59,7 +60,7 @@ class Splits(NamedTuple):
     ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by ground truth are listed.
     benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
-    own_ids: OwnIds = None  # Rows of the test images' files in the gallery; -1 for other images.
+    own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # What is said of images that occur more than once.
 
     def training_images(self) -> Dataset:
@@ -95,7 +96,7 @@ class Splits(NamedTuple):
     @property
     def task(self) -> Task:
         """The search of the test images."""
-        return Task(self.test, self.gallery, self.ground_truth, self.own_ids)
+        return Task(self.test, self.gallery, self.ground_truth, self.own_rows)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -129,31 +130,24 @@ def divide(
         raise UserError(f"{where} has splits already; leave out --config.data.split=images")
     if train is not None:
         train, amount = train.renumbered(), held_out.validation
-        if validation is None and 0 < amount < 1 and train.num_classes < FEW_CLASSES:
+        if validation is None and 0 < amount < 1 and train.num_classes < _FEW_CLASSES:
             few = f"there are only {train.num_classes} to train on"
-            console.say(f"no class is held out for validation: {few}")
+            console.say(
+                f"no class is held out for validation: {few}; to find further images of these "
+                "classes, and choose the model by such, set --config.data.split=images"
+            )
         elif validation is None and amount:
             train, validation = _hold_out(train, amount, held_out.seed, "validation")
     return train, validation, test, gallery
 
 
-def with_repeats(splits: Splits) -> Splits:
-    """Finds the queries that are in the gallery, and images that occur more than once."""
-    test, gallery, judged = splits.test, splits.gallery, splits.ground_truth
-    own_ids = None
-    if gallery is not None and judged is None:
-        own_ids = own_rows(test.names.tolist(), gallery.names.tolist())
-    repeats = repeat_notes(splits.train, splits.validation, test, gallery, own_ids, judged)
-    return splits._replace(own_ids=own_ids, repeats=repeats)
-
-
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
-    if 2 <= images.num_classes < 4 or not held_out.test:
+    if images.num_classes < 4 or not held_out.test:
         raise UserError(
-            f"{where} has {images.num_classes} classes and no test images; four or more are needed "
-            "to train on two and to test on two others (--config.data.test_classes=0.25); or set "
-            "--config.data.split=images, which tests on other images of the same classes"
+            f"{where} has {counted(images.num_classes, 'class')} and no test images; four or more "
+            "are needed to train on two and to test on two others (--config.data.test_classes=0.25)"
+            "; or set --config.data.split=images, which tests on other images of the same classes"
         )
     train, test = _hold_out(images, held_out.test, held_out.seed, "test")
     if train.num_classes < _TOO_FEW_CLASSES:
@@ -227,7 +221,8 @@ def check_classes(name: str, splits: Splits) -> None:
             continue
         if images.num_classes < 2:
             raise UserError(
-                f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
+                f"the {part} part of {name} has {counted(images.num_classes, 'class')}; it needs "
+                "two or more"
             )
         if gallery is None:
             match = np.bincount(images.labels).max() > 1

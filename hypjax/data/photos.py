@@ -25,7 +25,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.data.fetching import image_at, is_web_address, local_path
+from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
@@ -39,6 +39,8 @@ _HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-hei
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
 TABLES = (".csv", ".parquet")  # Suffixes of tables.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
+# Cells of its columns is_query and is_gallery.
+_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 _MAX_NAMED = 5  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
@@ -100,13 +102,13 @@ def list_images(where: str) -> Dataset:
 
     A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
     file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
-    one image, also at an address of the web; a .zip or .tar.gz file of what a folder may hold; or a
-    dataset, see `find_dataset`. A file of features, see
-    `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there are none.
+    one image, also at a URL; an archive of what a folder may hold; or a dataset, see
+    `find_dataset`. A file of features, see `hypjax.retrieval.feature_files`, stands for its rows.
+    Raises UserError if there are none.
     """
     from hypjax.retrieval.feature_files import has_features
 
-    if is_web_address(where):
+    if where.startswith(("http://", "https://")):
         return image_at(where)
     path = local_path(where)
     if has_features(path):
@@ -216,18 +218,16 @@ def check_columns(where: object, images: Dataset) -> None:
 def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
-    They are splits if one that has sub-folders is named train, validation or test, or two are query
-    and gallery, or if all have names of splits; see `split_name`. Files at any depth below a class
-    belong to it; outside classes the label is ''. Hidden files are ignored. A warning counts files
-    that may be images and cannot be read.
+    They are splits if all have names of splits, see `split_name`, or one with sub-folders has.
+    Files at any depth below a class belong to it; outside classes the label is ''. Hidden files are
+    ignored. A warning counts files that may be images and cannot be read.
     """
     files = sorted(map(pathlib.PurePath, files_below(root)))
     names = [name for name in files if name.suffix.lower() in image_suffixes()]
     _warn_of_unlisted(root, files)
     folders = {split_name(name.parts[0]) for name in names if len(name.parts) > 1}
     nested = {split_name(name.parts[0]) for name in names if len(name.parts) > 2}
-    has_splits = bool(nested & {"train", "validation", "test"} or nested >= {"query", "gallery"})
-    has_splits = has_splits or folders <= SPLITS.keys()
+    has_splits = folders <= SPLITS.keys() or not nested.isdisjoint(SPLITS)
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
     return _files([root / name for name in names], classes, splits)
@@ -235,7 +235,7 @@ def list_folder(root: pathlib.Path) -> Dataset:
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
-    known = image_suffixes() | {*SHARDS, *TABLES, ".npz", ".npy"}
+    known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
     suffixes = collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
@@ -244,9 +244,9 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
     if suffixes:
         counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_MAX_NAMED)]
         more = ", ..." if len(suffixes) > _MAX_NAMED else ""
-        heif = "; .heic needs pip install pillow-heif" if _HEIF & suffixes.keys() else ""
+        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
         console.warn(
-            f"{sum(suffixes.values())} of {len(files)} files in {root} are left out, because "
+            f"{sum(suffixes.values())} of {len(files)} files in {root} left out, because "
             f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"
             f"{heif}"
         )
@@ -261,9 +261,8 @@ def read_table(table: pathlib.Path) -> Dataset:
     first, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         place, path = f"{table}, row {number}", row.get("path")
-        path = path if isinstance(path, str) else class_name(path)
-        label, superlabel = class_name(row.get("label")), class_name(row.get("superlabel"))
-        if not path or not label or "\0" in path:
+        label, superlabel = (class_name(row.get(name)) for name in ("label", "superlabel"))
+        if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{place} needs a path, without null characters, and a label")
         if "\n" in path + label:
             raise UserError(f"{place} has a line break in its path or label; mend its quotes")
@@ -281,7 +280,13 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
     """Splits of each row; if all queries are in the gallery, and the reverse, they are the test."""
-    roles = [[_flag(table, row.get(name)) for name in ("is_query", "is_gallery")] for row in rows]
+    names = "is_query", "is_gallery"
+    try:
+        roles = [[_FLAGS[class_name(row.get(name)).lower()] for name in names] for row in rows]
+    except KeyError as error:
+        raise UserError(
+            f"{table}: is_query and is_gallery are True or False, not {error}"
+        ) from None
     parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
     splits = []
     for number, (row, role) in enumerate(zip(rows, roles, strict=True), start=1):
@@ -291,14 +296,6 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
         chosen = [part for part, chosen in zip(parts, role, strict=False) if chosen]
         splits.append(chosen or [split])
     return splits
-
-
-def _flag(table: pathlib.Path, value: object) -> bool:
-    """Parses a cell of `is_query` or `is_gallery`; missing ones are false."""
-    text = class_name(value).lower()
-    if text not in ("", "0", "1", "false", "true"):
-        raise UserError(f"{table}: is_query and is_gallery are True or False, not {text}")
-    return text in ("1", "true")
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import io
 import math
 import os
 import pathlib
+import re
 import threading
 
 import numpy as np
@@ -21,6 +22,7 @@ with contextlib.suppress(ImportError):  # The extra `heif`.
 
     pillow_heif.register_heif_opener()
 
+HEIF_INSTALLATION = errors.installation("hypjax[heif]")
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
@@ -28,6 +30,8 @@ MODES = {1: "L", 3: "RGB"}
 _CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of an array's axes after height and width.
 _JPEG = b"\xff\xd8"
 _MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the square.
+# Types of files in which HEIC images are: the bytes after their size.
+_HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)
 LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
 
 
@@ -58,7 +62,12 @@ def decode(
         return _pixels(encoded, channels, upright=False)
     if not isinstance(encoded, bytes):
         return _pixels(from_pixels(np.asarray(encoded), "it"), channels, upright)
-    image = Image.open(io.BytesIO(encoded))
+    try:
+        image = Image.open(io.BytesIO(encoded))
+    except UnidentifiedImageError as error:
+        if _HEIF.match(encoded):
+            raise ValueError(f"HEIC needs {HEIF_INSTALLATION}") from error
+        raise
     if least is not None:
         image.draft(None, (least, least))
     large = image.width * image.height > _LARGE

@@ -1,94 +1,88 @@
 """Images that a dataset holds more than once: queries in their gallery, and identical files."""
 
-from collections.abc import Hashable, Sequence
-
-import numpy as np
-from jaxtyping import Int
+import collections
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
+from hypjax.data.parts import OwnRows, Splits
 from hypjax.system.files import real_paths
-from hypjax.types import GroundTruth
 
-OwnIds = Int[np.ndarray, " queries"] | None  # Rows in a gallery, -1 for none; None if all are -1.
-
-
-def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnIds:
-    """Rows of the queries in a gallery, by their names or, if these are links, their targets."""
-    listed = equal_rows(queries, gallery)
-    if listed is not None and (listed >= 0).all():
-        return listed
-    targets = equal_rows(real_paths(queries), real_paths(gallery))
-    return targets if listed is None else np.where(listed >= 0, listed, targets)
+# Parts that should have no images in common.
+_APART = [(name, "training") for name in ("test", "query", "gallery", "validation")]
+_APART.append(("query", "gallery"))
 
 
-def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnIds:
-    """Rows in a gallery that equal the queries; of several, the one with the query's number."""
-    rows = {item: row for row, item in enumerate(gallery)}
-    own_ids = np.array([rows.get(query, -1) for query in queries], int)
-    for row, (query, item) in enumerate(zip(queries, gallery, strict=False)):
-        if query == item:
-            own_ids[row] = row
-    return own_ids if (own_ids >= 0).any() else None
+def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnRows:
+    """Rows of each query's file in a gallery, by names or, where these are links, their targets."""
+    return equal_rows(real_paths(queries), real_paths(gallery))
 
 
-def repeat_notes(
-    train: Dataset | None,
-    validation: Dataset | None,
-    test: Dataset,
-    gallery: Dataset | None,
-    own_ids: OwnIds,
-    ground_truth: GroundTruth | None,
-) -> tuple[str, ...]:
-    """Says how many queries are in the gallery, and how many images are identical to others."""
-    notes = []
-    if own_ids is not None:
-        notes.append(
-            f"{np.sum(own_ids >= 0)} of {len(own_ids)} queries are in the gallery, and do not find "
-            "themselves"
-        )
-    parts = [part for part in (train, validation, test, gallery) if part is not None]
-    checksums = {id(part): _checksums(part) for part in parts}
-    if any(column is None for column in checksums.values()):
-        return tuple(notes)
-    if ground_truth is None:  # Classes of judged images say little.
-        notes += _in_two_classes(parts, np.concatenate([*checksums.values()]))
-    tested = "test" if gallery is None else "query"
-    pairs = [(tested, test, "training", train), ("gallery", gallery, "training", train)]
-    pairs += [("validation", validation, "training", train), ("query", test, "gallery", gallery)]
-    for name, images, other, others in pairs:
-        if images is None or others is None:
-            continue
-        rows = equal_rows(*(checksums[id(part)].tolist() for part in (images, others)))
-        if rows is None:
-            continue
-        repeated = rows >= 0
-        if other == "gallery" and own_ids is not None:
-            repeated &= own_ids < 0
-        if count := np.sum(repeated):
-            first = int(np.argmax(repeated))
-            example = f"{images.name(first)} and {others.name(rows[first])}"
-            notes.append(
-                f"{count} of {len(images)} {name} images are identical to {other} images, such as "
-                f"{example}"
-            )
-    return tuple(notes)
+def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnRows:
+    """Rows of a gallery that equal each query."""
+    rows = collections.defaultdict(list)
+    for row, item in enumerate(gallery):
+        rows[item].append(row)
+    return [rows.get(query, []) for query in queries]
 
 
-def _checksums(images: Dataset) -> Int[np.ndarray, " images"] | None:
+def queries_in_gallery(rows: OwnRows) -> str:
+    """Says how many queries are in the gallery, '' if none is."""
+    count = sum(map(bool, rows))
+    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
+    return note if count else ""
+
+
+def with_repeats(splits: Splits) -> Splits:
+    """Finds the queries that are in the gallery, and counts images that are identical to others."""
+    tested, own = "test" if splits.gallery is None else "query", ()
+    if splits.gallery is not None and splits.ground_truth is None:
+        own = own_rows(splits.test.names.tolist(), splits.gallery.names.tolist())
+    parts = {"training": splits.train, "validation": splits.validation}
+    parts |= {tested: splits.test, "gallery": splits.gallery}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    checksums = {name: _checksums(part) for name, part in parts.items()}
+    notes = [queries_in_gallery(own)]
+    if all(column is not None for column in checksums.values()):
+        if splits.ground_truth is None:  # Classes of judged images say little.
+            notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
+        notes += [
+            _identical(parts, name, other, equal_rows(checksums[name], checksums[other]), own)
+            for name, other in _APART
+            if {name, other} <= parts.keys()
+        ]
+    return splits._replace(own_rows=own, repeats=tuple(filter(None, notes)))
+
+
+def _checksums(images: Dataset) -> list[int] | None:
     if images.vectors is not None:
-        return np.array([hash(row.tobytes()) for row in images.vectors])
-    return images.checksums
+        return [hash(row.tobytes()) for row in images.vectors]
+    return None if images.checksums is None else images.checksums.tolist()
 
 
-def _in_two_classes(parts: Sequence[Dataset], checksums: Int[np.ndarray, " images"]) -> list[str]:
+def _identical(
+    parts: Mapping[str, Dataset], name: str, other: str, rows: OwnRows, own: OwnRows
+) -> str:
+    """Says how many images of a part equal some of another, beside queries that are in both."""
+    known = own if other == "gallery" and own else [[]] * len(rows)
+    repeated = [i for i in range(len(rows)) if rows[i] and not known[i]]
+    if not repeated:
+        return ""
+    images = parts[name].name(repeated[0]), parts[other].name(rows[repeated[0]][0])
+    return (
+        f"{len(repeated)} of {len(rows)} {name} images are identical to {other} images, such as "
+        f"{' and '.join(images)}"
+    )
+
+
+def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     """Says how many images occur in more than one class."""
-    names = [part.name(i) for part in parts for i in range(len(part))]
-    labels = np.concatenate([part.class_names for part in parts]).astype(str)
-    columns = (np.unique(column, return_inverse=True)[1] for column in (checksums, labels))
-    pairs, first_rows = np.unique(np.stack([*columns], axis=1), axis=0, return_index=True)
-    repeated = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
-    if not len(repeated):
-        return []
-    examples = first_rows[pairs[:, 0] == repeated[0]][:2]
-    places = " and ".join(f"{names[row]} ({labels[row]})" for row in examples)
-    return [f"{len(repeated)} images are in more than one class, such as {places}"]
+    classes = collections.defaultdict(dict)
+    names = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
+    for checksum, (label, name) in zip(checksums, names, strict=True):
+        classes[checksum].setdefault(label, name)
+    repeated = [names for names in classes.values() if len(names) > 1]
+    if not repeated:
+        return ""
+    examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
+    return f"{len(repeated)} images are in more than one class, such as {' and '.join(examples)}"

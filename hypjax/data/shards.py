@@ -20,7 +20,7 @@ import pyarrow.parquet
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, reason, require_package
 from hypjax.system import console, hub
-from hypjax.types import class_name, split_name
+from hypjax.types import class_name, class_names, split_name
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
@@ -210,7 +210,7 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
     """The values of a column as names; '' where they are missing."""
     kind, values = dataset.features[column], dataset[column][:]
     if names := getattr(kind, "names", None):
-        return ["" if value is None or value < 0 else names[value] for value in values]
+        return class_names(values, names)
     if not hasattr(kind, "dtype") or _holds_bytes(kind):
         raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
     return [*map(class_name, values)]

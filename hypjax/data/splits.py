@@ -17,15 +17,9 @@ from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
 from hypjax.data.fetching import local_path
-from hypjax.data.parts import (
-    SAME_CLASSES,
-    HeldOutClasses,
-    Splits,
-    check_classes,
-    divide,
-    with_repeats,
-)
-from hypjax.errors import UserError
+from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
+from hypjax.data.repeats import with_repeats
+from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import replacing
@@ -145,7 +139,7 @@ def open_photos(
             "list them in a table with the columns path and label"
         )
     if path.is_dir() and len(labelled) < len(images):
-        console.say(f"{len(images) - len(labelled)} images without a class are left out")
+        console.say(f"images without a class are left out: {len(images) - len(labelled)}")
         images = images.take(labelled)
     root = path if path.is_dir() else path.parent
     images = measured(images, root, skip_corrupt=skip_corrupt)
@@ -176,7 +170,7 @@ def measured(
                 f"{broken}; fix or remove them, or leave them out with "
                 "--config.data.skip_corrupt=True"
             )
-        console.warn(f"{broken}; they are left out")
+        console.warn(f"{broken}; left out")
         readable = np.setdiff1d(np.arange(len(images)), [*reasons])
         images, sizes_and_checksums = images.take(readable), sizes_and_checksums[readable]
     names = [os.path.relpath(name, root) for name in images.names]
@@ -234,14 +228,14 @@ def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
     test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
     if shared := validation & test:
         raise UserError(
-            f"{where} has {len(shared)} classes in both validation and test, such as {min(shared)};"
-            " the best model would be chosen on what it is tested on"
+            f"{where} has {counted(len(shared), 'class')} in both validation and test, such as "
+            f"{min(shared)}; the best model would be chosen on what it is tested on"
         )
     for name, others in (("validation", validation), ("test", test)):
         if shared := classes["train"] & others:
             console.warn(
-                f"{len(shared)} of the classes in {where} are in both train and {name}, "
-                f"such as {min(shared)}"
+                f"{where} has {counted(len(shared), 'class')} in both train and {name}, such as "
+                f"{min(shared)}"
             )
 
 
@@ -258,7 +252,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
     rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Broken ones may be read by now.
     if not rows:
         return measured, reasons
-    console.say(f"checking {len(rows)} images")
+    console.say(f"checking {counted(len(rows), 'image')}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)

@@ -20,7 +20,7 @@ from hypjax import __version__, parallel
 from hypjax.data.dataset import Dataset, union
 from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, counted, reason
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_scalars
 from hypjax.geometry.registry import create_space
@@ -266,7 +266,9 @@ class DatasetEmbedder:
         def compute(done: int) -> Iterator[Features]:
             rest = images.take(np.arange(done, len(images)))
             if len(rest):
-                console.say(f"embedding {len(rest)} images with the frozen encoder, once")
+                console.say(
+                    f"embedding {counted(len(rest), 'image')} with the frozen encoder, once"
+                )
             return self._mapped(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.source is None or jax.process_count() > 1:

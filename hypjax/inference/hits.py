@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits
-from hypjax.data.repeats import OwnIds
+from hypjax.data.parts import OwnRows, Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.projection import require_prefix
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
@@ -71,17 +71,16 @@ def match_distance(
     gallery: Float[np.ndarray, "m d"],
     gallery_labels: Int[np.ndarray, " m"],
     space: Space,
-    own_ids: OwnIds = None,
+    own_rows: OwnRows = (),
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other. No query matches its own item.
+    Queries that are the gallery itself search among each other. No query matches its own file.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
-    if own_ids is not None:
-        (rows,) = np.nonzero(own_ids >= 0)
-        distances[rows, own_ids[rows]] = np.inf
+    for query, rows in enumerate(own_rows):
+        distances[query, rows] = np.inf
     if queries is gallery:
         np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1, initial=np.inf)
@@ -139,6 +138,22 @@ def _shown(path: str) -> str:
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
+def require_searchable(gallery: Gallery, k: int, refinement: Refinement) -> None:
+    """Raises a `UserError` if a gallery cannot be searched so; call it before queries are embedded.
+
+    Of a query in the gallery, which does not find itself, only `find_hits` knows.
+    """
+    if refinement != Refinement() and not isinstance(gallery, Embeddings):
+        raise UserError(
+            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
+        )
+    if refinement.prefix:
+        require_prefix(refinement.prefix, gallery.vectors.shape[1], gallery.space)
+    for name, count in (("k", k), ("expansion", refinement.expansion)):
+        if count > len(gallery):
+            raise UserError(f"{name} is {count}, but a search finds only {len(gallery)} images")
+
+
 def find_hits(
     queries: Embeddings,
     images: Dataset,
@@ -155,26 +170,24 @@ def find_hits(
     is given, if the gallery holds the image, or if the image's folder is named like one of its
     classes.
     """
+    refinement = refinement or Refinement()
+    require_searchable(gallery, k, refinement)
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    named = [images.path(i) for i in range(len(images))]
+    paths = [images.path(i) for i in range(len(images))]
     if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
-        named = images.names.tolist()  # Features whose images have names.
-    paths = [os.path.realpath(path) if path and not keep_self else "" for path in named]
-    refinement = refinement or Refinement()
+        paths = images.names.tolist()  # Features whose images have names.
+    files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
     if refinement == Refinement():
-        neighbours = gallery.nearest(queries.vectors, k, paths)
-    elif isinstance(gallery, Embeddings):
-        query_rows = gallery.own_rows(paths)
-        own_ids = query_rows if (query_rows >= 0).any() else None
-        points, items, space = queries.vectors, gallery.vectors, gallery.space
-        nearest = refinement.search(points, own_ids, items, k=k, space=space)
-        neighbours = gallery.neighbours(*nearest, query_rows, k)
+        neighbours = gallery.nearest(queries.vectors, k, files)
     else:
-        raise UserError(
-            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
-        )
+        query_rows = gallery.own_rows(files)
+        points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
+        if (query_rows >= 0).any():
+            own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
+        nearest = refinement.search(points, own_ids, items, k=listed, space=gallery.space)
+        neighbours = gallery.neighbours(*nearest, query_rows, k)
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -185,7 +198,7 @@ def find_hits(
     return [
         Hits(
             query=images.name(i),
-            label=images.class_name(i) or hits.own_label or _folder_label(named[i], has_class),
+            label=images.class_name(i) or hits.own_label or _folder_label(paths[i], has_class),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,

@@ -39,7 +39,7 @@ AnyImages = ImageLike | Sequence[ImageLike]
 class Model(ImageEmbedder):
     """A trained model, which embeds images and searches among them.
 
-    It is the best on the validation classes of its run, if there are any, or else the last.
+    It is the best on the validation images of its run, if there are any, or else the last.
 
     Attributes:
         source: Where it was loaded from.

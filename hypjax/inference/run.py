@@ -204,7 +204,7 @@ class Run:
         }
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric on the validation classes."""
+        """Mean scores by part and metric on the validation images."""
         return self.scores(params, Task(self.splits.validation))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
@@ -225,10 +225,10 @@ class Run:
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
         matches, alone = {}, gallery is queries
         items = points if alone else self._points(params, gallery)
-        own_ids = None if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
+        own = () if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
         for part in PARTS:
             compared = points[part], queries.labels, items[part], gallery.labels
-            distance = match_distance(*compared, self.spaces(params)[part], own_ids)
+            distance = match_distance(*compared, self.spaces(params)[part], own)
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)

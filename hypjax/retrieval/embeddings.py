@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
-from hypjax.errors import UserError, require_utf8, writing
+from hypjax.errors import UserError, counted, require_utf8, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
@@ -93,9 +93,9 @@ class Embeddings(ArrayGallery):
         return embeddings
 
     def __repr__(self) -> str:
-        classes = len(np.unique(self.labels))
+        classes = counted(len(np.unique(self.labels)), "class")
         points = f"{len(self)} points of {self.vectors.shape[1]} coordinates in {self.space}"
-        return f"Embeddings({points}, {classes} classes)"
+        return f"Embeddings({points}, {classes})"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Returns the embeddings of these rows."""

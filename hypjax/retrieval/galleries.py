@@ -100,7 +100,7 @@ class ArrayGallery:
         """See `Gallery.nearest`; a search in a class is exact."""
         query_rows = self.own_rows(paths) if paths else np.full(len(points), -1)
         # A query's own image is left out here, so that all queries run one program.
-        listed = k + bool((query_rows >= 0).any())
+        listed = k + (self.most_copies if (query_rows >= 0).any() else 0)
         if label is None:
             distances, rows = self.search_rows(points, min(listed, len(self)))
             return self.neighbours(distances, rows, query_rows, k)
@@ -115,10 +115,13 @@ class ArrayGallery:
     def neighbours(
         self, distances: Float32[np.ndarray, "q m"], rows: Ids, query_rows: Rows, k: int
     ) -> list[Neighbours]:
-        """Describes the first k results of each query, without the query's own row."""
+        """Describes the first k results of each query, without the query's file."""
         described = []
         for query_distances, hits, query in zip(distances, rows, query_rows, strict=True):
-            others = np.flatnonzero((hits >= 0) & (hits != query))[:k]
+            others = hits >= 0
+            if query >= 0:
+                others &= self._files[1][hits] != query
+            others = np.flatnonzero(others)[:k]
             hits = hits[others]
             query_label = str(self.labels[query]) if query >= 0 else ""
             names = self.ids[hits].tolist(), self.labels[hits].tolist()
@@ -129,8 +132,13 @@ class ArrayGallery:
         return described
 
     def own_rows(self, paths: Sequence[str]) -> Rows:
-        """Rows of the images at real paths; −1 for others."""
-        return np.array([self._row_of_path.get(path, -1) for path in paths], int)
+        """First rows of the images at real paths; −1 for others."""
+        return np.array([self._files[0].get(path, -1) for path in paths], int)
+
+    @functools.cached_property
+    def most_copies(self) -> int:
+        """Largest number of rows with one file: links to it, and its path again."""
+        return int(np.bincount(self._files[1]).max())
 
     def has_class(self, name: str) -> bool:
         """See `Gallery`."""
@@ -154,7 +162,7 @@ class ArrayGallery:
 
     def forget_images(self) -> None:
         """Drops what was derived from the images; call it when these change."""
-        for name in ("kept_vectors", "_row_of_path", "_classes"):
+        for name in ("kept_vectors", "most_copies", "_files", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -163,8 +171,10 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def _row_of_path(self) -> dict[str, int]:
-        return {path: row for row, path in enumerate(real_paths(self.ids.tolist()))}
+    def _files(self) -> tuple[dict[str, int], Rows]:
+        """The first row of each real path, and of each row's."""
+        paths, first_rows = real_paths(self.ids.tolist()), {}
+        return first_rows, np.array([first_rows.setdefault(x, i) for i, x in enumerate(paths)], int)
 
     @functools.cached_property
     def _classes(self) -> set[str]:

@@ -114,11 +114,9 @@ def labelled(
     query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None,
     gallery_labels: Shaped[ArrayLike, " m"] | None,
-    own_ids: OwnIds = None,
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and renumbers the classes from 0.
 
-    `own_ids` are gallery indices of the queries, −1 for those that the gallery does not hold.
     Without a gallery, the same object is returned twice: the queries with the ids of their points.
     """
     points, searched = check_points(queries, queries if gallery is None else gallery)
@@ -131,8 +129,7 @@ def labelled(
     if gallery is None:
         asked = Labelled(points, numbers, np.arange(len(points)))
         return asked, asked
-    asked = Labelled(points, numbers[: len(points)], own_ids)
-    return asked, Labelled(searched, numbers[len(points) :])
+    return Labelled(points, numbers[: len(points)]), Labelled(searched, numbers[len(points) :])
 
 
 def _checked_labels(

@@ -121,7 +121,6 @@ def query_scores(
     metrics: Sequence[str],
     space: Space,
     refinement: Refinement | None = None,
-    own_ids: OwnIds = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
 
@@ -129,18 +128,15 @@ def query_scores(
     points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
     and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
     number of items. A `refinement` expands queries and re-ranks results before they are scored.
-    `own_ids` are gallery indices of the queries, −1 for those that the gallery does not hold: no
-    query finds its own item.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
         and a warning says how many there are.
     """
     selected = {name: _find_metric(name) for name in metrics}
-    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
+    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    if asked.ids is not None:  # A query is no match of itself.
-        matches -= (asked.ids >= 0) & (searched.labels[asked.ids] == asked.labels)
+    matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)

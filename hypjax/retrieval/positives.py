@@ -69,7 +69,6 @@ def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
         ignored = none if asked.ids is None else asked.ids[row : row + 1]
-        ignored = ignored[ignored >= 0]
         yield items[~np.isin(items, ignored)], ignored
 
 

@@ -126,13 +126,18 @@ def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) ->
     not between 1 and the number of features, both excluded.
     """
     points, _ = inputs.check_points(points, points)
-    example = jax.ShapeDtypeStruct((1, points.shape[1]), jnp.float32)
-    features = jax.eval_shape(space.features, example).shape[1]
-    if not 1 <= dim < features:
-        raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
+    require_prefix(dim, points.shape[1], space)
     inputs.check_in(space, points)
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)
+
+
+def require_prefix(dim: int, coordinates: int, space: Space) -> None:
+    """Raises a `UserError` unless a prefix of `dim` is shorter than the points' features."""
+    example = jax.ShapeDtypeStruct((1, coordinates), jnp.float32)
+    features = jax.eval_shape(space.features, example).shape[1]
+    if not 1 <= dim < features:
+        raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
 
 
 @functools.partial(jax.jit, static_argnames="dim")

@@ -97,7 +97,7 @@ def _bound_ranks(
     queries = tiles.Sorted(asked, rows, score, mesh)
     items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
     symmetric = asked is searched and score.dtype == scores.SINGLE
-    match, count = programs(mesh, asked.ids is not None, symmetric, asked is searched)
+    match, count = programs(mesh, asked.ids is not None, symmetric)
     # With several chunks, matches are sought among the items of the queries' classes only.
     wanted = np.flatnonzero(np.isin(searched.labels, asked.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
@@ -130,9 +130,7 @@ class _Thresholds(NamedTuple):
 
 
 @functools.cache
-def programs(
-    mesh: Mesh, exclude_self: bool, symmetric: bool, among_queries: bool = True
-) -> tuple[Callable, Callable]:
+def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable, Callable]:
     """Jits `_bound_matches` and `_count_before`; devices share tiles, and hold all points."""
 
     def jitted(function: Callable, arrays: int, lists: int) -> Callable:
@@ -142,9 +140,7 @@ def programs(
         )
 
     match = functools.partial(_bound_matches, exclude_self=exclude_self)
-    # Among the queries, a query's own item has its label, by which it is not counted.
-    exclude_own = exclude_self and not among_queries
-    count = functools.partial(_count_before, symmetric=symmetric, exclude_own=exclude_own)
+    count = functools.partial(_count_before, symmetric=symmetric)
     return jitted(match, 3, 1), jitted(count, 5, 2)
 
 
@@ -187,7 +183,6 @@ def _count_before(
     matching: tiles.Tiles,
     others: tiles.Tiles,
     symmetric: bool,
-    exclude_own: bool,
 ) -> tuple[Int[Array, "p 2"], Int[Array, "q 2"]]:
     """Counts the items that surely, or may, precede each query's nearest match.
 
@@ -211,9 +206,6 @@ def _count_before(
             labels = tiles.rows_of(rows.labels, row, height)
             mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
             most = jnp.where(mismatches, most, -jnp.inf)
-        if exclude_own:
-            ids = tiles.rows_of(rows.ids, row, height), tiles.rows_of(columns.ids, column, width)
-            most = jnp.where(ids[0][:, None] != ids[1], most, -jnp.inf)
         # The minimum keeps masked scores below all thresholds.
         least = jnp.minimum(most, scores.lowest(space, queries, items)) if pairwise else most
         before = _count_in_rows(most, least, tiles.rows_of(thresholds, row, height))

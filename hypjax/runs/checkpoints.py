@@ -108,7 +108,10 @@ class Checkpoints:
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
-        """Step and score of the best checkpoint, the earliest one of equal score, if any."""
+        """Step and score of the best checkpoint, the latest one of equal score, if any.
+
+        The few validation images of small datasets tie often, while training still improves.
+        """
         return tuple(processes.from_first(lambda: [*self._ranked(), (None, None)][0]))
 
     def _steps(self) -> list[int]:
@@ -116,15 +119,14 @@ class Checkpoints:
 
     def _ranked(self) -> list[tuple[int, float]]:
         """Steps and scores of checkpoints, the best one first."""
-        return sorted(self._scores.items(), key=lambda item: (-item[1], item[0]))
+        return sorted(self._scores.items(), key=lambda item: (-item[1], -item[0]))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
         """Orbax's policy: keep the latest two and the best.
 
-        Its own `BestN` takes the later one of equal scores, and a manager whose file of scores is
-        damaged cannot even be opened.
+        A manager with its own `BestN`, whose file of scores is damaged, cannot even be opened.
         """
         steps = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
         return [info.step in steps for info in checkpoints]

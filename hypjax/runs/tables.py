@@ -48,7 +48,7 @@ def title(results: Mapping[str, Recalls]) -> str:
     """Title of a table of test scores: recall, or scores if all datasets are judged."""
     names = [name for parts in results.values() for values in parts.values() for name in values]
     judged = all("/" in name for name in names)
-    return "Scores on the test images" if judged else "Recall on the test classes"
+    return f"{'Scores' if judged else 'Recall'} on the test images"
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:

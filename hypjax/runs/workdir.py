@@ -130,7 +130,7 @@ def require_identity(
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             raise UserError(
                 f"{workdir} holds a run without its {files.CONFIG}, so nothing says which one it "
-                "is; restore that file, or name another folder with --workdir"
+                "is; restore that file, or train in another folder (hypjax.main --workdir)"
             )
         return
     began, now = saved["identity"], identity(config)
@@ -139,7 +139,7 @@ def require_identity(
     began |= {field: saved["all"][field] for field in unset}
     changes = [change for change in differences(began, now) if change.startswith(compared)]
     if changes:
-        advice = "use the same settings, or name another folder with --workdir"
+        advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if all(change.startswith("train.total_steps") for change in changes):
             advice += (
                 f", where --config.model.weights={workdir} --config.model.load_head=True starts "
@@ -185,7 +185,7 @@ def _required(workdir: pathlib.Path) -> dict[str, Any]:
     if (saved := _saved(workdir)) is None:
         problem = f"holds no run (there is no {files.CONFIG})"
         problem = problem if workdir.exists() else "does not exist"
-        raise UserError(f"{workdir} {problem}; train first, or name a run's folder with --workdir")
+        raise UserError(f"{workdir} {problem}; train first, or name a run's folder")
     return saved
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypjax.errors import UserError, require_package
+from hypjax.types import class_names
 
 if TYPE_CHECKING:
     import pyarrow
@@ -163,8 +164,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
     for i, name in enumerate(table.column_names):
         kind = described.get("info", {}).get("features", {}).get(name)
         if isinstance(kind, dict) and (names := kind.get("names")):
-            labels = ["" if x is None or x < 0 else names[x] for x in table[name].to_pylist()]
-            table = table.set_column(i, name, [labels])
+            table = table.set_column(i, name, [class_names(table[name].to_pylist(), names)])
     renamed = table.rename_columns(column_names(table.column_names))
     return renamed.replace_schema_metadata(metadata)  # Which pyarrow drops.
 

@@ -14,9 +14,7 @@ from hypjax.errors import UserError
 _NORM = 4.6
 
 
-def pca_head(
-    features: Float[np.ndarray, "images dim"], dim: int, *, rotating: bool = False
-) -> dict[str, np.ndarray]:
+def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, np.ndarray]:
     """Returns the kernel and the bias of a head that decorrelates features, halfway to whitening.
 
     The head maps features minus their mean to their coordinates along the principal components, by
@@ -28,13 +26,10 @@ def pca_head(
     covariance matrices", 2004): the sample's, shrunk towards their mean by a share that grows as
     there are fewer images, so that directions in which the images do not vary are kept, too.
 
-    Mean and variances of few classes say little about others. A head that is `rotating`, and scales
-    features, needs neither: clipped to one norm, or on the sphere, it ranks as by their cosine.
-
     Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Raises a `UserError` if all
     features are equal.
     """
-    mean = np.zeros(features.shape[1]) if rotating else features.mean(axis=0, dtype=np.float64)
+    mean = features.mean(axis=0, dtype=np.float64)
     centred = features - mean
     n, d = centred.shape
     covariance = centred.T @ centred / n
@@ -47,7 +42,7 @@ def pca_head(
     distance = squares - d * average**2
     lengths = np.einsum("nd,nd->n", centred, centred)
     error = (np.mean(lengths**2) - squares) / n
-    share = 1.0 if rotating else min(error / distance, 1.0)
+    share = min(error / distance, 1.0)
     variances, directions = np.linalg.eigh(covariance)
     variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
     kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25

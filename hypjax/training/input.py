@@ -13,7 +13,7 @@ from hypjax.data.device_cache import crop_batches, fill
 from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.models.layers import normalize
@@ -124,7 +124,7 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
     # To evaluate, the encoder may pool otherwise.
     if not embedder.cached or learner.model.encoder != embedder.model.encoder:
         embedder = dataclasses.replace(embedder, model=learner.model, cached=())
-        console.say(f"embedding {len(train)} training images with the encoder")
+        console.say(f"embedding {counted(len(train), 'training image')} with the encoder")
     return embedder.features(params, train, ONE_SCALE)[:, 0]
 
 

@@ -78,7 +78,7 @@ class Loop:
                 if validating:
                     measured = self._validated(step, state, measured)
                     score, best = _score(measured), self.checkpoints.best[1]
-                    saving |= best is None or score > best
+                    saving |= best is None or score >= best
                 # A signal reaches processes at different steps; all must stop after the same one.
                 status = agreed(interrupted())
                 stopping = status and not last  # After the last step, results are minutes away.
@@ -90,7 +90,7 @@ class Loop:
                 if stopping:
                     self._stop(step, status)
         if skipped := int(state.skipped):
-            console.warn(f"{skipped} of {total} updates were not finite and were skipped")
+            console.warn(f"updates that were not finite were skipped: {skipped} of {total}")
         return state, measured
 
     def _step(

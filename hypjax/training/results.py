@@ -74,10 +74,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(format_results(results["validation"]))
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
-        scores, name = results["validation"], selecting(results["validation"]["best"]["head"])
-        tie = scores["best"]["head"][name] == scores["final"]["head"][name]
-        tie = ", the earliest of equal ones" if tie and results["best"] != results["final"] else ""
-        print(f"best: step {results['best_step']}{before}, chosen on the validation images{tie}")
+        print(f"best: step {results['best_step']}{before}, chosen on the validation images")
     print_notes(results)
     _warn_unless_improved(results, config)
     if lines := published.compare(results, config):
@@ -85,25 +82,28 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
-    """Warns if the head finds less than before training, or than the features before the head."""
-    before = results["untrained"]["head"]
+    """Warns if the head finds less than before training, or than the features before the head.
+
+    Validation images decide where there are any, as they do on the best model.
+    """
+    kind, scores = "validation", results.get("validation")
+    if scores is None:
+        kind, scores = "test", results
+    before = scores["untrained"]["head"]
     name = selecting(before)
     if config.model.weights is not None or config.model.head_init == "pca":
-        kind, scores = "validation", results.get("validation")
-        if scores is None:
-            kind, scores = "test", results
         raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
         if (trained := scores.get("best", scores["final"])["head"][name]) < raw:
             console.warn(
                 f"the features before training find more than the head: {name} on the {kind} "
-                f"classes is {raw:.4f}, and {trained:.4f} with the head ({_ADVICE})"
+                f"images is {raw:.4f}, and {trained:.4f} with the head ({_ADVICE})"
             )
-    after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
+    after = max(scores[state]["head"][name] for state in ("final", "best") if state in scores)
     if after <= before[name] < 1 and config.train.total_steps > 1:
-        final = results["final"]["head"][name]
+        final = scores["final"]["head"][name]
         console.warn(
-            f"training did not help: {name} of the head is {final:.4f} on the test classes, and "
-            f"was {before[name]:.4f} before training ({_ADVICE})"
+            f"training did not help: {name} of the head on the {kind} images was "
+            f"{before[name]:.4f} before training, and is {final:.4f} after it ({_ADVICE})"
         )
 
 

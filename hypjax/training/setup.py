@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import shlex
 from typing import Any
 
 import jax
@@ -12,18 +11,11 @@ from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten
-from hypjax.config.choices import (
-    GROUPS,
-    IN_MEMORY,
-    SPLITS_BY,
-    USERS,
-    freezes_encoder,
-    parameter_path,
-)
+from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
-from hypjax.data.parts import FEW_CLASSES, Splits
+from hypjax.data.parts import Splits
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
@@ -252,6 +244,7 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 # costs little, or with trained blocks, which learn faster: after more passes, the classes of
 # Cars-196 that are held out for validation are found less well again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
+_LEAST_STEPS_OF_HEAD = 200  # With few classes, 25 passes are too few steps; see docs/own-images.md.
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
@@ -269,50 +262,21 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
         classes = min(len(sizes), max(images // fields.samples_per_class, 2))
         fields.batch_size = classes * fields.samples_per_class
     if fields.total_steps is None:
-        fields.total_steps = _steps(config, splits)
+        fields.total_steps = _steps(config, len(splits.train))
     if optim.warmup_steps is None:
-        optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, splits)))
+        optim.warmup_steps = fields.total_steps // 10
     chosen = [f"{name}={flatten(config)[name]}" for name in unset]
     console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
 
 
-def _steps(config: ConfigDict, splits: Splits) -> int:
-    """Chooses the number of steps: 1, at the rate 0, for a head that only rotates features."""
-    train = splits.train
-    if rotates_only(config, splits):
-        console.say(
-            f"classes to train on: {train.num_classes}, too few for a head that finds others; the "
-            f"encoder's features are only rotated, without training. {_way_out(config, train)}"
-        )
-        return 1
-    passes = _PASSES_OF_HEAD if freezes_encoder(config.optim.frozen) else _PASSES
-    shown = passes * len(train) if config.model.head_init == "pca" else _SHOWN
-    return -(-shown // config.train.batch_size)
-
-
-def _way_out(config: ConfigDict, train: Dataset) -> str:
-    """Names the command that trains in spite of few classes."""
-    if config.data.name in USERS and train.splits is None:
-        aim, fields = "find images of the same classes", [f"data.split={SPLITS_BY[1]}"]
-    else:
-        aim, fields = "train all the same", ["train.total_steps=300"]
-    if config.data.path:
-        fields.insert(0, f"data.path={config.data.path}")
-    command = [f"--config.{field}" for field in fields]
-    if config.name:  # Of a file, not made in Python.
-        source = config.name + (config.variant and f":{config.variant}")
-        command = ["python", "-m", "hypjax.main", f"--config={source}", *command]
-    return f"To {aim}: {shlex.join(command)}"
-
-
-def rotates_only(config: ConfigDict, splits: Splits) -> bool:
-    """Whether training classes are too few to learn more than a rotation for other classes."""
-    parts = [part for part in (splits.train, splits.validation) if part]
-    tested = set(splits.test.class_names)
-    others = all(tested.isdisjoint(part.class_names) for part in parts)
-    few = sum(part.num_classes for part in parts) < FEW_CLASSES
-    return config.model.head_init == "pca" and others and few
+def _steps(config: ConfigDict, images: int) -> int:
+    """Chooses the number of steps for so many training images."""
+    if config.model.head_init != "pca":
+        return -(-_SHOWN // config.train.batch_size)
+    if not freezes_encoder(config.optim.frozen):
+        return -(-_PASSES * images // config.train.batch_size)
+    return max(-(-_PASSES_OF_HEAD * images // config.train.batch_size), _LEAST_STEPS_OF_HEAD)
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:

@@ -20,7 +20,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import TrainingRun, build_from, print_summary, rotates_only
+from hypjax.training.setup import TrainingRun, build_from, print_summary
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -28,9 +28,9 @@ from hypjax.types import Recalls
 class Measured(NamedTuple):
     """Scores measured so far; saved with each state."""
 
-    # On test and validation classes, before the first step; and c where that is learned.
+    # On test and validation images, before the first step; and c where that is learned.
     untrained: dict[str, Any]
-    validation: Recalls | None = None  # The latest on the validation classes.
+    validation: Recalls | None = None  # The latest on the validation images.
 
 
 def begin(
@@ -59,9 +59,8 @@ def initialized(
     """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
     state = with_pretrained(run.learner, state, pretrained)
     if run.config.model.head_init == "pca":
-        model, rotating = state.params["model"], rotates_only(run.config, run.splits)
-        features, dim = training_features(run, model), run.learner.model.head_dim
-        head = functools.partial(pca_head, features, dim, rotating=rotating)
+        model, dim = state.params["model"], run.learner.model.head_dim
+        head = functools.partial(pca_head, training_features(run, model), dim)
         head = processes.arrays_from_first(head, model["head"])
         state = with_pretrained(run.learner, state, {"head": head})
     return state

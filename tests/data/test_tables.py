@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.photos import find_images, given_images, labelled_images, list_folder
+from hypjax.data.photos import find_images, given_images, labelled_images
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import feature_table
@@ -23,24 +23,14 @@ def read(path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "classes"),
-    [
+    ("text", "expected"),
+    [  # Classes of a.jpg and b.jpg, or a part of the error.
         ("Path,LABEL\na.jpg,x\nb.jpg,y\n", ["x", "y"]),
         ("label;path\nBoeing 737, red;a.jpg\ny;b.jpg\n", ["Boeing 737, red", "y"]),
         ("path\tlabel\na.jpg\tx,y\n\nb.jpg\ty\n", ["x,y", "y"]),
         ('path, label\na.jpg, "x, y"\nb.jpg, 5" disk\n', ["x, y", '5" disk']),
         ("path,label\na.jpg,3\nb.jpg,3.0\n", ["3", "3"]),
         ("path,label\na.jpg,007\nb.jpg,v3.0\n", ["007", "v3.0"]),
-    ],
-)
-def test_cells_of_tables(tmp_path, text, classes):
-    names, images = read(tmp_path / "t.csv", text)
-    assert names == ["a.jpg", "b.jpg"] and images.class_names.tolist() == classes
-
-
-@pytest.mark.parametrize(
-    ("text", "keyword"),
-    [
         ("path,label\na.jpg,x\nb.jpg,Boeing 737, red\n", "2 columns, and row 2 has 3"),
         ("path,label,split\na.jpg,x\n", "row 1 has 2"),
         ("path;label\na.jpg;x;y\n", "row 1 .* contain ';'"),
@@ -54,9 +44,13 @@ def test_cells_of_tables(tmp_path, text, classes):
         ("path,label,split,is_query\na.jpg,x,train,True\n", "row 1 is a query .* train"),
     ],
 )
-def test_tables_that_are_refused(tmp_path, text, keyword):
-    with pytest.raises(UserError, match=keyword):
-        read(tmp_path / "t.csv", text)
+def test_cells_of_tables(tmp_path, text, expected):
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            read(tmp_path / "t.csv", text)
+    else:
+        names, images = read(tmp_path / "t.csv", text)
+        assert names == ["a.jpg", "b.jpg"] and images.class_names.tolist() == expected
 
 
 def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):
@@ -94,13 +88,14 @@ def test_names_of_classes_and_splits():
         "3": (3, 3.0, "3", "3.0", " 3 ", np.float32(3), np.int64(3), b"3"),
         "": (None, float("nan"), np.float32("nan"), np.datetime64("NaT"), ""),
         "0.5": (0.5, "0.5"),
+        "-1": (-1, -1.0, "-1"),
         "nan": ("nan",),
     }.items():
         assert {class_name(label) for label in labels} == {names}
     for split, names in {
-        "train": ("train", "Training", "TRAIN"),
+        "train": ("train", "Training", "TRAIN", "training_set", "train-images"),
         "validation": ("val", "Valid", "validation", "dev"),
-        "test": ("Test", "testing", "eval"),
+        "test": ("Test", "testing", "eval", "TestSet"),
         "query": ("Query", "queries"),
         "holdout": ("holdout",),
         "": ("", None, float("nan")),
@@ -122,10 +117,8 @@ def test_missing_labels_are_no_class(tmp_path, missing):
 
 
 def test_classes_of_datasets_have_names_in_tables(tmp_path):
-    datasets, path = (
-        pytest.importorskip("datasets", reason="needs datasets"),
-        tmp_path / "t.parquet",
-    )
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    path = tmp_path / "t.parquet"
     columns = {"path": ["a", "b"], "label": [1, -1], "features": [[1.0, 2.0], [3.0, 4.0]]}
     made = datasets.Dataset.from_dict(columns)
     made = made.cast_column("label", datasets.ClassLabel(names=["robin", "wren"]))
@@ -137,32 +130,29 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "splits", "classes"),
-    [
-        (["Train/a/1.png", "Test/b/2.png"], ["train", "test"], "ab"),
-        (
-            ["Training/a/1.png", "valid/b/2.png", "val/c/3.png"],
-            ["train", *["validation"] * 2],
-            "abc",
-        ),
-        (["VAL/a/1.png", "Testing/b/2.png"], ["validation", "test"], "ab"),
-        (["query/a/1.png", "gallery/a/1.png"], ["gallery", "query"], "aa"),
-        (["Training/1.png", "Test/2.png"], ["test", "train"], ["", ""]),
-        (["a/1.png", "gallery/x/1.png"], None, ["a", "gallery"]),
-        (["a/1.png", "train/1.png"], None, ["a", "train"]),
+    ("names", "expected"),
+    [  # Splits of the files in alphabetical order, None for classes, or a part of the error.
+        ("Test/b/2 Train/a/1", ["test", "train"]),
+        ("Training/a/1 val/c/3 valid/b/2", ["train", "validation", "validation"]),
+        ("Testing/b/2 VAL/a/1", ["test", "validation"]),
+        ("gallery/a/1 query/a/1", ["gallery", "query"]),
+        ("Test/2 Training/1", ["test", "train"]),
+        ("test_set/b/1 training_set/a/1", ["test", "train"]),
+        ("a/1 train/1", None),
+        ("a/1 gallery/x/1", "has the split 'a'"),
+        ("Test/b/2 Train/a/1 holdout/c/3", "has the split 'holdout'.*named train, validation"),
     ],
 )
-def test_folders_with_names_of_splits(tmp_path, names, splits, classes):
-    images = list_folder(write_pictures(tmp_path, names))
-    assert sorted(images.class_names) == sorted(classes)
-    assert splits is None or sorted(images.splits) == sorted(splits)
-    assert (images.splits is None) == (splits is None)
-
-
-def test_other_folders_beside_splits_are_refused(tmp_path):
-    write_pictures(tmp_path, ["Train/a/1.png", "Test/b/2.png", "holdout/c/3.png"])
-    with pytest.raises(UserError, match="has the split 'holdout'.*named train, validation"):
-        find_images(str(tmp_path))
+def test_folders_with_names_of_splits(tmp_path, names, expected):
+    write_pictures(tmp_path, [f"{name}.png" for name in names.split()])
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            find_images(str(tmp_path))
+        return
+    images = find_images(str(tmp_path))
+    classes = [name.split("/")[expected is not None : -1] for name in names.split()]
+    assert images.class_names.tolist() == ["".join(name) for name in classes]
+    assert (None if images.splits is None else images.splits.tolist()) == expected
 
 
 def test_arrays_of_paths_are_paths(tmp_path):

@@ -61,6 +61,24 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
         commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
 
 
+@pytest.mark.parametrize(
+    ("flags", "keyword"),
+    [
+        (["--k=9"], "k is 9"),
+        (["--expand=9"], "expansion is 9"),
+        (["--prefix=9"], "prefix of 9"),
+        (["--prefix=2", "--rerank"], "leave out the prefix"),
+    ],
+)
+def test_searches_that_no_query_can_make_are_refused_before_a_model_is_opened(
+    tmp_path, flags, keyword
+):
+    embeddings(np.eye(3, dtype=np.float32), Sphere()).save(tmp_path / "g.npz")
+    with pytest.raises(UserError, match=keyword):
+        gallery = f"--gallery={tmp_path / 'g.npz'}"
+        commands.call("search", "--workdir=missing", gallery, "--query=x.jpg", "--k=2", *flags)
+
+
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
     changes = [{}, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]

@@ -59,6 +59,23 @@ def test_a_head_that_loses_to_the_features_it_was_given_says_so(capsys):
         assert ("0.6500, and 0.6000 with the head" in capsys.readouterr().err) == warned
 
 
+@pytest.mark.parametrize(
+    ("validation", "images"), [((0.8, 0.9), ""), ((0.9, 0.8), "validation"), (None, "test")]
+)
+def test_whether_training_helped_is_judged_as_the_model_is_chosen(capsys, validation, images):
+    def scores(untrained, final):
+        parts = ("untrained", untrained), ("final", final)
+        return {state: {"head": {"recall@1": recall}} for state, recall in parts}
+
+    results = scores(0.7, 0.6)
+    if validation:
+        results["validation"] = scores(*validation)
+    print_results(results, load_config("glyphs"))
+    said = capsys.readouterr().err
+    assert (f"of the head on the {images} images was" if images else "") in said
+    assert ("did not help" in said) == bool(images)
+
+
 def test_collapsed_embeddings_are_reported(capsys):
     directions = np.random.default_rng(0).normal(size=(50, 8))
     for centre, spread, warned in ((0, 0, True), (1, 3e-7, True), (1, 1e-3, False)):

@@ -54,26 +54,6 @@ def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
         assert mean(x, labels, *gallery, space=BALL) == pytest.approx(scores[name].mean())
 
 
-def test_a_query_that_is_in_the_gallery_does_not_find_itself():
-    """Every other query is, and some of these have another class there."""
-    x, labels = labelled(BALL, 120, 6)
-    others, other_labels = labelled(BALL, 90, 6, seed=1)
-    y, y_labels = np.concatenate([others, x[::2]]), np.concatenate([other_labels, labels[::2]])
-    y_labels[-5:] = (y_labels[-5:] + 1) % 6
-    own_ids = np.where(np.arange(120) % 2 == 0, 90 + np.arange(120) // 2, -1)
-    points = x, labels, y, y_labels
-    scores = query_scores(*points, metrics=NAMES, space=BALL, own_ids=own_ids)
-    only_first = query_scores(*points, metrics=["recall@1"], space=BALL, own_ids=own_ids)
-    np.testing.assert_array_equal(only_first["recall@1"], scores["recall@1"])
-    distances = np.asarray(BALL.distance_matrix(x, y), np.float64)
-    for i, row in enumerate(distances):
-        order = np.argsort(row, kind="stable")
-        hits = y_labels[order[order != own_ids[i]]] == labels[i]
-        for name in NAMES:
-            expected = by_definition(name, hits, hits.sum())
-            assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
-
-
 def test_queries_without_a_match_are_left_out_of_all_means():
     x, labels = labelled(BALL, 50, 4)
     labels[3] = 99

@@ -30,9 +30,9 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     for step, score in scores.items():  # As if each were saved by another process.
         with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
             save(checkpoints, step, score)
-    assert on_disk(tmp_path) == [3, 6, 7]
+    assert on_disk(tmp_path) == [4, 6, 7]
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        assert checkpoints.best == (3, 0.7)
+        assert checkpoints.best == (4, 0.7)
         save(checkpoints, 8, 0.9)
         save(checkpoints, 9)
         save(checkpoints, 10)

@@ -48,3 +48,11 @@ def test_an_extra_is_installed_from_the_clone(tmp_path, monkeypatch, clone, insi
         errors.require_package("none_such", "this", "hypjax[onnx]")
     assert str(error.value) == f"this needs none_such: {command.format(tmp_path)}"
     assert errors.installation("wandb") == 'pip install "wandb"'
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(1, "class", "1 class"), (0, "class", "0 classes"), (1200, "image", "1,200 images")],
+)
+def test_numbers_agree_with_their_nouns(number, noun, text):
+    assert errors.counted(number, noun) == text

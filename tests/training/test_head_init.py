@@ -41,14 +41,6 @@ def test_coordinates_are_halfway_to_whitened_by_the_covariance_of_ledoit_and_wol
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)
 
 
-def test_a_head_that_rotates_keeps_all_angles():
-    given = features(5, 8)
-    found = given @ pca_head(given, 8, rotating=True)["kernel"]
-    scales = (found @ found.T) / (given @ given.T)
-    np.testing.assert_allclose(scales, scales[0, 0], rtol=1e-4)
-    np.testing.assert_allclose(np.mean(np.sum(found**2, axis=1)), 4.6**2, rtol=1e-4)
-
-
 def test_equal_features_are_refused():
     with pytest.raises(UserError, match="are equal"):
         pca_head(np.ones((3, 4), np.float32), 2)

@@ -220,7 +220,7 @@ class OfficialDataset(NamedTuple):
             else:
                 missing.append(file)
         if missing:
-            console.warn(f"{len(missing)} images are listed but missing, such as {missing[0]}")
+            console.warn(f"images listed but missing: {len(missing)}, such as {missing[0]}")
         return splits
 
 
