@@ -140,6 +140,8 @@ def _config(file, variant, datasets, photos):
         fields["train.batch_size"] = 8
     elif whole.train.batch_size is not None:
         fields["train.batch_size"] = _CLASSES * whole.train.samples_per_class
+    if whole.objective.get("memory"):  # A share would not hold a batch.
+        fields["objective.memory"] = 1.0
     if variant.startswith("irt-o") and file == "sfm":
         fields["eval.benchmarks"] = ()
     known = flatten(whole)
