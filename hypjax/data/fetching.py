@@ -5,7 +5,6 @@ import pathlib
 import tarfile
 import urllib.request
 import zipfile
-import zlib
 
 import tqdm
 from PIL import Image
@@ -15,7 +14,7 @@ from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import replacing
+from hypjax.system.files import checksum, replacing
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _LISTED = 1000  # Members of a .tar file that tell whether it holds folders.
@@ -83,4 +82,4 @@ def image_at(url: str) -> Dataset:
             content = response.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise UserError(f"{url} is larger than {LARGEST_FILE} bytes")
-    return table_of_names([content], [url], [""], file_versions=[(url, zlib.crc32(content))])
+    return table_of_names([content], [url], [""], file_versions=[(url, checksum(content))])

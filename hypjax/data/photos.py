@@ -14,7 +14,6 @@ import mimetypes
 import os
 import pathlib
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +29,7 @@ from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below,
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import absolute, read_csv, read_parquet, write_text
+from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
 from hypjax.types import SPLITS, class_name, split_name
 
 # Formats of Pillow without a decoder of its own, or without pixels.
@@ -192,7 +191,7 @@ def _table_of_features(table: Any) -> Dataset:
         table.labels.tolist(),
         splits=() if table.splits is None else table.splits.tolist(),
         coarse_labels=() if table.superlabels is None else table.superlabels.tolist(),
-        file_versions=[zlib.crc32(np.ascontiguousarray(row)) for row in table.features],
+        file_versions=[checksum(np.ascontiguousarray(row)) for row in table.features],
         vectors=np.asarray(table.features, np.float32),
     )
 

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,16 +24,15 @@ from jaxtyping import Int, Shaped
 
 from hypjax.data.dataset import Dataset, hash_facts
 from hypjax.errors import UserError, reason
-from hypjax.system.files import write_json
+from hypjax.system.files import checksum, write_json
 from hypjax.types import GroundTruth
 
-VERSION = "2.0.0"  # Of the format; part of the folders' paths.
+VERSION = "2.1.0"  # Of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX = {  # Columns by type.
     "int32": ("label", "height", "width"),
-    "uint32": ("checksum",),  # zlib.crc32 of the encoded image.
     "string": ("name", "class_name", "superlabel"),  # '' without coarse classes.
-    "int64": ("offset", "length"),  # Position of the encoded image in its record, in bytes.
+    "int64": ("checksum", "offset", "length"),  # Of the encoded image, in bytes of its record.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
 
@@ -154,7 +152,7 @@ def _write_split(
                 writer.write(record)
                 image, *facts = example
                 span = record.index(image), len(image)
-                rows.append((label, *facts[:2], zlib.crc32(image), *facts[2:], *span))
+                rows.append((label, *facts, checksum(image), *span))
                 progress.update()
     except RuntimeError as error:  # As ArrayRecord reports a full disk.
         raise OSError(reason(error)) from error
@@ -210,7 +208,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         names=index["name"].to_numpy(),
         class_names=index["class_name"].to_numpy(),
         coarse_labels=coarse_labels if coarse_labels.any() else None,
-        checksums=index["length"].to_numpy() << 32 | index["checksum"].to_numpy().astype(np.int64),
+        checksums=index["checksum"].to_numpy(),
         # Of facts on images alone, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )

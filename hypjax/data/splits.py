@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from hypjax.data.repeats import with_repeats
 from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.files import replacing
+from hypjax.system.files import checksum, replacing
 from hypjax.system.machine import usable_cores
 
 # A gallery without queries.
@@ -244,7 +243,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
 
     Of files that have not changed since they were read, the cache has them.
     """
-    cached = cache_folder() / "photos" / f"{hash_facts(images.file_versions)}.npy"
+    cached = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
     measured, reasons = np.zeros((len(images), 3), np.int64), {}
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
@@ -277,4 +276,4 @@ def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     checked = content if isinstance(content, bytes) else image.tobytes()
-    return image.height, image.width, len(checked) << 32 | zlib.crc32(checked)
+    return image.height, image.width, checksum(checked)

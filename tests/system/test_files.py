@@ -3,7 +3,7 @@
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
-from hypjax.system.files import absolute, replacing
+from hypjax.system.files import absolute, checksum, replacing
 
 
 def test_a_folder_is_there_while_others_replace_it(tmp_path):
@@ -34,3 +34,7 @@ def test_absolute_paths_have_no_dots_and_follow_links_only_before_them(tmp_path,
         ("./deep/../../link", "link"),
     ):
         assert absolute(pathlib.Path(path)) == tmp_path / expected
+
+
+def test_checksums_differ_where_crc_32_collides():
+    assert checksum(b"plumless") != checksum(b"buckeroo")

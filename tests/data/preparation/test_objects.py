@@ -115,7 +115,7 @@ def test_sfm_lists_clusters_and_pairs(tmp_path):
 def test_relations_are_part_of_the_fingerprint_and_are_protected(tmp_path):
     before = oxford(tmp_path, tmp_path / "data").fingerprint
     assert oxford(tmp_path / "b", tmp_path / "second", easy=[1]).fingerprint != before
-    table = tmp_path / "data/roxford5k/2.0.0/judgements.parquet"
+    table = tmp_path / "data/roxford5k/2.1.0/judgements.parquet"
     table.write_bytes(table.read_bytes()[:-10])
     with pytest.raises(UserError, match="is damaged .*judgements.parquet"):
         opened("roxford5k", tmp_path / "data")
@@ -129,4 +129,4 @@ def test_a_damaged_or_malicious_list_is_refused(tmp_path):
         path.write_bytes(pickle.dumps(lists | {"train": lists["train"] | changed}))
         with pytest.raises(UserError, match=keyword):
             prepared("sfm120k", folder, tmp_path / "data")
-    assert not (tmp_path / "data/sfm120k/2.0.0").exists()
+    assert not (tmp_path / "data/sfm120k/2.1.0").exists()

@@ -128,7 +128,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
     ):
         intact = (folder / file).read_bytes()
         place = intact.find(image) + 30 if image in intact else len(intact) // 3
-        (folder / file).write_bytes(intact[:place] + b"x" + intact[place + 1 :])
+        (folder / file).write_bytes(intact[:place] + b"x" * 50 + intact[place + 50 :])
         with pytest.raises(UserError, match=message):
             found = records.open_records(prepared_folder("cub200", str(tmp_path / "data")), "train")
             assert all(found.image(i, 3) for i in range(len(found)))
@@ -139,7 +139,7 @@ def test_a_dataset_in_the_cloud_is_copied(tmp_path, cub, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cub()
     here, storage = prepared(tmp_path), fsspec.filesystem("memory")
-    storage.put(f"{here.path}/", "/bucket/data/cub200/2.0.0/", recursive=True)
+    storage.put(f"{here.path}/", "/bucket/data/cub200/2.1.0/", recursive=True)
     there = prepared_folder("cub200", "memory://bucket/data")
     assert there.path.is_relative_to(tmp_path / "cache")
     one, two = (records.open_records(folder, "test") for folder in (here, there))
