@@ -20,6 +20,7 @@ COMMANDS = {
     "score": "hypjax.score",
     "compare": "hypjax.compare",
     "tune": "hypjax.tune",
+    "papers": "hypjax.papers",
     "plot": "hypjax.plot",
     "report": "hypjax.report",
     "hyperbolicity": "hypjax.hyperbolicity",

@@ -16,7 +16,7 @@ from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.pretrained import only_encoder
+from hypjax.inference.pretrained import only_encoder, released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
@@ -101,13 +101,14 @@ def score_queries(
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
-    """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
+    """Evaluates what `model.weights` names on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}; of a file of the papers' authors that
+    has a head also its scores, "head".
     """
     validate(config)
     run = Run(config, parts=["encoder"])
-    params = only_encoder(run)
+    params = released_model(run)
     console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
     return _report(config.model.weights, results, run.splits, run.config)

@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -44,6 +44,7 @@ def main(
     mode: Literal["train", "evaluate"] = "train",
     print_: bool = False,
     dry_run: bool = False,
+    output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
     processes: Processes,
     profile: str | None = None,
 ) -> None:
@@ -57,11 +58,12 @@ def main(
             followed by the fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
         mode: Train and then evaluate, or only evaluate the run in --workdir. Without that flag it
-            is the run in the default folder or, if model.weights is set, the pretrained encoder.
+            is the run in the default folder or, if model.weights is set, the pretrained model.
         print_: Print all fields of the configuration, their values and where these come from; then
             stop.
         dry_run: Open the images and weights, compile the training step, run a few steps, print
             memory and expected time; then stop. Nothing is saved.
+        output: File to write the scores of --mode=evaluate to, such as scores.json.
         processes: The processes of the run.
         profile: Range of steps to trace for TensorBoard or Perfetto, such as 10:15.
 
@@ -75,6 +77,8 @@ def main(
     if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     steps = _parse_steps(profile, mode)
+    if output and mode == "train":
+        raise UserError("--output is for --mode=evaluate; training writes results.json")
     from hypjax.config import default_workdir, override, show_origins, validate
     from hypjax.system import caches
 
@@ -92,7 +96,7 @@ def main(
 
         rehearsal.dry_run(fields)
     elif mode == "evaluate":
-        _evaluate(fields, folder, is_default=not named)
+        _evaluate(fields, folder, is_default=not named, output=output)
     else:
         _train(fields, folder, steps)
 
@@ -117,17 +121,20 @@ def _train(config: Any, workdir: str, steps: tuple[int, int] | None) -> None:
     train_and_evaluate(config, workdir, profile=steps, launched=launched, report=report)
 
 
-def _evaluate(config: Any, workdir: str, is_default: bool) -> None:
-    """Evaluates a run or, without a named folder, the pretrained encoder of a configuration."""
+def _evaluate(config: Any, workdir: str, is_default: bool, output: pathlib.Path | None) -> None:
+    """Evaluates a run or, without a named folder, the pretrained model of a configuration."""
     from hypjax.evaluate import evaluate, evaluate_pretrained
+    from hypjax.parallel import processes
     from hypjax.system import console
 
-    if not (config.model.weights and is_default):
-        evaluate(config, workdir)
-        return
-    if pathlib.Path(workdir).exists():
-        console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
-    evaluate_pretrained(config)
+    if config.model.weights and is_default:
+        if pathlib.Path(workdir).exists():
+            console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
+        results = evaluate_pretrained(config)
+    else:
+        results = evaluate(config, workdir)
+    if output and processes.is_first():
+        command.write_numbers(output, results)
 
 
 def _write_report(run: Any) -> bool:

@@ -32,7 +32,10 @@ def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsy
     assert names[-1] == "map" and rows[0][2:-1] == final
     assert [row[0] for row in rows] == 4 * ["final"]
     assert [row[1] for row in rows] == ["head", "head:sphere", "head@4", "head@4:sphere"]
+    further.append("--output=scores.json")
     assert printed("--workdir=run", "--mode=evaluate", *further) == evaluated
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["final"]["head"].items() >= results["final"]["head"].items()
     fields = printed(*features, "--print", "--config.seed=3").splitlines()
     (line,) = (line for line in fields if "config.seed " in line)
     assert line.split()[1:] == ["3", "command", "line"]

@@ -114,7 +114,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.learn_gem", _GEM, _pools_by_gem),
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
-    ("model.load_head", "model.weights names a run", lambda c: c.model.weights),
+    ("model.load_head", "model.weights is set", lambda c: c.model.weights),
     ("model.load_head", "model.head is set", _has_head),
     ("objective.curvatures", _CURVED, _is_curved),
     ("objective.learn_c", _CURVED, _is_curved),

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import PARTS
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, learned
 from hypjax.inference.run import Run
@@ -14,7 +15,8 @@ from hypjax.inference.weights import TrainedModel
 from hypjax.models import Embedder, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
-from hypjax.models.weight_files import timm_weights
+from hypjax.models.weight_files import PROXIES, read_state_dict, repository, timm_weights
+from hypjax.objectives import create_objective
 from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
@@ -50,16 +52,43 @@ def only_encoder(run: Run) -> PyTree:
     return params
 
 
+def released_model(run: Run) -> PyTree:
+    """Reads `released_parameters` in all processes, but the proxies, and scores their parts alone.
+
+    Opens no images.
+    """
+    params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
+    released: dict[str, PyTree] = {}
+
+    def read() -> list[str]:
+        released.update(released_parameters(run.config, run.model))
+        return [part for part in PARTS if part in released]
+
+    if run.model.encoder.takes_pixels:
+        run.parts = processes.from_first(read)
+        shapes = {part: run.shapes[part] for part in run.parts}
+        params |= processes.arrays_from_first(
+            lambda: {part: released[part] for part in run.parts}, shapes
+        )
+    return params
+
+
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts; `load_head` adds the "head" and "scalars"."""
+    """Reads the "encoder" with which training starts; `load_head` adds the rest of the model.
+
+    Of a run, these are the "head" and "scalars", otherwise see `released_parameters`.
+    """
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}
     if not _is_run(weights):
-        raise UserError(
-            f"config.model.load_head is set, but config.model.weights is {weights}; name the "
-            "folder or URL of a run, since only runs have a head"
-        )
+        params = released_parameters(config, model)
+        if "head" not in params:
+            raise UserError(
+                f"config.model.load_head is set, but there is no head in {weights}; name the "
+                "folder or URL of a run, or a file that the papers' code wrote"
+            )
+        return params
     run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
         if run.config.model[field] != config.model[field]:
@@ -69,6 +98,34 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             )
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
+
+
+def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    """Reads the "encoder" that `model.weights` names.
+
+    A file that the code of Hyp-ViT, HypMix or HIER wrote also has the "head", and perhaps HIER's
+    proxies, "hierarchy".
+    """
+    weights, params = config.model.weights, {"encoder": pretrained_encoder(config, model.encoder)}
+    if _is_run(weights) or repository(weights):
+        return params
+    try:
+        state = read_state_dict(weights)
+        if (head := pretrained.released_head(state, model)) is not None:
+            params["head"] = head
+    except UserError as error:
+        raise UserError(f"weights {weights}: {error}") from error
+    if PROXIES in state and "hier_proxies" in config.objective:
+        proxies, expected = state[PROXIES], (config.objective.hier_proxies, model.head_dim)
+        if proxies.shape != expected:
+            raise UserError(
+                f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
+                "--config.objective.hier_proxies and --config.model.head_dim to these numbers"
+            )
+        if config.objective.hier_optimizer == "riemannian":  # Then they are points of the ball.
+            proxies = np.asarray(create_objective(config).score_space.embed(proxies))
+        params["hierarchy"] = proxies
+    return params
 
 
 def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:

@@ -23,12 +23,15 @@ from hypjax.models.architectures import create_encoder, encoder_shapes, timm_nam
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
-from hypjax.models.weight_files import StateDict, read_state_dict
+from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
 from hypjax.system.files import replacing
 
-# Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks.
+HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
+# Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks; and in
+# files of the papers' authors, heads, proxies, and the second names of a ResNet's layers.
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
+    rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
 )
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
@@ -153,6 +156,23 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
         weight, bias = (state_dict.get(f"{name}.{x}", np.zeros(0)) for x in ("weight", "bias"))
         params["head"] = check_head({"kernel": weight.T, "bias": bias}, model)
     return params
+
+
+def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTree | None:
+    """The head in a file of the papers' authors; None if it holds none.
+
+    A head of another kind than the model's, or of another size, is a `UserError`. In the first
+    release of Hyp-ViT it has no bias.
+    """
+    for kind in HEADS:
+        if (weight := state_dict.get(f"{kind}.weight")) is None:
+            continue
+        for field, value in (("head", kind), ("head_dim", len(weight))):
+            if getattr(model, {"head": "head_kind"}.get(field, field)) != value:
+                raise UserError(f"their head needs --config.model.{field}={value}")
+        bias = state_dict.get(f"{kind}.bias", np.zeros(len(weight), np.float32))
+        return check_head({"kernel": weight.T, "bias": bias}, model)
+    return None
 
 
 def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:

@@ -7,12 +7,24 @@ import numpy as np
 from hypjax.errors import UserError, installation, reason
 from hypjax.models import packaged, transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
+from hypjax.models.encoder import renamed
 from hypjax.system import hub
 from hypjax.system.files import read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
-_WRAPPERS = ("model", "state_dict", "model_state")  # Keys under which scripts save a model.
+# Keys under which scripts save a model; HIER's code spells its own like the last one.
+_WRAPPERS = ("model", "state_dict", "model_state", "student", "stduent")
+PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
+# Patterns of names in files of Hyp-ViT, HypMix and HIER, and names of hypjax: of the encoder those
+# of timm, of the head its kind (`model.head`).
+_RELEASES = (
+    (r"^module\.", ""),  # Of several processes.
+    (r"^body\.(?:model\.)?", ""),
+    (r"^(?:head\.0|head_linear)\.", "dense."),
+    (r"^last_layer\.1\.", "norm_dense."),
+    (rf"^.*\b{PROXIES}$", PROXIES),
+)
 _HUB_FILE = "model.safetensors"
 
 
@@ -27,7 +39,9 @@ def read_state_dict(name_or_path: str) -> StateDict:
     elif not path.is_file():
         raise UserError("there is no such file")
     try:
-        return transformers_names.to_timm(_READERS[path.suffix](path))
+        state = _READERS[path.suffix](path)
+        state = {renamed(name, _RELEASES): value for name, value in state.items()}
+        return transformers_names.to_timm(state)
     except UserError:
         raise
     except Exception as error:  # Readers raise many kinds of errors.
@@ -91,9 +105,12 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
-    state = read_torch(path)
+    state = content = read_torch(path)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
+    # Proxies are parameters of HIER's loss, whose state may be beside the model's.
+    for part in (content, *(part for part in content.values() if isinstance(part, dict))):
+        state = state | {name: x for name, x in part.items() if str(name).endswith(PROXIES)}
     # Integers keep their type.
     return {
         name: (value.float() if value.is_floating_point() else value).detach().numpy()

@@ -78,13 +78,16 @@ class Embeddings(ArrayGallery):
         return cls._of_table(feature_table(arrays, "the arrays"), space)
 
     @classmethod
-    def _of_table(cls, table: FeatureTable, space: Space | None, **origin: Any) -> "Embeddings":
+    def _of_table(
+        cls, table: FeatureTable, space: Space | None, *, in_space: bool = False, **origin: Any
+    ) -> "Embeddings":
         space = Sphere() if space is None else space
         inputs.check_space(space)
-        embed = jax.jit(space.embed)
-        vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), table.features)
         columns = table._asdict()
-        columns["raw_features"] = columns.pop("features")
+        vectors = columns.pop("features")
+        if not in_space:
+            embed, columns["raw_features"] = jax.jit(space.embed), vectors
+            vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), vectors)
         embeddings = cls(vectors, space=space, **columns, **origin)
         embeddings.check()
         return embeddings
@@ -145,8 +148,9 @@ class Embeddings(ArrayGallery):
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
-        `space`, by default the file's, or else `Sphere()`. `labels` is a file with the classes, if
-        the first one has none.
+        `space`, by default the file's, or else `Sphere()`. What the papers' code saved must be
+        points of `space`, if it is passed. `labels` is a file with the classes, if the first one
+        has none.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -160,7 +164,8 @@ class Embeddings(ArrayGallery):
         cls, arrays: dict[str, Shaped[np.ndarray, "..."]], source: str, space: Space | None
     ) -> "Embeddings":
         if "space" not in arrays:
-            return cls._of_table(feature_table(arrays, source), space)
+            in_space = space is not None and feature_files.IN_SPACE in arrays
+            return cls._of_table(feature_table(arrays, source), space, in_space=in_space)
         try:
             known = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}

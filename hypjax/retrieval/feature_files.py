@@ -5,7 +5,8 @@ or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of 
 lists. A .parquet or .csv table has the columns `features`, `label`, `path`, `split` and
 `coarse_label`, or numbered columns, such as f0, f1 and so on, for features; tables of
 --export=parquet hold points. An .npy file, a .csv file without a header and a .pt file of one
-tensor have only features.
+tensor have only features. A .pt file of (x, y) or (x, y, index), as the code of Hyp-ViT, HypMix
+and HIER writes it, holds points x with labels y.
 """
 
 import pathlib
@@ -24,6 +25,7 @@ from hypjax.types import class_name, split_name
 
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
 _ARRAYS = (".npz", ".npy", ".pt")
+IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
@@ -139,10 +141,24 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
 
 def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     content = files.read_torch(path)
+    if isinstance(content, tuple) and len(content) in (2, 3):
+        return _of_papers(*content)
     if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     arrays = content if isinstance(content, dict) else {"features": content}
     return {_COLUMNS.get(name, name): _array(value) for name, value in arrays.items()}
+
+
+def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
+    """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset.
+
+    Several processes repeat images to fill their last batches: each number is read once.
+    """
+    arrays = {"features": _array(x), "labels": _array(y)}
+    if index is not None:
+        numbers, rows = np.unique(_array(index), return_index=True)
+        arrays = {name: array[rows] for name, array in arrays.items()} | {"ids": numbers}
+    return arrays | {IN_SPACE: np.array(True)}
 
 
 def _array(value: Any) -> np.ndarray:

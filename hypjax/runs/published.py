@@ -34,7 +34,7 @@ _TRAINING = """data.train_view data.resize data.flip model.head model.head_dim m
 _RATES = {"proxy_rate", "hier_rate"}  # They may differ, too.
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One row of a published table, for one dataset; its scores are not part of it."""
 
     paper: str
@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 def published_delta(config: ConfigDict) -> float | None:
     """The relative δ that Hyp-ViT's Table 1 reports for the encoder on its training images."""
     rows = _find(config, "encoder", "pretrained", ["relative_delta"])
-    return next((_scores()[row]["relative_delta"] for row in rows), None)
+    return next((published_rows()[row]["relative_delta"] for row in rows), None)
 
 
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
@@ -76,14 +76,14 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
                 differences = [
                     f"{name.replace('recall', 'R')} {100 * value:.1f} "
                     f"({whose} {round(100 * (ours[name] - value), 1) + 0.0:+.1f})"  # No -0.0.
-                    for name, value in _scores()[row].items()
+                    for name, value in published_rows()[row].items()
                     if name in ours
                 ]
                 lines.append(f"published ({row}): {', '.join(differences)}")
     return "\n".join(lines)
 
 
-def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[_Row]:
+def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[Row]:
     """The rows with any of these scores whose recipe is a run's.
 
     A row for its batch size replaces that for any.
@@ -91,7 +91,7 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
     ours = flatten(config)
     found = [
         row
-        for row, scores in _scores().items()
+        for row, scores in published_rows().items()
         if (row.part, row.state) == (part, state)
         and row.dataset in (config.data.name, *config.eval.benchmarks)
         and not scores.keys().isdisjoint(names)
@@ -102,7 +102,7 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
     return [r for r in found if r.paper != "hyp-vit" or r.method not in of_batches]
 
 
-def _equal(row: _Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
+def _equal(row: Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
     our_value = ours.get(field)
     if field == "model.weights":
         return _names_weights(value, our_value or "")
@@ -121,7 +121,7 @@ def _names_weights(weights: str, place: str) -> bool:
 
 
 @functools.cache
-def _expected(row: _Row) -> dict[str, Any]:
+def _expected(row: Row) -> dict[str, Any]:
     """The fields that make a row's method, with their values."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
@@ -133,7 +133,7 @@ def _expected(row: _Row) -> dict[str, Any]:
     ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:
         ignored.add("train.samples_per_class")
-    if "relative_delta" in _scores()[row]:  # However embeddings are compared.
+    if "relative_delta" in published_rows()[row]:  # However embeddings are compared.
         paths = [path for path in paths if not path.startswith("eval.") or path == "eval.scales"]
     paths += [change.partition("=")[0] for change in changes]
     return {
@@ -144,12 +144,12 @@ def _expected(row: _Row) -> dict[str, Any]:
 
 
 @functools.cache
-def _scores() -> dict[_Row, dict[str, float]]:
+def published_rows() -> dict[Row, dict[str, float]]:
     """The scores of all rows, as fractions, in the tables' order."""
-    by_row: dict[_Row, dict[str, float]] = {}
+    by_row: dict[Row, dict[str, float]] = {}
     with (importlib.resources.files("hypjax.runs") / "published.csv").open() as file:
         for line in csv.DictReader(file):
-            scores = by_row.setdefault(_Row(*(line[field] for field in _Row._fields)), {})
+            scores = by_row.setdefault(Row(*(line[field] for field in Row._fields)), {})
             percent = line["metric"] != "relative_delta"
             scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)
     return by_row

@@ -1,5 +1,6 @@
 """Files: atomic writes, and tables and arrays from untrusted files."""
 
+import argparse
 import contextlib
 import csv
 import ctypes
@@ -222,7 +223,10 @@ def _refuse_objects(error: Exception, name: str) -> None:
 
 
 def read_torch(path: pathlib.Path) -> Any:
-    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these."""
+    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these.
+
+    Scripts also save their flags; `argparse.Namespace` does nothing but hold attributes.
+    """
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
@@ -230,7 +234,8 @@ def read_torch(path: pathlib.Path) -> Any:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
         raise ValueError(
             "damaged, or more than tensors, numbers and strings; convert NumPy arrays by "

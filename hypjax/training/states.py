@@ -105,28 +105,35 @@ def starting_parameters(run: Run) -> dict[str, PyTree] | None:
     config = run.config
     if config.model.weights is None:
         return None
-    shapes = run.shapes
-    parts = ("encoder", "head", "scalars") if config.model.load_head else ("encoder",)
-    loaded = [part for part in parts if part in shapes]
+    params: dict[str, PyTree] = {}
 
-    def read() -> dict[str, PyTree]:
-        params = pretrained_parameters(config, run.model)
-        verb = "start" if len(loaded) > 1 else "starts"
-        console.say(f"the {' and the '.join(loaded)} {verb} from {config.model.weights}")
-        return params
+    def read() -> list[str]:
+        params.update(pretrained_parameters(config, run.model))
+        verb = "start" if len(params) > 1 else "starts"
+        console.say(f"the {' and the '.join(params)} {verb} from {config.model.weights}")
+        return [*params]
 
-    return processes.arrays_from_first(read, {part: shapes[part] for part in loaded})
+    parts, shapes = processes.from_first(read), run.shapes
+    if "hierarchy" in parts:
+        sizes = config.objective.hier_proxies, run.model.head_dim
+        shapes |= {"hierarchy": jax.ShapeDtypeStruct(sizes, jnp.float32)}
+    return processes.arrays_from_first(lambda: params, {part: shapes[part] for part in parts})
 
 
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model by pretrained parameters, if any, and restarts its averages."""
+    """Replaces parts of the model by pretrained parameters, if any, and restarts its averages.
+
+    The part "hierarchy" is that of HIER's objective.
+    """
     if params is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, params)
-    model = merge(state.params["model"], parallel.place(params, shardings))
-    params = {**state.params, "model": model}
+    model, objective = parallel.place(params, shardings), state.params["objective"]
+    if "hierarchy" in model:
+        objective = {**objective, "hierarchy": model.pop("hierarchy")}
+    params = {"model": merge(state.params["model"], model), "objective": objective}
     averages = start_averages(learner, params)
     averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
     return state._replace(params=params, **averages)

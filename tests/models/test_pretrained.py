@@ -3,6 +3,7 @@
 import functools
 import math
 import pathlib
+import re
 from unittest import mock
 
 import jax
@@ -111,6 +112,21 @@ def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
     save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
     with pytest.raises(UserError, match=message):
         load_timm(path, SMALL)
+
+
+def test_the_papers_names_are_those_of_timm(tmp_path):
+    """As HIER saves a ResNet, which lists its layers twice, from several processes."""
+    state = timm_state_dict(weights_of(RESNET), RESNET)
+    again = {
+        re.sub(r"layer(\d)", lambda layer: f"layer_blocks.{int(layer[1]) - 1}", name): value
+        for name, value in state.items()
+        if name.startswith("layer")
+    }
+    head = {"module.last_layer.1.weight": np.ones((3, RESNET.dim), np.float32)}
+    names = {"module.body.model.": state, "module.body.": again, "": head}
+    released = {prefix + name: x for prefix, part in names.items() for name, x in part.items()}
+    save_file(released, tmp_path / "w.safetensors")
+    assert_equal(load_timm(str(tmp_path / "w.safetensors"), RESNET), weights_of(RESNET))
 
 
 def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_files_of_torch(features, labels, tmp_path):
     assert table.labels.tolist() == [str(label) for label in labels]
     torch.save(torch.tensor(labels), tmp_path / "b.pt")
     assert read_features(path, tmp_path / "b.pt").labels.tolist() == table.labels.tolist()
-    for content, keyword in (((tensor, 1), "holds a list"), (BALL, "damaged, or more")):
+    for content, keyword in (([tensor, 1], "holds a list"), (BALL, "damaged, or more")):
         torch.save(content, path)
         with pytest.raises(UserError, match=keyword):
             read_features(path)

@@ -48,7 +48,10 @@ NONE = {
 def test_a_recipe_has_its_row_and_other_settings_have_none():
     for spec, part, overrides, first in FIRST:
         row = published._find(load(spec, *overrides), part, "trained", ["recall@1"])[0]
-        assert published._scores()[row]["recall@1"] == pytest.approx(first), (spec, overrides)
+        assert published.published_rows()[row]["recall@1"] == pytest.approx(first), (
+            spec,
+            overrides,
+        )
     for spec, alternatives in NONE.items():
         for fields in alternatives.split("|"):
             assert compare(EVERY, load(spec, *fields.split())) == "", (spec, fields)
@@ -62,7 +65,7 @@ def test_table_1_tells_of_pretrained_encoders():
 
 @pytest.mark.slow
 def test_every_row_belongs_to_a_command():
-    rows = list(published._scores())
+    rows = list(published.published_rows())
     count = collections.Counter(row.paper for row in rows)
     assert count["hyp-vit"] == 4 * 3 + 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 1 to 5.
     assert count["hypmix"] == 3 * (6 + 6)  # Tables 1 and 2.
@@ -73,7 +76,7 @@ def test_every_row_belongs_to_a_command():
     # Each for Oxford and Paris: Tables 3, 7 (IRT's and convolutional), 9, and λ from 0 to 5.
     assert count["irt-objects"] == 2 * (3 + 6 + 12 + 4 + 6)
     configs = {(row.run, row.fields): load(row.run, *row.fields.split()) for row in rows}
-    for row, scores in published._scores().items():
+    for row, scores in published.published_rows().items():
         config = configs[row.run, row.fields]
         assert row in published._find(config, row.part, row.state, scores), row
 

@@ -1,0 +1,53 @@
+"""Prints a table of the papers with our values beside the published ones.
+
+launch/papers.sh, with the same arguments, runs what the table lacks first.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from hypjax import command
+from hypjax.errors import UserError, writing
+
+
+def main(
+    *names: str,
+    overrides: Sequence[str] = (),
+    pending: bool = False,
+    output: Annotated[pathlib.Path, command.OutputFile(".md")] | None = None,
+) -> None:
+    """Prints the table, with what its finished runs have in their default folders.
+
+    Args:
+        *names: The table, such as hyp-vit-3, hypmix-1, hier-main or irt-2; then perhaps rows of it,
+            each as words of its name: "Hyp-DINO cub200" or 384-d.
+        overrides: Fields that are set in all runs.
+        pending: Print the command lines that run what the table lacks, instead of the table.
+        output: File to write the table to, in Markdown; it is also written as .csv beside it.
+
+    Example:
+        python -m hypjax.papers hyp-vit-3 cub200
+    """
+    if not names:
+        raise UserError("name a table, such as hyp-vit-3")
+    from hypjax.analysis import paper_tables
+    from hypjax.system import console
+    from hypjax.system.files import write_text
+
+    rows = paper_tables.rows_of(names[0], names[1:])
+    if pending:
+        lines = paper_tables.pending(rows, overrides)
+        print("\n".join(lines), end="\n" if lines else "")
+        return
+    table = [*paper_tables.cells(rows, overrides)]
+    print(paper_tables.as_text(table))
+    if output:
+        with writing(output):
+            write_text(output, paper_tables.as_markdown(table))
+            write_text(output.with_suffix(".csv"), paper_tables.as_csv(table))
+        console.say(f"wrote {output} and {output.with_suffix('.csv')}")
+
+
+if __name__ == "__main__":
+    command.run(main)
