@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from hypjax.data.dataset import table_of_names
+from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.hits import find_hits
 from hypjax.inference.scoring import task_of, task_scores
-from hypjax.retrieval import query_scores
+from hypjax.retrieval import metrics, query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.reranking import Reranking
 from tests.helpers import commands
 from tests.helpers.galleries import labelled
 from tests.retrieval.test_metrics import NAMES, by_definition
@@ -163,6 +165,68 @@ def test_a_query_finds_no_copy_of_its_file():
         images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
         found = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in found)
+
+
+def test_rows_of_one_file_are_images_of_their_own(tmp_path):
+    """The gallery holds an image that equals a query, and has the query's class."""
+    x, labels = labelled(SPHERE, 40, 5)
+    x[30], labels[30] = x[0], labels[0]
+    splits = np.where(np.arange(40) < 20, "query", "gallery")
+    np.savez(tmp_path / "f.npz", features=x, labels=labels, splits=splits)
+    task = task_of(Embeddings.load(tmp_path / "f.npz"))
+    assert not any(task.own_rows)
+    scores = task_scores(
+        task, task.queries.vectors, task.gallery.vectors, metrics=["recall@1"], space=SPHERE
+    )
+    assert scores["recall@1"][0] == 1.0
+
+
+def test_images_that_search_each_other_do_not_find_links_to_their_files(tmp_path, capsys):
+    x, labels = labelled(SPHERE, 30, 3, noise=2.0)
+    names = [str(tmp_path / f"{i}.jpg") for i in range(30)]
+    for name in names:
+        pathlib.Path(name).touch()
+    links = [str(tmp_path / f"link-{i}.jpg") for i in range(30)]
+    for link, name in zip(links, names, strict=True):
+        pathlib.Path(link).symlink_to(name)
+    doubled = Embeddings(*map(np.concatenate, ([x, x], [names, links], [labels, labels])), SPHERE)
+    doubled = dataclasses.replace(doubled, labels=doubled.labels.astype(str))
+    task = task_of(doubled)
+    assert "60 of 60 images share their files" in capsys.readouterr().err
+    assert task.num_items == 58 and task_of(doubled, keep_self=True).num_items == 59
+    found = task_scores(task, doubled.vectors, None, metrics=["recall@1"], space=SPHERE)
+    expected = query_scores(x, labels, metrics=["recall@1"], space=SPHERE)
+    np.testing.assert_array_equal(found["recall@1"], np.tile(expected["recall@1"], 2))
+
+
+@pytest.mark.parametrize("options", [{}, {"expansion": 3}, {"reranking": Reranking(6, 3)}])
+def test_queries_of_the_gallery_are_scored_as_if_it_searched_itself(options, monkeypatch):
+    """In another order, so that the rows must be found; without ranking all matches."""
+    x, labels = labelled(SPHERE, 80, 6)
+    gallery = Embeddings(x, np.array([f"{i + 7}" for i in range(80)]), labels.astype(str), SPHERE)
+    order = np.random.default_rng(0).permutation(80)
+    queries = gallery.take(order)
+    options = {"space": SPHERE, "postprocessing": Postprocessing(**options)}
+    expected = query_scores(x, labels, metrics=NAMES, **options)
+    quick = [name for name in NAMES if name != "map"]
+    for metrics_of, how in ((NAMES, None), (quick, "_scores_of_all")):
+        with monkeypatch.context() as patch:
+            if how:
+                patch.setattr(metrics, how, None)
+            task = task_of(gallery, queries)
+            found = task_scores(task, queries.vectors, x, metrics=metrics_of, **options)
+        for name in metrics_of:
+            np.testing.assert_allclose(found[name], expected[name][order], rtol=1e-12)
+
+
+def test_features_without_ids_do_not_find_themselves(files):
+    gallery, images = Embeddings.load(files / "f.npz"), find_images(str(files / "f.npz"))
+    queries = Embeddings.from_arrays(images.vectors)
+    for keep_self, nearest in ((False, None), (True, [str(i) for i in range(90)])):
+        hits = find_hits(queries, images, gallery, 1, keep_self=keep_self)
+        rows = [found.paths[0] for found in hits]
+        assert rows == nearest or not any(row == str(i) for i, row in enumerate(rows))
+        assert (rows == nearest) == keep_self
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     alone = run.splits.gallery is None
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
-    own_rows = [[i] for i in range(len(test))] if alone else run.splits.own_rows
+    own_rows = run.splits.own_rows or ([[i] for i in range(len(test))] if alone else [])
     own = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(-1, len(test))
     k = min(k, len(items) - len(own))
     distances, hits = nearest_neighbors(points, gallery, k=k + len(own), space=space)

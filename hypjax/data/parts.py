@@ -8,6 +8,7 @@ import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
 from hypjax.errors import UserError, counted
+from hypjax.retrieval.own_images import OwnRows
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
@@ -18,7 +19,6 @@ _LEAST_VALIDATED = 8  # Training images of a class, without which none are held 
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
-OwnRows = Sequence[Sequence[int]]  # Rows of a gallery with each query's file; () if unknown.
 _Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
 
 
@@ -38,13 +38,13 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_rows: OwnRows = ()  # Rows of the gallery that queries do not find: those of their files.
+    own_rows: OwnRows = ()  # Rows that each query does not find, see `retrieval.own_images`.
 
     @property
     def num_items(self) -> int:
         """Number of images that a query can find."""
         if self.gallery is None:
-            return len(self.queries) - 1
+            return len(self.queries) - max(map(len, self.own_rows), default=1)
         return len(self.gallery) - max(map(len, self.own_rows), default=0)
 
 

@@ -266,7 +266,7 @@ def read_table(table: pathlib.Path) -> Dataset:
         if "\n" in path + label:
             raise UserError(f"{place} has a line break in its path or label; mend its quotes")
         for split in splits:
-            image = table.parent / path, label, split
+            image = absolute(table.parent / path), label, split
             if first.setdefault(image, number) != number:
                 raise UserError(f"{place}: {path} is already in row {first[image]}")
             images.append((*image, coarse_label))

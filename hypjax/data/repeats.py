@@ -2,28 +2,23 @@
 
 import collections
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import OwnRows, Splits
-from hypjax.system.files import real_paths
+from hypjax.data.parts import Splits
+from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
 # Parts that should have no images in common.
 _APART = [(name, "training") for name in ("test", "query", "gallery", "validation")]
-_APART.append(("query", "gallery"))
+_APART += [("query", "gallery"), ("test", "test")]
 
 
-def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnRows:
-    """Rows of each query's file in a gallery, by names or, where these are links, their targets."""
-    return equal_rows(real_paths(queries), real_paths(gallery))
-
-
-def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnRows:
-    """Rows of a gallery that equal each query."""
-    rows = collections.defaultdict(list)
-    for row, item in enumerate(gallery):
-        rows[item].append(row)
-    return [rows.get(query, []) for query in queries]
+def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
+    """Rows of each query's own image in a gallery of the same dataset, or among the queries."""
+    if gallery is None:
+        return copies(queries.names.tolist())
+    images = OwnImages(gallery.names.tolist(), _contents(gallery))
+    return images.rows(queries.names.tolist(), _contents(queries), one_table=True)
 
 
 def queries_in_gallery(rows: OwnRows) -> str:
@@ -33,25 +28,35 @@ def queries_in_gallery(rows: OwnRows) -> str:
     return note if count else ""
 
 
+def links(rows: OwnRows) -> str:
+    """Says how many images share their file with others of a table, '' if none does."""
+    count = sum(len(own) > 1 for own in rows)
+    note = f"{count} of {len(rows)} images share their files, and do not find each other"
+    return note if count else ""
+
+
 def with_repeats(splits: Splits) -> Splits:
     """Finds the queries that are in the gallery, and counts images that are identical to others."""
-    tested, own = "test" if splits.gallery is None else "query", ()
-    if splits.gallery is not None and splits.ground_truth is None:
-        own = own_rows(splits.test.names.tolist(), splits.gallery.names.tolist())
+    tested = "test" if splits.gallery is None else "query"
+    own = own_rows(splits.test, splits.gallery) if splits.ground_truth is None else ()
     parts = {"training": splits.train, "validation": splits.validation}
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [queries_in_gallery(own)]
+    notes = [links(own) if splits.gallery is None else queries_in_gallery(own)]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # Classes of judged images say little.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
         notes += [
-            _identical(parts, name, other, equal_rows(checksums[name], checksums[other]), own)
+            _identical(parts, name, other, checksums, own)
             for name, other in _APART
             if {name, other} <= parts.keys()
         ]
     return splits._replace(own_rows=own, repeats=tuple(filter(None, notes)))
+
+
+def _contents(images: Dataset) -> Contents:
+    return images.checksums if images.vectors is None else images.vectors
 
 
 def _checksums(images: Dataset) -> list[int] | None:
@@ -61,17 +66,31 @@ def _checksums(images: Dataset) -> list[int] | None:
 
 
 def _identical(
-    parts: Mapping[str, Dataset], name: str, other: str, rows: OwnRows, own: OwnRows
+    parts: Mapping[str, Dataset],
+    name: str,
+    other: str,
+    checksums: Mapping[str, list[int]],
+    own: OwnRows,
 ) -> str:
-    """Says how many images of a part equal some of another, beside queries that are in both."""
-    known = own if other == "gallery" and own else [[]] * len(rows)
-    repeated = [i for i in range(len(rows)) if rows[i] and not known[i]]
+    """Says how many images of a part equal others of a part that are not known as their own."""
+    rows_of, total = collections.defaultdict(list), len(checksums[name])
+    for row, checksum in enumerate(checksums[other]):
+        rows_of[checksum].append(row)
+    known = [[i] for i in range(total)] if name == other else [[]] * total
+    if own and other in ("gallery", "test"):
+        known = own
+    repeated = {}
+    for i, checksum in enumerate(checksums[name]):
+        rows = rows_of.get(checksum, [])
+        if len(rows) > len(known[i]) and (name == other or not known[i]):
+            repeated[i] = next(row for row in rows if row not in known[i])
     if not repeated:
         return ""
-    images = parts[name].name(repeated[0]), parts[other].name(rows[repeated[0]][0])
+    i, row = next(iter(repeated.items()))
+    others = f"other {other}" if name == other else other
     return (
-        f"{len(repeated)} of {len(rows)} {name} images are identical to {other} images, such as "
-        f"{' and '.join(images)}"
+        f"{len(repeated)} of {total} {name} images are identical to {others} images, such as "
+        f"{parts[name].name(i)} and {parts[other].name(row)}"
     )
 
 

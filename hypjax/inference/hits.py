@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import OwnRows, Splits
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import require_prefix
 from hypjax.runs.files import MATCHES, read_object
@@ -176,18 +177,19 @@ def find_hits(
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     paths = [images.path(i) for i in range(len(images))]
-    if images.vectors is not None and images.names.tolist() != list(map(str, range(len(images)))):
-        paths = images.names.tolist()  # Features whose images have names.
-    files = [os.path.realpath(path) if path and not keep_self else "" for path in paths]
+    if images.vectors is not None:  # Features: their ids may be paths.
+        paths = images.names.tolist()
+    ids = [""] * len(paths) if keep_self else paths
     if postprocessing == Postprocessing():
-        neighbours = gallery.nearest(queries.vectors, k, files)
+        neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
-        query_rows = gallery.own_rows(files)
         points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
-        if (query_rows >= 0).any():
-            own_ids, listed = query_rows, min(k - 1 + gallery.most_copies, len(gallery) - 1)
+        own_rows = gallery.own_rows(ids, points)
+        if most := max(map(len, own_rows), default=0):
+            own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
+            listed = min(k - 1 + most, len(gallery) - 1)
         nearest = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
-        neighbours = gallery.neighbours(*nearest, query_rows, k)
+        neighbours = gallery.neighbours(*nearest, own_rows, k)
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -210,5 +212,5 @@ def find_hits(
 
 def _folder_label(path: str, has_class: Callable[[str], bool]) -> str:
     """The name of a query's folder, if it names one of the classes, or else ''."""
-    folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
-    return folder if path and has_class(folder) else ""
+    folder = os.path.basename(os.path.dirname(path))
+    return folder if folder and has_class(folder) else ""

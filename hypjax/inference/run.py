@@ -205,7 +205,12 @@ class Run:
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric on the validation images."""
-        return self.scores(params, Task(self.splits.validation))
+        return self.scores(params, self._validation_task)
+
+    @functools.cached_property
+    def _validation_task(self) -> Task:
+        images = self.splits.validation
+        return Task(images, own_rows=own_rows(images, None))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""
@@ -225,7 +230,7 @@ class Run:
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
         matches, alone = {}, gallery is queries
         items = points if alone else self._points(params, gallery)
-        own = () if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
+        own = own_rows(queries, None if alone else gallery)
         for part in PARTS:
             compared = points[part], queries.labels, items[part], gallery.labels
             distance = match_distance(*compared, self.spaces(params)[part], own)

@@ -1,7 +1,6 @@
 """Scores of embeddings in files, computed by any model."""
 
 import pathlib
-import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +9,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import Benchmark
-from hypjax.data.parts import OwnRows, Splits, Task
-from hypjax.data.repeats import equal_rows, own_rows, queries_in_gallery
+from hypjax.data.parts import Splits, Task
+from hypjax.data.repeats import links, queries_in_gallery
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
-    Relevance,
     bootstrap_interval,
     mean_score,
     query_scores,
@@ -23,10 +21,9 @@ from hypjax.retrieval import (
     relevance_scores,
 )
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
 from hypjax.types import GroundTruth
-
-_COUNTED = re.compile(r"(image )?\d+")  # Ids of images without names.
 
 
 def task_of(
@@ -42,7 +39,7 @@ def task_of(
     Without queries, a file with splits uses its `query` images, which search the `gallery`,
     or else its `test` images; of a file without splits, all images search each other.
     `ground_truth` describes the `query` and `gallery` images, in their order. A query that is in
-    the gallery does not find itself, unless `keep_self`.
+    the gallery does not find itself, unless `keep_self`; see `hypjax.retrieval.own_images`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
         raise UserError(
@@ -77,28 +74,26 @@ def task_of(
                 "array labels, in a file (--labels or --query_labels) or by sub-folders of "
                 "--images, or name the judged dataset (--dataset)"
             )
-    return task if task.gallery is None or keep_self else _without_own_files(task)
+    return task if keep_self else _without_own_images(task, one_table=queries is None)
 
 
-def _without_own_files(task: Task[Embeddings]) -> Task[Embeddings]:
-    """The search in which no query finds its own file; says how many queries are in the gallery."""
+def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embeddings]:
+    """The search in which no query finds its own image; says how many queries have one."""
     queries, gallery = task[:2]
-    own = _own_rows(queries, gallery)
-    if note := queries_in_gallery(own):
+    if gallery is None:
+        own = copies(queries.ids.tolist())
+        note = links(own)
+    else:
+        images = OwnImages(gallery.ids.tolist(), gallery.vectors)
+        own = images.rows(queries.ids.tolist(), queries.vectors, one_table=one_table)
+        note = queries_in_gallery(own)
+    if note:
         console.say(f"{note} (with --keep_self they do)")
-    columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
-    if all(np.array_equal(*column) for column in columns) and own == [[i] for i in range(len(own))]:
-        return Task(gallery)  # Which takes a tenth of the time.
+    if gallery is not None and own == [[i] for i in range(len(gallery))]:
+        columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
+        if all(np.array_equal(*column) for column in columns):
+            return Task(gallery)  # Which takes half the time.
     return task._replace(own_rows=own)
-
-
-def _own_rows(queries: Embeddings, gallery: Embeddings) -> OwnRows:
-    """Rows of each query in the gallery: by ids or, where these only count, one of equal points."""
-    names = [x.ids.tolist() for x in (queries, gallery)]
-    if not any(all(map(_COUNTED.fullmatch, ids)) for ids in names):
-        return own_rows(*names)
-    equal = equal_rows(*([row.tobytes() for row in x.vectors] for x in (queries, gallery)))
-    return [[i] if i in rows else rows[:1] for i, rows in enumerate(equal)]
 
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
@@ -154,11 +149,10 @@ def task_scores(
 
     Judged queries have scores at each level of difficulty, such as "medium/map".
     """
-    if task.ground_truth is None and not any(task.own_rows):
-        labels = task.gallery.labels if task.gallery else None
-        return query_scores(queries, task.queries.labels, gallery, labels, **options)
     if task.ground_truth is None:
-        return relevance_scores(queries, gallery, _others_of_class(task), **options)
+        labels = task.gallery.labels if task.gallery else None
+        points = queries, task.queries.labels, gallery, labels
+        return query_scores(*points, own_rows=task.own_rows, **options)
     by_level = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)
@@ -170,20 +164,6 @@ def task_scores(
             scores = relevance_scores(queries, gallery, relevance, **options)
         by_level |= {f"{level}/{name}": values for name, values in scores.items()}
     return by_level
-
-
-def _others_of_class(task: Task) -> Relevance:
-    """The gallery's images of each query's class, without those of its file."""
-    classes = task.gallery.labels
-    order = np.argsort(classes, kind="stable")
-    names, starts = np.unique(classes[order], return_index=True)
-    of_class = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-    items = [of_class.get(label, order[:0]) for label in task.queries.labels.tolist()]
-    own = [np.array(rows, int) for rows in task.own_rows]
-    positives = [x[~np.isin(x, y)] for x, y in zip(items, own, strict=True)]
-    if not any(map(len, positives)):
-        raise UserError("no query has another image of its class in the gallery; check the labels")
-    return Relevance(positives, own)
 
 
 def score(

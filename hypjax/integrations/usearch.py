@@ -210,6 +210,8 @@ class GraphGallery(ArrayGallery):
     ) -> tuple[Float32[np.ndarray, "q k"], Int[np.ndarray, "q k"]]:
         """Distances and rows of the k nearest images; −1 where the graph reaches fewer."""
         self.space.check(points)
+        if not len(self):
+            raise UserError("the gallery has no images any more; add some, or export it again")
         separations, rows = self._ranked(points, k)
         with jax.enable_x64(True):
             distances = np.asarray(self.space.distance_at(separations))

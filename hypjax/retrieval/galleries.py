@@ -10,11 +10,11 @@ from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
+from hypjax.retrieval.inputs import Ids, Nearest, Points
 from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.own_images import OwnImages, OwnRows
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.retrieval.subtraction import nearest_items
-from hypjax.system.files import real_paths
 
 _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
@@ -54,7 +54,8 @@ class Gallery(Protocol):
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
-        `paths` are, for each query, the real path of its file, or ''; no query finds its own file.
+        `paths` are, for each query, the path of its file, or another id, or ''; no query finds its
+        own image, see `hypjax.retrieval.own_images`.
         `label` is the class to search in, None for all. Raises UserError if a query is not a point
         of the space.
         """
@@ -98,32 +99,29 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """See `Gallery.nearest`; a search in a class is exact."""
-        query_rows = self.own_rows(paths) if paths else np.full(len(points), -1)
+        own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
         # A query's own image is left out here, so that all queries run one program.
-        listed = k + (self.most_copies if (query_rows >= 0).any() else 0)
+        listed = k + max(map(len, own_rows), default=0)
         if label is None:
             distances, rows = self.search_rows(points, min(listed, len(self)))
-            return self.neighbours(distances, rows, query_rows, k)
+            return self.neighbours(distances, rows, own_rows, k)
         self.space.check(points)
         of_class = np.flatnonzero(self.labels == label)
         if not len(of_class):
             return [Neighbours([], [], []) for _ in points]
         listed = min(listed, len(of_class))
         distances, rows = nearest_items(self.space, points, self.vectors[of_class], listed)
-        return self.neighbours(distances, of_class[rows], query_rows, k)
+        return self.neighbours(distances, of_class[rows], own_rows, k)
 
     def neighbours(
-        self, distances: Float32[np.ndarray, "q m"], rows: Ids, query_rows: Rows, k: int
+        self, distances: Float32[np.ndarray, "q m"], rows: Ids, own_rows: OwnRows, k: int
     ) -> list[Neighbours]:
-        """Describes the first k results of each query, without the query's file."""
+        """Describes the first k results of each query, without the query's own image."""
         described = []
-        for query_distances, hits, query in zip(distances, rows, query_rows, strict=True):
-            others = hits >= 0
-            if query >= 0:
-                others &= self._files[1][hits] != query
-            others = np.flatnonzero(others)[:k]
+        for query_distances, hits, own in zip(distances, rows, own_rows, strict=True):
+            others = np.flatnonzero((hits >= 0) & ~np.isin(hits, own))[:k]
             hits = hits[others]
-            query_label = str(self.labels[query]) if query >= 0 else ""
+            query_label = str(self.labels[own[0]]) if len(own) else ""
             names = self.ids[hits].tolist(), self.labels[hits].tolist()
             keys = list(map(str, hits.tolist()))
             described.append(
@@ -131,14 +129,9 @@ class ArrayGallery:
             )
         return described
 
-    def own_rows(self, paths: Sequence[str]) -> Rows:
-        """First rows of the images at real paths; −1 for others."""
-        return np.array([self._files[0].get(path, -1) for path in paths], int)
-
-    @functools.cached_property
-    def most_copies(self) -> int:
-        """Largest number of rows with one file: links to it, and its path again."""
-        return int(np.bincount(self._files[1]).max())
+    def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
+        """Rows of each query's own image."""
+        return self._own_images.rows(paths, points)
 
     def has_class(self, name: str) -> bool:
         """See `Gallery`."""
@@ -162,7 +155,7 @@ class ArrayGallery:
 
     def forget_images(self) -> None:
         """Drops what was derived from the images; call it when these change."""
-        for name in ("kept_vectors", "most_copies", "_files", "_classes"):
+        for name in ("kept_vectors", "_own_images", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -171,10 +164,8 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def _files(self) -> tuple[dict[str, int], Rows]:
-        """The first row of each real path, and of each row's."""
-        paths, first_rows = real_paths(self.ids.tolist()), {}
-        return first_rows, np.array([first_rows.setdefault(x, i) for i, x in enumerate(paths)], int)
+    def _own_images(self) -> OwnImages:
+        return OwnImages(self.ids.tolist(), getattr(self, "vectors", None))
 
     @functools.cached_property
     def _classes(self) -> set[str]:

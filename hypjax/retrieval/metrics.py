@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import Lists, Relevance, by_labels, positive_ranks
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
@@ -121,6 +122,7 @@ def query_scores(
     metrics: Sequence[str],
     space: Space,
     postprocessing: Postprocessing | None = None,
+    own_rows: OwnRows = (),
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
 
@@ -128,6 +130,9 @@ def query_scores(
     points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
     and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
     number of items. A `postprocessing` expands queries and re-ranks results before they are scored.
+    `own_rows` lists, for each query, the gallery rows of its own image, which it does not find; the
+    first of them takes no part in its post-processing either. By default, that is the query itself
+    if there is no gallery.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
@@ -136,15 +141,54 @@ def query_scores(
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    matches -= asked is searched  # A query is no match of itself.
+    unusual = np.zeros(len(matches), bool)
+    if any(map(len, own_rows)):
+        asked, matches, unusual = _without_own(asked, searched, matches, own_rows)
+    else:
+        matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
     points, top = _postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    scores = _scores_by_labels(asked, searched, matches, selected, space, top)
-    return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+    if not unusual.any():
+        scores = _scores_by_labels(asked, searched, matches, selected, space, top)
+        return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
+    scores = {name: np.full(len(matches), np.nan) for name in metrics}
+    for rows in filter(len, map(np.flatnonzero, (unusual, ~unusual & (matches > 0)))):
+        part = Labelled(points[rows], asked.labels[rows], asked.ids[rows])
+        part_top = None if top is None else top[rows]
+        if unusual[rows[0]]:
+            lists = by_labels(part, searched, [own_rows[row] for row in rows])
+            found = _scores_of_all(part.points, searched.points, lists, selected, space, part_top)
+        else:
+            found = _scores_by_labels(part, searched, matches[rows], selected, space, part_top)
+        for name in metrics:
+            scores[name][rows] = found[name]
+    return scores
+
+
+def _without_own(
+    asked: Labelled, searched: Labelled, matches: Counts, own_rows: OwnRows
+) -> tuple[Labelled, Counts, Bool[np.ndarray, " n"]]:
+    """Queries with the first rows of their own images, other matches, and which need lists.
+
+    Programs exclude one item of a query's own class. Other queries take longer: all their matches
+    are ranked.
+    """
+    lengths = np.fromiter(map(len, own_rows), int)
+    if len(lengths) != len(matches):
+        raise UserError(f"own_rows has {len(lengths)} lists for {len(matches)} queries")
+    queries = np.repeat(np.arange(len(matches)), lengths)
+    items = np.fromiter(itertools.chain.from_iterable(own_rows), int)
+    same_class = searched.labels[items] == asked.labels[queries]
+    ids = np.full(len(matches), -1)
+    ids[queries[::-1]] = items[::-1]
+    matches = matches - np.bincount(queries[same_class], minlength=len(matches))
+    unusual = lengths > 1
+    unusual[queries[~same_class]] = True
+    return asked._replace(ids=ids), matches, unusual
 
 
 def _postprocessed(

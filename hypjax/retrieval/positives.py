@@ -15,6 +15,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
 from hypjax.retrieval.inputs import Labelled, Points, Rows
+from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.scores import Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
@@ -60,15 +61,20 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     return checked
 
 
-def by_labels(asked: Labelled, searched: Labelled) -> Iterator[Lists]:
-    """Yields the items of each query's class as positives, and its own item as ignored."""
+def by_labels(
+    asked: Labelled, searched: Labelled, own_rows: OwnRows | None = None
+) -> Iterator[Lists]:
+    """Yields the items of each query's class as positives, and its own items as ignored."""
     # One by one, since all lists may take more memory than the points.
     order = np.argsort(searched.labels, kind="stable")
     of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
     none = np.zeros(0, np.int64)
     for row, label in enumerate(asked.labels):
         items = of_class[label] if label < len(of_class) else none
-        ignored = none if asked.ids is None else asked.ids[row : row + 1]
+        if own_rows is not None:
+            ignored = np.array(own_rows[row], np.int64)
+        else:
+            ignored = none if asked.ids is None else asked.ids[row : row + 1]
         yield items[~np.isin(items, ignored)], ignored
 
 

@@ -298,6 +298,20 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     assert results == {"repeats": [*splits.repeats]}
 
 
+def test_links_and_identical_images_of_the_test_are_counted(tmp_path):
+    for i, name in enumerate(f"{c}/{j}.png" for c in "abcdefgh" for j in "012"):
+        write_picture(tmp_path / ("train" if name < "e" else "test") / name, colour=(i, 0, 0))
+    assert open_at(tmp_path, validation_classes=0).own_rows == ()
+    (tmp_path / "test/e/link.png").symlink_to(tmp_path / "test/e/0.png")
+    shutil.copy(tmp_path / "test/f/0.png", tmp_path / "test/f/copy.png")
+    splits = open_at(tmp_path, validation_classes=0)
+    assert splits.own_rows[:4] == [[0, 3], [1], [2], [0, 3]] and splits.task.num_items == 12
+    links, identical = splits.repeats
+    assert links == "2 of 14 images share their files, and do not find each other"
+    assert "2 of 14 test images are identical to other test images" in identical
+    assert "f/0.png and" in identical and "f/copy.png" in identical
+
+
 @pytest.mark.parametrize(("kind", "top"), [("zip", ""), ("gztar", "photos"), ("tar", "")])
 def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

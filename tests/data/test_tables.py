@@ -40,6 +40,7 @@ def read(path, text):
         ("", "no column path"),
         ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
+        ("path,label\na.jpg,x\ns/../a.jpg,x\n", "row 2: s/../a.jpg is already in row 1"),
         ("path,label,is_query\na.jpg,x,perhaps\n", "perhaps"),
         ("path,label,split,is_query\na.jpg,x,train,True\n", "row 1 is a query .* train"),
     ],

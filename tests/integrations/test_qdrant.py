@@ -1,6 +1,7 @@
 """Galleries in Qdrant: in a folder, and on a server, which the client's local mode stands for."""
 
 import dataclasses
+import pathlib
 from unittest import mock
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import find_export, open_gallery
+from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import (
     check_neighbours,
     check_wrong_points_are_refused,
@@ -95,6 +97,21 @@ def test_images_are_read_by_their_keys_and_searched_within_a_class(location):
     (hits,) = gallery.nearest(points[7:8], 30, label="b")
     assert hits.labels == ["b"] * 20 and hits.keys[0] == keys[0]
     assert hits.distances == sorted(hits.distances)
+
+
+def test_many_links_to_a_query_leave_room_for_other_images(location, tmp_path):
+    points = clusters(BALL, 30).copy()
+    points[20:] = points[0]
+    names = [str(tmp_path / f"{i}.png") for i in range(30)]
+    pathlib.Path(names[0]).touch()
+    for name in names[20:]:
+        pathlib.Path(name).symlink_to(names[0])
+    images = dataclasses.replace(embeddings(points, BALL), ids=np.array(names))
+    gallery = export(location, images)
+    assert gallery.nearest(points[:1], 5, names[:1])[0].ids == [
+        images.ids[row] for row in search(points[:1], None, points, k=16, space=BALL)[1][0, 11:]
+    ]
+    assert len(gallery.nearest(points[:1], 25, names[:1])[0].ids) == 19
 
 
 def test_an_interrupted_export_leaves_the_old_gallery(tmp_path, monkeypatch):

@@ -99,6 +99,9 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
     with pytest.raises(UserError, match="3.png is not in"):
         gallery.remove(["3.png"])
     check_wrong_points_are_refused(gallery, points[:9], BALL)
+    gallery.remove(gallery.ids.tolist())
+    with pytest.raises(UserError, match="has no images any more"):
+        gallery.nearest(points[:1], 1)
 
 
 def test_it_finds_as_many_after_every_change_as_it_says(monkeypatch, tmp_path):

@@ -68,7 +68,7 @@ class Searcher:
         """
         row = self._find(query) if isinstance(query, str) else None
         point = row.point if row else self.embed(query)
-        paths = [os.path.realpath(row.path)] if row else None
+        paths = [row.path] if row else None
         (found,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(found.keys, found.distances, strict=True))
         items = self._gallery.read(found.keys)  # One of a server may be gone meanwhile.
