@@ -61,7 +61,7 @@ def main(
     exports = _exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
     listed = splits.images() if splits else find_images(images)
-    complete = False
+    complete = False  # Whether the file already existed.
     if merge:
         embeddings = join_shards(output, listed)
     else:
@@ -75,7 +75,7 @@ def main(
 
 
 def _exports(names: Sequence[str]) -> dict[str, Callable[[Any, pathlib.Path], object]]:
-    """The functions that write embeddings in other formats, by the names of these."""
+    """Functions that write embeddings in other formats, by the format's name."""
     from hypjax.retrieval.embeddings import find_export
 
     exports = {name: find_export(name) for name in names}
@@ -91,22 +91,19 @@ def _report(
     """Writes embeddings in other formats, and prints what was written and what is left out."""
     from hypjax.monitoring.health import warn_if_collapsed
 
-    warn_if_collapsed(
-        embeddings.vectors,
-        "a search among them finds little but rounding; train again with a lower "
-        "optim.learning_rate",
-    )
+    consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
+    warn_if_collapsed(embeddings.vectors, consequence)
+    images = counted(len(embeddings), "image")
     if complete:
-        print(f"{output} holds the embeddings of {counted(len(embeddings), 'image')} already")
+        print(f"{output} holds the embeddings of {images} already")
     else:
-        print(f"wrote the embeddings of {counted(len(embeddings), 'image')} to {output}")
+        print(f"wrote the embeddings of {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")
     if embeddings.unreadable:
-        print(
-            f"could not read {len(embeddings.unreadable)} of the images; the file lists them too:"
-        )
+        missing = len(embeddings.unreadable)
+        print(f"could not read {missing} of the images; the file lists them too:")
         for path, reason in embeddings.unreadable.items():
             print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 

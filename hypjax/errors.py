@@ -38,18 +38,15 @@ def on_one_line(name: str) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun, such as '1 class' or '1,200 classes'."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def require_utf8(names: Sequence[str]) -> None:
     """Raises an error if names of files are not UTF-8, which few formats can hold."""
-    wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
-        )
+    if wrong := [name for name in names if re.search(r"[\ud800-\udfff]", name)]:
+        example = on_one_line(wrong[0])
+        raise UserError(f"{len(wrong)} file names are not UTF-8, such as {example}; rename them")
 
 
 def redacted(text: str) -> str:
@@ -71,7 +68,7 @@ class UserError(ValueError):
 
 
 def require_free(kind: str, name: str, taken: Collection[str]) -> None:
-    """Raises an error unless a piece of the user's may have this name in configurations."""
+    """Raises an error if hypjax uses the name of a user's objective, space or encoder."""
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
@@ -88,8 +85,8 @@ def require_package(module: str, use: str, install: str) -> None:
 def installation(package: str) -> str:
     """The command that installs a package; hypjax itself from its clone, if it runs in one."""
     if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
-        place = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
-        return f'pip install -e "{package.replace("hypjax", place)}"'
+        folder = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
+        return f'pip install -e "{package.replace("hypjax", folder)}"'
     return f'pip install "{package}"'
 
 
@@ -193,7 +190,5 @@ def similar(name: str, valid: Collection[str]) -> str:
 def nearest(name: str, valid: Collection[str]) -> str:
     """Lists the valid names, if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
-    close = similar(name, valid)
-    if listed or close:
-        return listed + close
-    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"
+    closest = difflib.get_close_matches(name, valid, n=1, cutoff=0)
+    return listed + similar(name, valid) or f"; did you mean {closest[0]}?"

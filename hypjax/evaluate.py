@@ -35,9 +35,8 @@ from hypjax.runs.workdir import (
 from hypjax.system import console
 from hypjax.types import Recalls
 
-# Fields that must be the run's, as its images and its model depend on them; and those that may not.
-_SHAPING = ("data.", "model.", "objective.")
-_ASKED = (*_SHAPING, "eval.", "run.")
+_SHAPING = ("data.", "model.", "objective.")  # Fields that must equal the run's.
+_ASKED = (*_SHAPING, "eval.", "run.")  # Fields taken from the configuration, not from the run.
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
         folder = pathlib.Path(opened)
         saved = processes.from_first(lambda: _saved_fields(folder, config)).items()
-        # How it was trained: only models of a frozen encoder can share its embeddings.
+        # The run's training fields: only models with a frozen encoder share its embeddings.
         set_fields(config, {name: x for name, x in saved if not name.startswith(_ASKED)})
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
@@ -80,7 +79,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-    """The fields of a run, which must have the configuration's images, model and objective."""
+    """A run's fields; refuses a configuration of other images, model or objective."""
     if not is_published(folder):
         require_identity(folder, fit_to_features(config), _SHAPING)
     return flatten(read_saved_config(folder))
@@ -101,10 +100,10 @@ def score_queries(
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
-    """Evaluates what `model.weights` names on the test classes; prints the table.
+    """Evaluates the weights named in `model.weights` on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}; of a file of the papers' authors that
-    has a head also its scores, "head".
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and also "head" for a file of the
+    papers' authors with a head.
     """
     validate(config)
     run = Run(config, parts=["encoder"])
@@ -119,9 +118,9 @@ def pretrained_features(
 ) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
     """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
 
-    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. They use one scale: unlike points of a
-    space, features of several have no mean.
+    As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
+    whatever `data.resize` says. They use one scale: unlike points of a space, features of several
+    scales have no mean.
     """
     config = config.copy_and_resolve_references()
     validate(config)

@@ -63,7 +63,7 @@ def main(
 def _features(
     config: str | None, overrides: Sequence[str], embeddings: str | None
 ) -> tuple[Any, Sequence[str], float | None]:
-    """Returns features [images, dim], notes on the images, and the δ that was published."""
+    """Returns features [images, dim], notes on the images, and the published δ."""
     from hypjax.config import load_config
     from hypjax.evaluate import pretrained_features
     from hypjax.retrieval.embeddings import Embeddings
@@ -78,8 +78,8 @@ def _features(
     saved = Embeddings.load(embeddings)
     if saved.space.normalized:
         console.warn(
-            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's output "
-            "before normalisation, as --config does"
+            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder before "
+            "normalisation, as --config does"
         )
     return saved.features(), (), None
 

@@ -48,7 +48,7 @@ def main(
     processes: Processes,
     profile: str | None = None,
 ) -> None:
-    """Trains or evaluates, as the flags say.
+    """Trains or evaluates a model.
 
     Args:
         overrides: Fields of the configuration that are set.
@@ -92,17 +92,21 @@ def main(
     processes.join()
     caches.keep_compiled_programs()
     if dry_run:
-        from hypjax.training import dry_run as rehearsal
+        from hypjax.training.dry_run import dry_run as run_dry
 
-        rehearsal.dry_run(fields)
+        run_dry(fields)
     elif mode == "evaluate":
         _evaluate(fields, folder, is_default=not named, output=output)
     else:
-        _train(fields, folder, steps)
+        from hypjax.train import train_and_evaluate
+
+        report = _write_report if fields.run.report else None
+        launched = stopwatch.launch()
+        train_and_evaluate(fields, folder, profile=steps, launched=launched, report=report)
 
 
 def _read(source: str, is_run: bool) -> Any:
-    """Reads a configuration, by its name or of a run."""
+    """Reads a named configuration, or a run's."""
     from hypjax.config import read_config
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
@@ -111,14 +115,6 @@ def _read(source: str, is_run: bool) -> Any:
         return read_config(source)
     with reading(source) as folder:
         return read_saved_config(folder)
-
-
-def _train(config: Any, workdir: str, steps: tuple[int, int] | None) -> None:
-    """Trains, and traces some of the steps."""
-    from hypjax.train import train_and_evaluate
-
-    launched, report = stopwatch.launch(), _write_report if config.run.report else None
-    train_and_evaluate(config, workdir, profile=steps, launched=launched, report=report)
 
 
 def _evaluate(config: Any, workdir: str, is_default: bool, output: pathlib.Path | None) -> None:

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
@@ -29,7 +29,7 @@ def main(
     k: command.Positive = 8,
     seed: command.Natural = 0,
 ) -> None:
-    """Draws the picture and says how faithful its layout is.
+    """Draws the figure, and prints how faithful its layout is.
 
     Args:
         kind: What to draw.
@@ -77,14 +77,6 @@ def main(
             f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
             f"({layout}); of two principal components: {ranks[1]:.3f}"
         )
-    _write(drawing, kind, output, thumbnails)
-
-
-def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> None:
-    """Writes a `Drawing` as a figure or a page."""
-    from hypjax.analysis import disk
-    from hypjax.system import console
-
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
     elif output.suffix == PAGE:

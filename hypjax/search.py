@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # They import JAX.
 
 @dataclasses.dataclass(frozen=True)
 class PostprocessedSearch:
-    """The flags of a search in steps.
+    """The flags of query expansion, re-ranking and prefix search.
 
     Args:
         expand: Query expansion: search for the mean of the query and its N nearest images.
@@ -98,8 +98,8 @@ def main(
         dim = queries.vectors.shape[1]
         if wrong := [len(item.point) for item in items.sample(1) if len(item.point) != dim]:
             raise UserError(
-                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]};"
-                " compute the queries' features with the model of the gallery"
+                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]}; "
+                "compute both with one model"
             )
     queries, images = _readable(queries, images)
     results = find_hits(queries, images, items, k, postprocessing, match, keep_self=keep_self)

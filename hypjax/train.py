@@ -48,9 +48,9 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    A dataset, an encoder or a loss of one's own replaces what the configuration names. The folder
-    is a run like any other: its model embeds and searches without the loss and the dataset; for an
-    encoder that is not one of hypjax's see `hypjax.load`.
+    A dataset, an encoder or a loss that you pass replaces what the configuration names. The run's
+    model embeds and searches without the loss and the dataset; for your own encoder see
+    `hypjax.load`.
 
     Args:
         config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
@@ -98,13 +98,12 @@ def _configuration(
     encoder: nn.Module | None,
     objective: Objective | Callable[..., Any] | None,
 ) -> ConfigDict:
-    """A copy of a configuration that names the pieces which are passed from Python."""
+    """A copy of a configuration that names the dataset, encoder and loss passed from Python."""
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
     if dataset is not None:
         with config.ignore_type():
-            registered = register_dataset(dataset, skip_corrupt=config.data.skip_corrupt)
-            config.data.update(registered)
+            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
     if objective is not None:
         choose_custom_objective(config, objective)
     if encoder is not None:
@@ -138,7 +137,7 @@ def _train(
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
         try:
             print_results(results, run.config)
-        finally:  # What reads the table may be gone.
+        finally:  # Printing fails if the pipe's reader has ended.
             with stopwatch.part("saving"):
                 folder.require_last_state(checkpoints, total)
             write_times(folder.path, stopwatch, steps=len(steps))
@@ -170,7 +169,7 @@ def _trained(
     with contextlib.closing(source), monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)
-            if splits.validation:  # What training makes worse need not be chosen.
+            if splits.validation:  # Step 0 may be the best model.
                 loop.save(state, measured)
         stopwatch.turn_to("steps")
         state, measured = loop.train(state, measured)

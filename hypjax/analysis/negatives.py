@@ -39,11 +39,10 @@ class Choice(NamedTuple):
 
     splits: Splits  # Of a batch, its images are the test images.
     anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
-    shown: int  # The hardest negatives of so many first anchors are listed,
-    k: int  # so many of each.
-    # In a batch, each anchor has one of the images of its class as its positive.
-    positives: Int[np.ndarray, " anchors"] | None = None
-    samples_per_class: int = 1  # Of a batch, whose adjacent images are of one class.
+    shown: int  # Number of anchors, the first, whose hardest negatives are listed.
+    k: int  # Number of negatives listed of each.
+    positives: Int[np.ndarray, " anchors"] | None = None  # In a batch, the positive of each anchor.
+    samples_per_class: int = 1  # In a batch, whose adjacent images have one class.
 
     def negatives(self) -> Int[np.ndarray, " anchors"]:
         """Number of negatives of each anchor."""
@@ -75,10 +74,7 @@ def _sizes_of_classes(splits: Splits) -> Int[np.ndarray, " images"]:
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
-    """Chooses evenly spaced test images as anchors, or those named by index.
-
-    An image whose class has no other one is no anchor.
-    """
+    """Chooses evenly spaced test images as anchors, or images by index; each has a positive."""
     anchors = np.flatnonzero(_sizes_of_classes(splits) > (splits.gallery is None))
     return _choose(Choice(splits, anchors, shown, k), named, number)
 
@@ -86,10 +82,10 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
 def choose_in_batch(
     images: Dataset, samples_per_class: int, named: Sequence[int], number: int, shown: int, k: int
 ) -> Choice:
-    """Chooses anchors of a batch, each of them with every positive, as `choose` does.
+    """Chooses anchors of a batch, each with every positive.
 
-    Adjacent images are of one class. Its subsets are, as in the pairwise cross-entropy, the first
-    images of all classes, the second ones, and so on.
+    Adjacent images have one class. As in the pairwise cross-entropy, the subsets are the first
+    images of all classes, the second images, and so on.
     """
     others = samples_per_class - 1
     anchors = np.repeat(np.arange(len(images)), others)
@@ -106,15 +102,15 @@ def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
     samples, most = spec.samples_per_class, spec.batch_size
     if not 2 * samples <= size <= most:
         raise UserError(
-            f"--batch is {size}; it must be {2 * samples} to {most}, from two classes with "
-            f"{samples} images each to all images of a batch of {run.name}"
+            f"--batch is {size}; it must be {2 * samples} (two classes with {samples} images) to "
+            f"{most} (a batch of {run.name})"
         )
     images = built.plans.choose(0)[: size // samples * samples]
     return built.splits.train.take(images), samples
 
 
 def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
-    """Takes so many anchors, evenly spaced and those to show first, or the named ones."""
+    """Takes `number` evenly spaced anchors, those to show first; or the named anchors."""
     anchors, count = choice.anchors, len(choice.splits.test)
     for index in named:
         if not 0 <= index < count:
@@ -122,7 +118,7 @@ def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
         if index not in anchors:
             raise UserError(f"--index is {index}, an image without another one of its class")
     if not len(anchors):
-        raise UserError("there are no two images of one class, so that no anchor has a positive")
+        raise UserError("no class has two images, so no anchor has a positive")
     if named:
         rows = np.concatenate([np.flatnonzero(anchors == index) for index in named])
         shown = len(rows)
@@ -133,9 +129,7 @@ def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
     positives = None if choice.positives is None else choice.positives[rows]
     choice = choice._replace(anchors=anchors[rows], shown=shown, positives=positives)
     if choice.k > (fewest := choice.negatives().min()):
-        raise UserError(
-            f"--k is {choice.k}, but an anchor has only {fewest} negatives; set --k={fewest}"
-        )
+        raise UserError(f"--k is {choice.k}, but an anchor has only {fewest} negatives")
     return choice
 
 
@@ -233,11 +227,10 @@ def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
-    """Returns one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
+    """Formats one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
     heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
-    rows = [
-        ["run", "", "weight", *heads, *(f"share of the hardest {n}" for n in runs[0]["shares"])]
-    ]
+    heads += [f"share of the hardest {n}" for n in runs[0]["shares"]]
+    rows = [["run", "", "weight", *heads]]
     for run in runs:
         counts = [f"{value:.1f}" for value in run["carriers"].values()]
         shares = [f"{value:.4f}" for value in run["shares"].values()]

@@ -61,13 +61,15 @@ def default_folders(
 
 
 def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
-    """Raises an error if a run is not finished, or was trained on other images than another."""
+    """Raises an error if a run is not finished, or the runs were trained on different images."""
     for name, folder in folders.items():
         if read_results(folder / RESULTS) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
-    for (one, left), (other, right) in itertools.pairwise(folders.items()):
-        if saved_fingerprint(left) != saved_fingerprint(right):
-            raise UserError(f"{one} and {other} have different images; compare runs on one dataset")
+    for left, right in itertools.pairwise(folders):
+        if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
+            raise UserError(
+                f"{left} and {right} have different images; compare runs on one dataset"
+            )
 
 
 def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
@@ -118,11 +120,11 @@ def _choice(validation: Mapping[str, Recalls]) -> str:
     """Names the best run, or all that tie with it."""
     metric = tables.selecting(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
-    equal = [name for name, score in scores.items() if score == max(scores.values())]
+    best = [name for name, score in scores.items() if score == max(scores.values())]
     by = f"by {metric} of the head on the validation images"
-    if len(equal) == 1:
-        return f"best: {equal[0]}, {by}"
-    return f"tie: {', '.join(equal)}, {by}; take the default or the simplest of them"
+    if len(best) == 1:
+        return f"best: {best[0]}, {by}"
+    return f"tie: {', '.join(best)}, {by}; take the default or the simplest of them"
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
@@ -147,9 +149,7 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
     texts = list(dict.fromkeys(map(_text, values)))
     if len(texts) < 2:
-        raise UserError(
-            f"a figure needs finished runs with several values of {field}, not {texts or 'none'}"
-        )
+        raise UserError(f"a figure needs several values of {field}, not {texts or 'none'}")
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
         save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)
@@ -187,10 +187,10 @@ def _text(value: Any) -> str:
 
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
-    panels = {"validation images (to choose by)": "validation", "test images (to report)": "test"}
+    panels = {"test images (to report)": "test"}
     points = [of_value for curve in drawn.values() for of_value in curve.values()]
-    if not any(run.validation for of_value in points for run in of_value):
-        del panels["validation images (to choose by)"]
+    if any(run.validation for run in itertools.chain(*points)):
+        panels = {"validation images (to choose by)": "validation", **panels}
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
@@ -218,7 +218,7 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
-    """Sets up the horizontal axis, and returns the position of each value."""
+    """Sets up the horizontal axis; returns the position of each value."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
     positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
     if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:

@@ -159,9 +159,9 @@ def farther_in(radii: Radii, others: Radii) -> Bool[np.ndarray, "*b"]:
 def ancestors(
     distances: Float[ArrayLike, "n p"], radii: Radii, proxy_radii: Radii
 ) -> Int[np.ndarray, " n"]:
-    """Index of each point's nearest proxy among those `farther_in`; −1 without any.
+    """Index of each point's nearest proxy `farther_in`, the first of equals; −1 without any.
 
-    Radii are distances from the origin. Of equally near proxies, the first one counts.
+    Radii are distances from the origin.
     """
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
@@ -171,10 +171,10 @@ def ancestors(
 def ancestor_tree(
     of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
-    """The tree of samples, the proxies with a sample beneath them, and the origin as its root.
+    """The tree of samples, the proxies above any of them, and the origin as its root.
 
-    Arguments are the proxy above each sample and each proxy, −1 for the origin. Also returns the
-    indices of the proxies in the tree.
+    Arguments are the proxy above each sample and above each proxy, −1 for the origin. Also returns
+    the indices of the proxies in the tree.
     """
     in_tree, above, n = np.zeros(len(of_proxies), bool), of_samples, len(of_samples)
     while not in_tree[above := np.unique(above[above >= 0])].all():

@@ -37,23 +37,22 @@ class Candidate(NamedTuple):
         """The settings, as a table shows them."""
         return " ".join(self.settings) or "as in the file"
 
-    def all_overrides(self, seed: str) -> list[str]:
-        """The fields that differ from the file."""
-        return [*self.overrides, *self.settings, f"seed={seed}"]
-
-    def arguments(self, seed: str) -> str:
-        """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (f"--config.{field}" for field in self.all_overrides(seed))
-        return shlex.join([f"--config={self.file}:{self.variant}", *fields])
-
     @property
     def spec(self) -> str:
         """The configuration's file and variant."""
         return f"{self.file}:{self.variant}"
 
+    def _changes(self, seed: str) -> list[str]:
+        return [*self.overrides, *self.settings, f"seed={seed}"]
+
+    def arguments(self, seed: str) -> str:
+        """Arguments of `hypjax.main`, quoted for a shell."""
+        fields = (f"--config.{field}" for field in self._changes(seed))
+        return shlex.join([f"--config={self.spec}", *fields])
+
     def config(self, seed: str) -> ConfigDict:
         """The run's configuration."""
-        return load_config(self.spec, self.all_overrides(seed))
+        return load_config(self.spec, self._changes(seed))
 
     def folder(self, seed: str) -> str:
         """The run's default folder."""
@@ -78,9 +77,8 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
             raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
         values.append([f"{name}={value}" for value in listed.split(",")])
     overrides = tuple(overrides)
-    return [
-        Candidate(file, variant, overrides, settings) for settings in itertools.product(*values)
-    ]
+    combinations = itertools.product(*values)
+    return [Candidate(file, variant, overrides, settings) for settings in combinations]
 
 
 def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: bool) -> None:
@@ -97,10 +95,10 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
     # A number of classes is held out, or refused; a share may be too small.
     if choosing and amount < 1 and not Run(first).splits.validation:
         enough = 0.1 if first.data.split == "images" else 2
-        remedy = f"set --config.data.validation_classes={enough}"
+        field = f"--config.data.validation_classes={enough}"
         raise UserError(
             "the runs hold out no validation images to choose settings by; "
-            f"{remedy if amount < enough else 'add images'}, or name one setting for each variant"
+            f"{f'set {field}' if amount < enough else 'add images'}, or name one setting a variant"
         )
 
 
@@ -130,8 +128,8 @@ def print_choice(
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation images, in percent, seed {seed}:")
     remarks = dict.fromkeys(itertools.chain(*winners), "tied")
-    for chosen, *others in winners:
-        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(others)
+    for chosen, *tied_with in winners:
+        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(tied_with)
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
@@ -141,18 +139,15 @@ def print_choice(
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test images, and their differences from the first, with intervals."""
-    names, labels, methods = [], [], []
-    for candidate in chosen:
-        scored = [score_queries(candidate.run(seed).path) for seed in seeds]
-        scores, labels_of_runs = zip(*scored, strict=True)
-        name, run_labels = selecting(scores[0]), labels_of_runs[0]
-        methods.append(sums_by_class(np.stack([of_run[name] for of_run in scores]), run_labels))
-        names.append(name)
-        labels.append(run_labels)
-    if len(set(names)) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
+    scored = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
+    metrics, labels = {selecting(runs[0][0]) for runs in scored}, [runs[0][1] for runs in scored]
+    if len(metrics) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
+    (metric,) = metrics
+    scores = [np.stack([of_run[metric] for of_run, _ in runs]) for runs in scored]
+    methods = [sums_by_class(of_method, labels[0]) for of_method in scores]
     print(
-        f"{names[0]} of the head on the test images, in percent: mean of seeds "
+        f"{metric} of the head on the test images, in percent: mean of seeds "
         f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
     )
     means, differences = 100 * bootstrap(methods)

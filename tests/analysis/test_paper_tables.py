@@ -18,7 +18,7 @@ EVALUATE, OUTPUT = "--mode=evaluate", "--output=runs/papers/"
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        (("hier-main", "HIER-DINO cub200"), [f"{MAIN}cub.py:hier-dino"]),
+        (("hier-main", "HIER-DINO, 384-d cub200"), [f"{MAIN}cub.py:hier-dino"]),
         (("hyp-vit-4",), [f"{MAIN}cars.py:hyp-dino-patch8"]),  # Head and encoder.
         (
             ("hyp-vit-3", "pretrained DINO cub200"),
@@ -66,7 +66,7 @@ def test_our_values_and_differences_stand_beside_the_published_ones(folder, caps
     assert "Hyp-DINO" in text and "80.9, ours 80.0* (-0.9)" in text
     assert "* cub200: a part of the images" in text
     markdown = pathlib.Path("t.md").read_text()
-    assert "| Hyp-DINO | 384-d | 80.9, ours 80.0* (-0.9) | 87.6, ours 88.0* (+0.4) |" in markdown
+    assert "| Hyp-DINO, 384-d | 80.9, ours 80.0* (-0.9) | 87.6, ours 88.0* (+0.4) |" in markdown
     [row] = [
         line
         for line in csv.DictReader(pathlib.Path("t.csv").open())
