@@ -355,11 +355,8 @@ def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> No
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:
-    """Exits immediately on a signal; training replaces this handler to save its state first.
-
-    Raised as an exception, an interrupt can be lost in a callback or crash threads at exit.
-    """
-    del frame
+    """Exits immediately on a signal; training replaces this handler to save its state first."""
+    del frame  # As an exception, an interrupt can be lost in a callback or crash threads at exit.
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
     exits.at_once(exits.ENDING[signum])

@@ -128,7 +128,7 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Returns a short description of an error of another library."""
+    """Describes another library's error briefly."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
     # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
@@ -166,7 +166,7 @@ def reported() -> Iterator[None]:
         kind = "error:" if isinstance(error, UserError) else "interrupted;"
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except (AssertionError, RuntimeError):
+    except (AssertionError, RuntimeError):  # As JAX's without a device.
         if _has_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
@@ -174,10 +174,10 @@ def reported() -> Iterator[None]:
 
 
 def _has_devices() -> bool:
-    """Whether JAX finds a device of those that JAX_PLATFORMS names."""
+    if "jax" not in sys.modules or "JAX_PLATFORMS" not in os.environ:
+        return True
     with contextlib.suppress(AssertionError, RuntimeError):
-        named = "jax" in sys.modules and "JAX_PLATFORMS" in os.environ
-        return not named or bool(sys.modules["jax"].default_backend())
+        return bool(sys.modules["jax"].default_backend())
     return False
 
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
-from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
@@ -64,9 +62,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         run = Run(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
-    splits = run.splits
-    processes.require_same(splits.fingerprints)
-    images = {"images": splits.fingerprint}
+    processes.require_same(run.splits.fingerprints)
+    images = {"images": run.splits.fingerprint}
     processes.from_first(lambda: require_provenance(folder, images))
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
@@ -75,7 +72,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test images")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
-    return _report(f"the models in {workdir}", results, splits, run.config, learned)
+    return _report(f"the models in {workdir}", results, run, learned)
 
 
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
@@ -85,12 +82,10 @@ def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
     return flatten(read_saved_config(folder))
 
 
-def score_queries(
-    workdir: pathlib.Path,
-) -> tuple[dict[str, Float[np.ndarray, " queries"]], Int[np.ndarray, " queries"]]:
+def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Scores each test query by the head of a run's best model, or else its last one.
 
-    Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
+    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
     """
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
@@ -110,13 +105,11 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     params = released_model(run)
     console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run.splits, run.config)
+    return _report(config.model.weights, results, run, {})
 
 
-def pretrained_features(
-    config: ConfigDict,
-) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
-    """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
+def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Features [images, dim] of the training images, by the encoder `model.weights`; and notes.
 
     As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
     whatever `data.resize` says. They use one scale: unlike points of a space, features of several
@@ -134,18 +127,14 @@ def pretrained_features(
 
 
 def _report(
-    models: str,
-    results: Mapping[str, Recalls],
-    splits: Splits,
-    config: ConfigDict,
-    learned: Mapping[str, Mapping[str, Any]] | None = None,
+    models: str, results: Mapping[str, Recalls], run: Run, learned: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes and learned scalars."""
     print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
-    notes = noted(splits.notes, splits.repeats)
+    notes = noted(run.splits.notes, run.splits.repeats)
     noted_results = {**results, **notes, **({"learned": learned} if learned else {})}
     print_notes(noted_results)
-    if lines := published.compare(noted_results, config):
+    if lines := published.compare(noted_results, run.config):
         print(lines)
     return noted_results

@@ -113,6 +113,7 @@ def main(
         command.require(embeddings=files.embeddings)
         if images.dataset and files.queries:
             raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
+    from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
@@ -127,7 +128,14 @@ def main(
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
     if output:
-        _write(scores, task, output)
+        numbers = {
+            **{name: score["mean"] for name, score in scores.items()},
+            "intervals": {name: score["interval"] for name, score in scores.items()},
+            "queries": len(task.queries),
+            "items": len(task.gallery or task.queries),
+            "space": describe_space(task.queries.space),
+        }
+        command.write_numbers(output, numbers)
 
 
 def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
@@ -158,20 +166,6 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
         for name, score in scores.items()
     ]
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
-
-
-def _write(scores: dict[str, Any], task: Any, output: pathlib.Path) -> None:
-    """Writes the scores as JSON."""
-    from hypjax.geometry.registry import describe_space
-
-    numbers = {
-        **{name: score["mean"] for name, score in scores.items()},
-        "intervals": {name: score["interval"] for name, score in scores.items()},
-        "queries": len(task.queries),
-        "items": len(task.gallery or task.queries),
-        "space": describe_space(task.queries.space),
-    }
-    command.write_numbers(output, numbers)
 
 
 def _task(

@@ -31,8 +31,6 @@ from hypjax.training.setup import TrainingRun, build_from, custom_provenance, sh
 from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
-_NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
-
 
 @at_the_call
 def train_and_evaluate(
@@ -77,7 +75,18 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     keep_compiled_programs()
-    config = _configuration(config, dataset, encoder, objective)
+    config = read_config(config) if isinstance(config, str) else config
+    config = config.copy_and_resolve_references()
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
+    if objective is not None:
+        choose_custom_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
+    validate(config)
+    if config.train.total_steps == 0:
+        refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
@@ -90,28 +99,6 @@ def train_and_evaluate(
     name = pathlib.Path(folder.location).name
     run = Run(folder.filled(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
-
-
-def _configuration(
-    config: ConfigDict | str,
-    dataset: Any,
-    encoder: nn.Module | None,
-    objective: Objective | Callable[..., Any] | None,
-) -> ConfigDict:
-    """A copy of a configuration that names the dataset, encoder and loss passed from Python."""
-    config = read_config(config) if isinstance(config, str) else config
-    config = config.copy_and_resolve_references()
-    if dataset is not None:
-        with config.ignore_type():
-            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
-    validate(config)
-    if config.train.total_steps == 0:
-        refuse("train.total_steps", 0, _NO_STEPS)
-    return config
 
 
 def _train(

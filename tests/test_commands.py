@@ -29,13 +29,6 @@ def test_the_program_runs_its_sub_commands(monkeypatch, capsys):
     assert "did you mean search?" in capsys.readouterr().err and ended.value.code == 1
 
 
-def test_help_says_what_is_required_and_what_may_be_chosen():
-    flags = command.flags_of(commands.module("embed").main)
-    assert flags["output"].help.endswith("(required)") and flags["export"].help.endswith("flag.")
-    assert "usearch" in flags["export"].parser.syntactic_help
-    assert "grocery" in command.flags_of(commands.module("export").main)["dataset"].help
-
-
 def test_imports_are_light():
     """Commands need no JAX, so that --help answers at once; training needs no TensorFlow."""
     program = f"""
@@ -55,6 +48,7 @@ assert hypjax.load and 'matplotlib' not in sys.modules
 MISTAKES = [
     ("main --mode=eval", "evaluate"),
     ("search --k=0", "--k"),
+    ("embed --images=a --workdir=a", "--output is missing"),
     ("spectrum --config.seed=1", "takes no configuration"),
     ("search --gallery=3.npz --query=4.npz --k=2", "4 coordinates"),
     ("compare runs/none", "no finished run in runs/none"),

@@ -72,7 +72,6 @@ def test_tables_that_cannot_be_used(mistake, tmp_path):
     path = write_pictures(tmp_path, CLASSES) / "table.csv"
     for text, sentence in (
         ("path,label\n", "no rows"),
-        ("file,label\n", "column path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "query, train"),
         ("path,label\na/9.png,a\nb/1.png,b\n", "a/9.png (No such file"),

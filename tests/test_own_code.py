@@ -85,13 +85,11 @@ def shown():
 @pytest.fixture(scope="module")
 def run(shown, pictures, tmp_path_factory):
     """The run of docs/python.md, and the embeddings of its first images."""
-    workdir = tmp_path_factory.mktemp("own") / "run"
-    passed = shown["passed"]
-    assert passed.pop("dataset") == ("images", "labels") and passed["encoder"] == shown["Net"]()
-    passed["encoder"] = shown["Net"](16)
+    workdir, passed = tmp_path_factory.mktemp("own") / "run", shown["passed"]
+    assert passed["dataset"] == ("images", "labels") and passed["encoder"] == shown["Net"]()
+    passed |= {"dataset": pictures, "encoder": shown["Net"](16)}
     passed["objective"] = functools.partial(passed["objective"], margin=2.0)
-    config = small_runs.load("unused", *SHORT)
-    results = hypjax.train_and_evaluate(config, workdir, dataset=pictures, **passed)
+    results = hypjax.train_and_evaluate(small_runs.load("unused", *SHORT), workdir, **passed)
     points = hypjax.load(workdir).embed(pictures[0][:5])
     forget()
     return workdir, results, points
@@ -139,9 +137,6 @@ class SpaceLoss(Objective):
 
     def __init__(self, space):
         self.space = space
-
-    def loss(self, outputs):
-        return jnp.mean(outputs.projected), {}
 
 
 def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):

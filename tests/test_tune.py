@@ -39,6 +39,8 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     ]
     with pytest.raises(UserError, match="unfinished runs: 2"):
         tune(*GRIDS)
+    with pytest.raises(UserError, match="as many settings"):
+        tune(GRIDS[0], "--variant=sph", "--pending")
     finish_default(f"{CONFIG}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{CONFIG}:sph", head=0.9, validation=0.6)
     second = tune(*GRIDS, "--pending", "--seeds=0,4")
@@ -46,11 +48,6 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
         ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
         ["--config=configs/glyphs.py:sph", "--config.objective.temperature=0.1", "--config.seed=4"],
     ]
-
-
-def test_an_unfair_comparison_is_refused(tune):
-    with pytest.raises(UserError, match="as many settings"):
-        tune(GRIDS[0], "--variant=sph", "--pending")
 
 
 def test_runs_that_cannot_be_chosen_among_are_refused_before_the_first(folder, tmp_path):

@@ -199,9 +199,8 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
     rows, columns = snap_to_grid(panel.positions, side)
     canvas = Image.new("RGB", (side * _CELL, side * _CELL), "white")
     for i, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
-        picture = ImageOps.contain(panel.read(i), (_CELL - 2, _CELL - 2))
-        margin = (_CELL - picture.width) // 2, (_CELL - picture.height) // 2
-        canvas.paste(picture, (column * _CELL + margin[0], row * _CELL + margin[1]))
+        image = ImageOps.pad(panel.read(i), (_CELL - 2, _CELL - 2), color="white")
+        canvas.paste(image, (column * _CELL + 1, row * _CELL + 1))
     inches = side * _CELL / DPI
     figure = Figure(figsize=(inches, inches), dpi=DPI)
     figure.figimage(np.asarray(canvas))

@@ -1,7 +1,6 @@
 """The hierarchy in a run's embeddings of test images: trees, their scores, and files."""
 
 import functools
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Radii, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import Levels, Radii, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import Tree
+from hypjax.analysis.trees import Heights, Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space, spaces
@@ -28,6 +27,7 @@ _COLUMNS = 10  # Images of each.
 _TANGLED = 120  # Largest number of classes in a tanglegram.
 
 Affinity = Float[np.ndarray, "classes classes"]
+Rows = Sequence[Sequence[Picture]]
 
 
 class Hierarchy(NamedTuple):
@@ -38,9 +38,9 @@ class Hierarchy(NamedTuple):
     nodes: list[dict[str, Any]]  # Of the tree, as in tree.json.
     affinity: Affinity  # Similarity of classes, at the mean distance of their images.
     positions: disk.Positions | None  # Of the nodes; None without proxies, or in flat space.
-    leaf_images: Sequence[Sequence[Picture]]  # Nearest images of proxies that are leaves.
+    leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
-    class_heights: Float[np.ndarray, " nodes"]  # Mean distances at which classes merge.
+    class_heights: Heights
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
@@ -159,9 +159,7 @@ def _scores_of_radii(
     }
 
 
-def _leaf_images(
-    distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages
-) -> list[list[Picture]]:
+def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
     """Nearest images of the largest leaf proxies; frames mark the images beneath them."""
     n, above = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(above, minlength=len(tree.parents))
@@ -232,11 +230,6 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-def as_json(value: Any) -> Any:
-    """Replaces NaN by None."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
-
-
 def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
     """Writes a run's tree and figures to a folder of its name; returns the files."""
     folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
@@ -267,9 +260,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
     return [file for file in files if file.exists()]
 
 
-def _draw_affinity(
-    hierarchy: Hierarchy, groups: Mapping[str, np.ndarray], output: pathlib.Path
-) -> None:
+def _draw_affinity(hierarchy: Hierarchy, groups: Levels, output: pathlib.Path) -> None:
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
     affinity = hierarchy.affinity
     alike = hierarchy.class_tree.starts()[: len(affinity)]

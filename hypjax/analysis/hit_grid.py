@@ -110,19 +110,18 @@ def shortened(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
-    def wrapped(title: str) -> str:
-        return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
+def _wrapped(picture: Picture) -> str:
+    return "\n".join(textwrap.fill(line, _LINE) for line in picture.title.strip().split("\n"))
 
-    titles = [[wrapped(picture.title) for picture in row] for row in rows]
-    lines = [max(title.count("\n") + 1 for title in row) for row in titles]
+
+def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
+    lines = [max(_wrapped(picture).count("\n") + 1 for picture in row) for row in rows]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
-    pictures, titles = itertools.chain(*rows), itertools.chain(*titles)
-    for axis, picture, title in zip(axes.ravel(), pictures, titles, strict=True):
+    for axis, picture in zip(axes.ravel(), itertools.chain(*rows), strict=True):
         axis.set(xticks=[], yticks=[])
-        axis.set_title(title, fontsize=7)
+        axis.set_title(_wrapped(picture), fontsize=7)
         for side in axis.spines.values():
             side.set(color=picture.colour, linewidth=3)
         thumbnail = read(picture.image)

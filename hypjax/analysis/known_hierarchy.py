@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import OTHER, colours, draw_lines
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
-from hypjax.analysis.trees import Tree
+from hypjax.analysis.trees import Distances, Heights, Tree
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
@@ -28,10 +28,12 @@ _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
 
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
+Levels = Mapping[str, Groups]
+Groupings = Mapping[str, Grouping]
 Radii = Float[np.ndarray, " groups"]
 
 
-def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
+def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
     """Classes, then ever coarser groupings, each of which nests the one before."""
     levels = {CLASS: groupings[CLASS]}
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
@@ -54,9 +56,7 @@ def known_tree(levels: Sequence[Groups]) -> Tree:
     return Tree(np.concatenate([*parents, [-1]]), levels[0].max() + 1)
 
 
-def wrong_first_hits(
-    points: Points, space: Space, groupings: Mapping[str, Grouping]
-) -> dict[str, Any]:
+def wrong_first_hits(points: Points, space: Space, groupings: Groupings) -> dict[str, Any]:
     """How often a wrong nearest image at least has the query's group, by exact search.
 
     Queries have another image of their class. Returns the numbers of queries and of wrong hits, and
@@ -78,9 +78,7 @@ def wrong_first_hits(
     return scores
 
 
-def rank_correlations(
-    distances: Float[np.ndarray, "n n"], levels: Sequence[Groups]
-) -> dict[str, float]:
+def rank_correlations(distances: Distances, levels: Sequence[Groups]) -> dict[str, float]:
     """Spearman's correlation of distances with the number of levels at which groups differ.
 
     Over all pairs, and over pairs of different classes; NaN if all distances are equal.
@@ -97,9 +95,7 @@ def rank_correlations(
     return correlations
 
 
-def radii(
-    points: Points, space: Space, levels: Mapping[str, Groups]
-) -> dict[str, dict[str, float]]:
+def radii(points: Points, space: Space, levels: Levels) -> dict[str, dict[str, float]]:
     """Median distances from the origin of images, of groups' centres, and of the centre of all.
 
     In "ball", if the space is or has one, a centre is the centroid on the hyperboloid, Einstein's
@@ -169,8 +165,8 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def draw_tanglegram(
     tree: Tree,
-    heights: Float[np.ndarray, " nodes"],
-    levels: Mapping[str, Grouping],
+    heights: Heights,
+    levels: Groupings,
     groups: Groups,
     output: pathlib.Path,
 ) -> None:

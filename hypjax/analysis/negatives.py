@@ -26,12 +26,13 @@ from hypjax.training.setup import training_run
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # Share of the weight for which the fewest negatives are counted.
 _HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
-_QUANTILES = (0.1, 0.5, 0.9)
 _POINTS = 200  # Ranks of a curve in a file.
 _NAME = 24  # Characters of a class in a table.
 _LEAST = 1e-8  # Smallest weight that is drawn, so that the axis shows larger ones in detail.
 
 Weighed = dict[str, Any]  # A run's weights of negatives, see `weigh`.
+Runs = Sequence[Weighed]
+Mask = Bool[np.ndarray, "anchors items"]
 
 
 class Choice(NamedTuple):
@@ -51,9 +52,7 @@ class Choice(NamedTuple):
             return np.full(len(self.anchors), 2 * (len(items) // self.samples_per_class - 1))
         return len(items) - _sizes_of_classes(self.splits)[self.anchors]
 
-    def pairs(
-        self, rows: slice
-    ) -> tuple[Bool[np.ndarray, "anchors items"], Bool[np.ndarray, "anchors items"]]:
+    def pairs(self, rows: slice) -> tuple[Mask, Mask]:
         """Marks the positives and the negatives of some anchors among the items.
 
         In a batch, negatives are those of the two subsets of the anchor and of its positive.
@@ -101,10 +100,7 @@ def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
     spec = (built := training_run(run)).spec
     samples, most = spec.samples_per_class, spec.batch_size
     if not 2 * samples <= size <= most:
-        raise UserError(
-            f"--batch is {size}; it must be {2 * samples} (two classes with {samples} images) to "
-            f"{most} (a batch of {run.name})"
-        )
+        raise UserError(f"--batch is {size}; it must be {2 * samples} (two classes) to {most}")
     images = built.plans.choose(0)[: size // samples * samples]
     return built.splits.train.take(images), samples
 
@@ -139,9 +135,8 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 
 def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds images in the space of the loss, without `eval.pca`, and weighs negatives."""
-    params = restore_trained(run)
+    params, splits = restore_trained(run), choice.splits
     space = run.trained_objective(params).space
-    splits = choice.splits
     items = head_points(run, params, space, searched(splits))
     if splits.gallery:
         anchors = head_points(run, params, space, splits.test.take(choice.anchors))
@@ -186,11 +181,10 @@ def weigh(
             for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
                 hardest.append(_nearest(choice, anchor, distances[row], weights[row]))
     curve = curve[: max(choice.negatives())] / len(anchors)
-    cumulative = np.cumsum(curve)
-    weight, cumulative = cumulative[-1], cumulative / cumulative[-1]
+    weight, cumulative = curve.sum(), np.cumsum(curve) / curve.sum()
     ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
     drawn = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
-    quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES}
+    quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in (0.1, 0.5, 0.9)}
     return {
         "run": name,
         "temperature": temperature,
@@ -203,9 +197,7 @@ def weigh(
     }
 
 
-def _nearest(
-    choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray
-) -> dict[str, Any]:
+def _nearest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray) -> Weighed:
     test, images = choice.splits.test, searched(choice.splits)
     nearest = np.argsort(distances, stable=True)[: choice.k]
     return {
@@ -219,14 +211,14 @@ def _nearest(
     }
 
 
-def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
+def only_here(runs: Runs, run: int, anchor: int) -> list[bool]:
     """Marks an anchor's hardest negatives in one run that no other run has among its hardest."""
     items = [weighed["hardest"][anchor]["items"] for weighed in runs]
     others = {item for other in (*items[:run], *items[run + 1 :]) for item in other}
     return [len(runs) > 1 and item not in others for item in items[run]]
 
 
-def summary_table(runs: Sequence[Weighed]) -> str:
+def summary_table(runs: Runs) -> str:
     """Formats one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
     heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
     heads += [f"share of the hardest {n}" for n in runs[0]["shares"]]
@@ -238,7 +230,7 @@ def summary_table(runs: Sequence[Weighed]) -> str:
     return aligned(rows)
 
 
-def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
+def anchor_table(runs: Runs, anchor: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks negatives of one run only."""
     shown = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
@@ -254,7 +246,7 @@ def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
     return f"{title}\n{aligned(rows)}"
 
 
-def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
+def draw_curves(runs: Runs, output: pathlib.Path) -> None:
     """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3)."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     weight, cumulative = figure.subplots(1, 2)
@@ -274,9 +266,7 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     save(figure, output)
 
 
-def draw_hardest(
-    runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
-) -> list[pathlib.Path]:
+def draw_hardest(runs: Runs, splits: Splits, output: pathlib.Path) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
     rows, items = [], searched(splits)
     for anchor in range(len(runs[0]["hardest"])):

@@ -19,7 +19,8 @@ from hypjax.runs.tables import aligned
 FOLDER = pathlib.Path("runs/papers")  # Scores of evaluations, which leave none in a run's folder.
 _DELTA = "relative_delta"
 
-Rows = Mapping[Row, Mapping[str, float]]  # Published rows with their scores.
+Scores = Mapping[str, float]
+Rows = Mapping[Row, Scores]
 
 
 class Cell(NamedTuple):
@@ -52,7 +53,7 @@ def rows_of(table: str, names: Sequence[str]) -> Rows:
 
     A name consists of words that a row's name or dataset has, such as 'Hyp-DINO 384-d cub200'.
     """
-    tables: dict[str, dict[Row, Mapping[str, float]]] = {}
+    tables: dict[str, dict[Row, Scores]] = {}
     for row, scores in published_rows().items():
         tables.setdefault(f"{row.paper}-{row.table}", {})[row] = scores
     if table not in tables:
@@ -72,9 +73,7 @@ def _words(name: str) -> set[str]:
     return {*name.lower().replace(",", " ").split()}
 
 
-def commands(
-    row: Row, metrics: Mapping[str, float], overrides: Sequence[str]
-) -> dict[str, pathlib.Path]:
+def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, pathlib.Path]:
     """A row's command lines, each with the file in which it leaves its scores.
 
     The last file holds the row's values. A PCA, and other fields of the evaluation, are set only
@@ -140,14 +139,11 @@ def _by_dataset(table: Sequence[Cell]) -> dict[str, list[list[str]]]:
     }
 
 
-def _notes(table: Sequence[Cell]) -> list[str]:
-    return list(dict.fromkeys(f"* {note}" for cell in table for note in cell.notes))
-
-
 def as_text(table: Sequence[Cell]) -> str:
     """Formats the table for a terminal, in a part for each dataset, and its notes."""
     parts = [f"{name}:\n{aligned(lines, left=1)}" for name, lines in _by_dataset(table).items()]
-    return "\n\n".join([*parts, *_notes(table)])
+    notes = dict.fromkeys(f"* {note}" for cell in table for note in cell.notes)
+    return "\n\n".join([*parts, *notes])
 
 
 def as_markdown(table: Sequence[Cell]) -> str:
@@ -156,7 +152,8 @@ def as_markdown(table: Sequence[Cell]) -> str:
     for name, (header, *lines) in _by_dataset(table).items():
         rows = [header, ["---"] * len(header), *lines]
         parts.append(f"**{name}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))
-    return "\n\n".join([*parts, *(f"\\{note}" for note in _notes(table))]) + "\n"
+    notes = dict.fromkeys(f"\\* {note}" for cell in table for note in cell.notes)
+    return "\n\n".join([*parts, *notes]) + "\n"
 
 
 def as_csv(table: Sequence[Cell]) -> str:

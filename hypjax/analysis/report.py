@@ -52,7 +52,6 @@ _STATES = {
 }
 _METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 
-
 Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
 
@@ -118,14 +117,12 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _facts(run: ShownRun) -> dict[str, str]:
     """A run's model, learned scalars and numbers of images, in words."""
-    splits, learned = run.searches.run.splits, run.results.get("learned")
+    splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
+    if learned := run.results.get("learned"):
+        facts["learned"] = format_learned(learned)
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
     parts["searched"] = splits.gallery
-    return {
-        "model": describe(run.searches.run.config),
-        **({"learned": format_learned(learned)} if learned else {}),
-        **{f"{name} images": part.describe() for name, part in parts.items() if part},
-    }
+    return facts | {f"{name} images": part.describe() for name, part in parts.items() if part}
 
 
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
@@ -226,11 +223,11 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
         failures += [(i, search.query) for search in wrong]
         successes += [(i, search.query) for search in run.searches[run.failures :]]
     wrong, right = (
-        list(dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0))))
+        dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0)))
         for part in (failures, successes)
     )
-    right = [query for query in right if query not in set(wrong)]
-    wrong = wrong[: max(queries - len(right), queries - queries // 2)]
+    right = [query for query in right if query not in wrong]
+    wrong = [*wrong][: max(queries - len(right), queries - queries // 2)]
     return wrong + right[: queries - len(wrong)]
 
 
@@ -255,8 +252,8 @@ def _disk(searches: RunSearches) -> dict[str, str]:
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
         delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
-    image = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
-    return {**image, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
+    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    return {**facts, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
 
 
 def write_own_report(run: Run) -> bool:

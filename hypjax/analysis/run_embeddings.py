@@ -80,10 +80,7 @@ class ChosenImages(NamedTuple):
             chosen = np.sort(rng.permutation(len(test))[:most])
         images = test.take(chosen)
         if images.num_classes in (1, len(images)):
-            raise UserError(
-                f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
-                "class: two of one class and one of another are needed"
-            )
+            raise UserError("too few images: two of one class and one of another are needed")
         classes = f"{images.num_classes} of {test.num_classes} classes"
         summary = f"{len(images)} of {len(test)} test images, {classes}"
         return cls(images, chosen, groupings(name, images), summary)

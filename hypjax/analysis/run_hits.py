@@ -116,9 +116,11 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     right = right[: queries - len(wrong)]
     rows = []
     for search in wrong + right:
-        names, marks = map(items.class_name, search.hits), ("wrong", "right")
-        columns = zip(search.hits, names, search.distances, search.right, strict=True)
-        hits = (((items, i), name, distance, marks[right]) for i, name, distance, right in columns)
+        columns = zip(search.hits, search.distances, search.right, strict=True)
+        hits = [
+            ((items, i), items.class_name(i), distance, "right" if is_right else "wrong")
+            for i, distance, is_right in columns
+        ]
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
     return (

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import COLOURS
@@ -44,10 +43,8 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     return spread
 
 
-def find_spread(
-    points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
-) -> dict[str, Any]:
-    """Principal components of the points' features, and similarities of all pairs.
+def find_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[str, Any]:
+    """Principal components of features of points [images, dim], and similarities of all pairs.
 
     Similarity is 1 − distance / 2, the cosine on the sphere. Pairs are counted in equal intervals;
     the overlap is the common area of the two histograms. Some class must have two images, and there

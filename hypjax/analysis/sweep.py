@@ -29,6 +29,9 @@ _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic ax
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
 
+Folders = Mapping[str, pathlib.Path]  # Of runs, by name or value.
+
+
 class Run(NamedTuple):
     """A finished run, with the scores that all runs have of its best model, or else its last."""
 
@@ -48,10 +51,8 @@ class Run(NamedTuple):
 Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
 
 
-def default_folders(
-    file: str, overrides: Sequence[str], field: str, values: Sequence[str]
-) -> dict[str, pathlib.Path]:
-    """Returns, for each value of a field, the default folder of the run that has it."""
+def default_folders(file: str, overrides: Sequence[str], field: str, values: list[str]) -> Folders:
+    """The default folders of the runs with each value of a field."""
     folders = {}
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
@@ -60,22 +61,19 @@ def default_folders(
     return folders
 
 
-def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
+def require_finished(folders: Folders) -> None:
     """Raises an error if a run is not finished, or the runs were trained on different images."""
     for name, folder in folders.items():
         if read_results(folder / RESULTS) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
     for left, right in itertools.pairwise(folders):
         if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
-            raise UserError(
-                f"{left} and {right} have different images; compare runs on one dataset"
-            )
+            raise UserError(f"{left} and {right} have different images")
 
 
-def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
+def read_runs(folders: Folders) -> list[Run]:
     """Reads the runs that are finished."""
-    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: scores for name, scores in results.items() if scores}
+    results = {n: x for n, folder in folders.items() if (x := read_results(folder / RESULTS))}
     held_out = {n: scores["validation"] for n, scores in results.items() if "validation" in scores}
     validation, test = _common(held_out), _common(results)
     return [
@@ -160,9 +158,7 @@ def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
     fields = [run.fields() for run in runs]
     for run, of_run in zip(runs, fields, strict=True):
         if field not in of_run:
-            raise UserError(
-                f"the scores of {run.name} do not depend on a field {field}{nearest(field, of_run)}"
-            )
+            raise UserError(f"{field} does not affect {run.name}'s scores{nearest(field, of_run)}")
     names = dict.fromkeys(name for of_run in fields for name in of_run)
     values = {name: {of_run[name] for of_run in fields if name in of_run} for name in names}
     differing = [n for n in values if len(values[n]) > 1 and n not in (field, "seed")]

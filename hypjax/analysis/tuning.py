@@ -18,11 +18,12 @@ from hypjax.runs.tables import aligned, selecting
 from hypjax.runs.workdir import Workdir
 
 _RESAMPLES = 4_000
-# Fields of `data` that say which images a run is scored on, and so are those of all runs.
+# Fields of `data` that select the images of the scores, and must be equal in all runs.
 _IMAGES = ("name", "path", "labels", "split", "split_seed", "test_classes", "validation_classes")
 
-# Scores of some runs of one method, summed by class, and the numbers of queries of the classes.
+# Scores of one method's runs, summed by class, and the number of queries of each class.
 Sums = tuple[Float[np.ndarray, "runs classes"], Int[np.ndarray, " classes"]]
+Scores = Mapping["Candidate", tuple[str, float]]  # Name and value of the recall that chooses.
 
 
 class Candidate(NamedTuple):
@@ -87,10 +88,7 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
     for field in ("eval.ks", *(f"data.{name}" for name in _IMAGES)):
         group, name = field.split(".")
         if any(config[group][name] != first[group][name] for config in others):
-            raise UserError(
-                f"the runs differ in {field}, so their scores cannot be compared; set it for all "
-                f"runs (--config.{field}=VALUE)"
-            )
+            raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
     amount = first.data.validation_classes
     # A number of classes is held out, or refused; a share may be too small.
     if choosing and amount < 1 and not Run(first).splits.validation:
@@ -110,20 +108,14 @@ def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
     return name, scores[name]
 
 
-def tied(
-    grid: Sequence[Candidate], scores: Mapping[Candidate, tuple[str, float]]
-) -> list[Candidate]:
+def tied(grid: Sequence[Candidate], scores: Scores) -> list[Candidate]:
     """The candidates of the highest score, the one that changes the fewest fields first."""
     highest = max(scores[candidate][1] for candidate in grid)
     equal = [candidate for candidate in grid if scores[candidate][1] == highest]
     return sorted(equal, key=Candidate.num_changes)
 
 
-def print_choice(
-    scores: Mapping[Candidate, tuple[str, float]],
-    winners: Sequence[Sequence[Candidate]],
-    seed: str,
-) -> None:
+def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: str) -> None:
     """Prints the scores on validation images; of each variant's winners, the first is chosen."""
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation images, in percent, seed {seed}:")
@@ -173,10 +165,10 @@ def sums_by_class(
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
     """Mean score of each method, and its difference from the first's, with 95% intervals.
 
-    Queries of one class are alike, and so are queries of one run. Therefore classes and runs are
-    drawn with replacement: the same classes for all methods, which are tested on the same images,
-    but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and Tibshirani, An
-    Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval that is too short.
+    Queries of one class are alike, and so are queries of one run. So classes and runs are drawn
+    with replacement: the same classes for all methods, but runs separately. Percentiles of 4,000
+    draws bound an interval (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Section
+    13.3). Few runs give an interval that is too short.
     """
     generator = np.random.default_rng(0)
     counts = methods[0][1]

@@ -21,6 +21,8 @@ _ADVICE = (
 )
 _POINT = 1e-5  # Share of the norm. Of such small differences, float32 keeps two digits.
 
+Metrics = Mapping[str, Any]
+
 
 class HealthWatch:
     """Warns once of each fault that shows in two reports in a row: one may cover a single step.
@@ -80,11 +82,7 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
 
 
 def check_finite(
-    step: int,
-    images: Iterator[str],
-    metrics: Mapping[str, Any],
-    train: ConfigDict,
-    checkpoints: Checkpoints,
+    step: int, images: Iterator[str], metrics: Metrics, train: ConfigDict, checkpoints: Checkpoints
 ) -> None:
     """Warns of a step that is not finite, or raises an error where it may not be skipped."""
     if metrics["finite"]:
@@ -103,6 +101,5 @@ def check_finite(
     good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
     if most:  # Resuming would repeat this.
         fault += f", after {most} skipped updates (train.max_nonfinite)"
-    raise UserError(
-        f"{fault}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
-    )
+    advice = "lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
+    raise UserError(f"{fault}; {good}; {advice}")

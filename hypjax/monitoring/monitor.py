@@ -38,8 +38,7 @@ class Trace:
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
         """Prepares a trace from a first to a last step of a total; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
-            rule = f"it must be two ascending steps from 1 to {total}"
-            raise UserError(f"--profile is {steps[0]}:{steps[1]}; {rule}")
+            raise UserError(f"--profile must be two ascending steps from 1 to {total}")
         self._folder, self._open = folder, contextlib.ExitStack()
         first, self._last = steps or (0, -1)
         self._steps = range(first, self._last + 1)

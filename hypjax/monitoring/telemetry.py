@@ -26,10 +26,7 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes measurements to all sinks; a resumed run removes values after its checkpoint.
-
-    A value that cannot be written is only a warning.
-    """
+    """Writes measurements to all sinks; a resumed run removes values after its checkpoint."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         self._sinks: list[JsonLines | EventFiles | WandbRun] = []
@@ -40,7 +37,7 @@ class Telemetry:
                 self._sinks.append(WandbRun(folder, config))
 
     def write(self, step: int, values: Values) -> None:
-        """Writes the values of a step."""
+        """Writes the values of a step; a failure is only a warning."""
         for sink in self._sinks:
             with console.tolerating("measurements"):
                 sink.write(step, values)

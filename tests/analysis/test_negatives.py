@@ -52,14 +52,14 @@ def test_weights_are_those_of_a_loop(monkeypatch):
     assert len(weighed["hardest"]) == choice.shown == 5
 
 
-def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
-    choice = choose(TEST, [], 5, 2, 1)
-    assert sorted(choice.anchors) == [0, 2, 4, 7, 9]
-    assert choice.anchors[:2].tolist() == [0, 9]
-    everything = choose(TEST, [], 1000, 99, 1)
-    assert everything.anchors.tolist() == list(range(10)) and everything.shown == 10
-    named = choose(TEST, [8, 1], 1000, 0, 1)
-    assert named.anchors.tolist() == [8, 1] and named.shown == 2
+def test_anchors_are_chosen_evenly_and_the_shown_ones_come_first():
+    for named, number, shown, anchors, shown_anchors in (
+        ([], 5, 2, [0, 9, 2, 4, 7], 2),
+        ([], 1000, 99, [*range(10)], 10),
+        ([8, 1], 1000, 0, [8, 1], 2),
+    ):
+        choice = choose(TEST, named, number, shown, 1)
+        assert (choice.anchors.tolist(), choice.shown) == (anchors, shown_anchors)
 
 
 def test_anchors_of_a_batch_have_each_of_their_positives():

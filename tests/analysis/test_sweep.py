@@ -22,14 +22,12 @@ def of_values(*values, **fields):
 
 
 def test_there_is_a_line_for_each_combination_of_the_other_fields():
-    runs = [
-        *of_values(0.1, 0.2, objective__c=0.3, optim__learning_rate=1e-3),
-        *of_values(0.2, 0.1, objective__c=0.1, optim__learning_rate=1e-3),
-        *of_values(0.1, objective__c=0.3, optim__learning_rate=2e-3, seed=3, name="mine"),
-    ]
+    runs = of_values(0.1, 0.2, objective__c=0.3) + of_values(0.2, 0.1, objective__c=0.1)
+    runs += of_values(0.1, objective__c=0.3, optim__learning_rate=2e-3, seed=3, name="mine")
+    rate = _RECIPE.optim.learning_rate
     assert {label: list(curve) for label, curve in curves(runs, TEMPERATURE).items()} == {
-        "objective.c=0.1, optim.learning_rate=0.001": [0.1, 0.2],
-        "objective.c=0.3, optim.learning_rate=0.001": [0.1, 0.2],
+        f"objective.c=0.1, optim.learning_rate={rate}": [0.1, 0.2],
+        f"objective.c=0.3, optim.learning_rate={rate}": [0.1, 0.2],
         "objective.c=0.3, optim.learning_rate=0.002": [0.1],
     }
 
