@@ -19,7 +19,7 @@ def attend(
 ) -> Heads:
     """Scaled dot-product attention, softmax(q·kᵀ / √dim)·v in each head (Vaswani et al., Eq. 1).
 
-    The softmax is always float32. Of keys and values, the first `length` tokens count.
+    The softmax is always float32. Only the first `length` keys and values count.
 
     In half precision on NVIDIA GPUs, the kernel `cudnn` is cuDNN's fused one, which does not store
     the matrix of probabilities (Dao et al., FlashAttention, NeurIPS 2022), and `xla` the program of

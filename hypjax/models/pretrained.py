@@ -27,8 +27,8 @@ from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
 from hypjax.system.files import replacing
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
-# Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks; and in
-# files of the papers' authors, heads, proxies, and the second names of a ResNet's layers.
+# Tensors without a counterpart: classifiers, update counts of BatchNorm, mask tokens; and in the
+# authors' files, heads, proxies, and the second names of a ResNet's layers.
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
     rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
@@ -39,7 +39,7 @@ _LEAVES = dict(kernel="weight", scale="weight", mean="running_mean", variance="r
 
 
 def name_in_timm(encoder: Encoder, path: Path) -> str:
-    """Name of a parameter in timm, or for a user's module its path: 'encoder/Dense_0/kernel'."""
+    """Name of a parameter in timm; its path for a user's module: 'encoder/Dense_0/kernel'."""
     if encoder.names is None:
         return "/".join(("encoder", *path))
     *modules, leaf = (part for part in path if part != "statistics")
@@ -167,9 +167,9 @@ def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTr
     for kind in HEADS:
         if (weight := state_dict.get(f"{kind}.weight")) is None:
             continue
-        for field, value in (("head", kind), ("head_dim", len(weight))):
-            if getattr(model, {"head": "head_kind"}.get(field, field)) != value:
-                raise UserError(f"their head needs --config.model.{field}={value}")
+        if (model.head_kind, model.head_dim) != (kind, len(weight)):
+            fields = f"--config.model.head={kind} --config.model.head_dim={len(weight)}"
+            raise UserError(f"their head needs {fields}")
         bias = state_dict.get(f"{kind}.bias", np.zeros(len(weight), np.float32))
         return check_head({"kernel": weight.T, "bias": bias}, model)
     return None
@@ -219,7 +219,7 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
 
 
 def _crop_share(side: int, resize: int) -> float:
-    """Share of a length that is cut out, which timm turns into the length: it rounds down."""
+    """The centre crop's share from which timm, rounding down, computes `resize`."""
     share = side / resize
     return share if math.floor(side / share) == resize else math.nextafter(share, 0)
 
