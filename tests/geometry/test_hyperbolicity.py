@@ -1,7 +1,5 @@
 """Gromov's δ against trees, closed forms and the definition in float64; and random samples."""
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -49,14 +47,6 @@ def test_delta_equals_its_definition_for_any_number_of_points(n):
     np.testing.assert_allclose(gromov_delta(distances), by_definition(distances), rtol=2e-6)
     with jax.enable_x64(True):
         np.testing.assert_allclose(gromov_delta(distances), by_definition(distances), rtol=1e-13)
-
-
-@pytest.mark.parametrize("indices", list(itertools.permutations([1, 280, 529])))
-def test_delta_depends_on_points_of_all_tiles(indices):
-    """The δ of a square depends on all corners, which are in different tiles and chunks here."""
-    points = np.zeros((530, 2))
-    points[list(indices)] = [[1, 0], [0, 1], [1, 1]]
-    np.testing.assert_allclose(gromov_delta(euclidean(points)), np.sqrt(2) - 1, rtol=1e-6)
 
 
 def test_diagonal_is_ignored():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection, subtraction
+from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.retrieval.selection import StreamedGallery
 from tests.helpers.exact_order import true_order
@@ -50,12 +50,6 @@ def test_equals_sorting_by_subtraction(space, case):
     with jax.enable_x64(True):
         expected = jax.jit(space.distance)(np.float64(x)[:, None], np.float64(y)[ids])
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
-
-
-def test_subtraction_lists_any_number_of_neighbours():
-    x = points(SPACES[1], 0, 1000, 3)
-    _, ids = subtraction.nearest_items(SPACES[1], x, x, 300)
-    np.testing.assert_array_equal(ids, true_order(SPACES[1], x, x)[:, :300])
 
 
 def test_a_kept_gallery_is_searched_as_any_other():
