@@ -78,6 +78,4 @@ def _by_cudnn(query: Heads, key: Heads, value: Heads, length: int | None = None)
             query, key, value, key_value_seq_lengths=lengths, implementation="cudnn"
         )[:, :outputs]
     except (NotImplementedError, RuntimeError) as error:
-        raise UserError(
-            f"cuDNN's fused attention cannot be used ({error}); set run.attention to xla"
-        ) from error
+        raise UserError(f"cuDNN's attention failed ({error}); set run.attention=xla") from error

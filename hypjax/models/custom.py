@@ -67,12 +67,11 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     try:
         output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     except Exception as error:  # The user's code may raise anything.
-        raise UserError(
-            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {error})"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{title} cannot embed images {images.shape} ({why})") from error
     if set(variables) - {"params"} or getattr(output, "ndim", 0) != 2 or len(output) != 2:
         raise UserError(
-            f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone; it "
+            f"{title} must map images of shape {images.shape} to [2, dim] by parameters only; it "
             f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, output)}"
         )
     return CustomEncoder(module, output.shape[1], view.side)

@@ -21,10 +21,10 @@ from hypjax.types import Outputs, View
 class Embedder(nn.Module):
     """An encoder, and a head that maps its embedding to a lower dimension.
 
-    The head is a float32 Dense layer, initialised with a semi-orthogonal kernel and zero bias
-    (Hyp-ViT, Section 3.2), perhaps after a LayerNorm without parameters (ε = 1e-5, as in HIER's
-    code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
-    encoder's dimension. The head's output is not yet mapped into any space.
+    `head_kind` is 'dense', a float32 Dense layer, initialised with a semi-orthogonal kernel and
+    zero bias (Hyp-ViT, Section 3.2); 'norm_dense', the same after a LayerNorm without parameters (ε
+    = 1e-5, as in HIER's code); or 'none' (IRT), with the encoder's dimension as `head_dim`. The
+    head's output is not yet mapped into any space.
     """
 
     encoder: Encoder
@@ -119,10 +119,7 @@ def scaled_side(encoder: Encoder, scale: float) -> int:
 
 
 def resize_images(images: Images, side: int) -> Float[Array, "batch side side channels"]:
-    """Resizes to squares by bilinear interpolation without antialiasing.
-
-    Pixel centres are at half-integers, as in PyTorch and the released multi-scale evaluations.
-    """
+    """Resizes to squares by bilinear interpolation without antialiasing, as PyTorch does."""
     shape = (len(images), side, side, images.shape[-1])
     return jax.image.resize(images, shape, "linear", antialias=False)
 

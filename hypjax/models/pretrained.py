@@ -110,10 +110,8 @@ def convert_timm(
         state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
         if state[name].shape != shape:
-            raise UserError(
-                f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
-                f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
-            )
+            theirs, ours = ("×".join(map(str, x)) for x in (state[name].shape, shape))
+            raise UserError(f"{name} is {theirs}, not {ours}: the weights belong to another model")
     named = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
     return unflatten_dict({k: from_timm(encoder, k, x) for k, x in named.items()})
 
@@ -198,7 +196,9 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
     """The config.json with which timm builds a model from a folder or a repository."""
     name, settings = timm_model(params, model)
     classes, side = settings.pop("num_classes"), model.encoder.image_size
-    squashed = data.test_view == "squash"
+    squashed, share = data.test_view == "squash", side / data.resize
+    if math.floor(side / share) != data.resize:  # timm rounds down.
+        share = math.nextafter(share, 0)
     return {
         "architecture": name or _ANY_TRANSFORMER,
         "num_classes": classes,
@@ -207,7 +207,7 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
         "pretrained_cfg": {
             "num_classes": classes,
             "input_size": [len(data.mean), side, side],
-            "crop_pct": 1.0 if squashed else _crop_share(side, data.resize),
+            "crop_pct": 1.0 if squashed else share,
             "crop_mode": "squash" if squashed else "center",
             "interpolation": "bicubic",
             "mean": list(data.mean),
@@ -216,12 +216,6 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
             "classifier": None,
         },
     }
-
-
-def _crop_share(side: int, resize: int) -> float:
-    """The centre crop's share from which timm, rounding down, computes `resize`."""
-    share = side / resize
-    return share if math.floor(side / share) == resize else math.nextafter(share, 0)
 
 
 def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:

@@ -173,7 +173,7 @@ class VisionTransformer(Encoder):
     @property
     def names(self) -> list[tuple[str, str]]:
         """Names of the parameters in timm, see `Encoder`."""
-        # timm's class of models with rotary embeddings has names of its own.
+        # timm has another class, with other names, for models with rotary embeddings.
         scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
         return [
             (r"^block_(\d+)", r"blocks.\1"),
@@ -290,7 +290,7 @@ def draw_drop_path_masks(
     """Draws the masks of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
     As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
-    independently, at a rate that rises linearly from 0 in the first block to the given one in the
+    independently, at a rate that rises linearly from 0 in the first block to `rate` in the
     last. A mask is 0 or 1 / (1 − rate), so that its mean is 1.
     """
     keep_rates = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
@@ -381,8 +381,8 @@ class Attention(nn.Module):
         if self.tokens is not None:  # Or XLA merges the three where images are few.
             inputs = jax.lax.optimization_barrier(inputs)
         query, key, value = (
-            rearrange(each, "b t (h d) -> b t h d", h=self.num_heads)
-            for each in self._projected(inputs, affine)
+            rearrange(projected, "b t (h d) -> b t h d", h=self.num_heads)
+            for projected in self._projected(inputs, affine)
         )
         if design.rotary is not None:
             query, key = (design.rotary.rotate(x, rope) for x in (query, key))

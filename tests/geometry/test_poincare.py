@@ -72,7 +72,7 @@ def test_float32_distances_are_accurate_at_the_clip_radius(dim, spread):
 def test_curvature_zero_is_flat():
     x, y = points(0, (9, 4), 1.0, 3.0), points(1, (9, 4), 1.0, 3.0)
     flat = 2 * np.linalg.norm(x - y, axis=-1)
-    for found, expected in (
+    for actual, expected in (
         (programs.dist(x, y, 0.0), flat),
         (programs.dist(x, y, 1e-9), flat),
         (programs.mobius_add(x, y, 0.0), x + y),
@@ -83,7 +83,7 @@ def test_curvature_zero_is_flat():
         (programs.project(100 * x, 0.0), 100 * x),
         (programs.frechet_mean(x, 0.0), x.mean(axis=0)),
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_long_tangent_vectors_lead_to_the_boundary():
 def test_gradients_of_expmap_are_finite_and_right(float64):
     tangents = [[0.0, 0.0], [-1.0, 0.0], [-1.0, 1e-3], [-100.0, 0.0], [1.0, 0.0]]
     x, v = pairs([0.0, 0.6, 0.99, 0.9999], tangents)
-    found, expected = (
+    actual, expected = (
         jax.jit(jax.vmap(jax.jacobian(function, (0, 1, 2)), (0, 0, None)))(x, v, 1.0)
         for function in (poincare.expmap, textbook_expmap)
     )
-    for ones, others in zip(found, expected, strict=True):
+    for ones, others in zip(actual, expected, strict=True):
         assert np.all(np.isfinite(ones))
         for one, other in zip(ones, others, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())

@@ -63,9 +63,9 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
 def test_precision_is_what_the_device_has(device, auto, bfloat16):
     device = types.SimpleNamespace(**device, device_kind="Tesla T4")
     expected = {"auto": auto, "float32": "float32", "bfloat16": bfloat16}
-    for precision, found in expected.items():
+    for precision, actual in expected.items():
         config = load_config("glyphs", [f"model.precision={precision}"])
-        assert create_embedder(config, device=device).encoder.dtype.name == found
+        assert create_embedder(config, device=device).encoder.dtype.name == actual
 
 
 @pytest.mark.parametrize("kind", ["dense", "norm_dense", "none"])
@@ -99,8 +99,8 @@ def test_the_arrangement_for_tensor_cores_changes_rounding_only(params):
 
         return jax.grad(total, argnums=(0, 1), has_aux=True)(params, images)
 
-    found, expected = (jax.tree.leaves(both(params, images, cores)) for cores in (True, False))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = (jax.tree.leaves(both(params, images, cores)) for cores in (True, False))
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
@@ -128,8 +128,8 @@ def test_compiled_gradients_of_maxima_are_those_of_each_operation(params):
     """Of jnp.max they are not on CPUs, where XLA computes its operand twice."""
     encoder = VisionTransformer(**SMALL | {"depth": 1}, pooling="max")
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(3 * encoder.apply({"params": x}, images))))
-    found, expected = map(jax.tree.leaves, (jax.jit(gradient)(params), gradient(params)))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = map(jax.tree.leaves, (jax.jit(gradient)(params), gradient(params)))
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
