@@ -1,8 +1,8 @@
 """EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020) with timm's numerics.
 
 EfficientNet without squeeze-and-excitation, and with ReLU6. Padding and the ε of BatchNorm are
-TensorFlow's. The scale of BatchNorm, whose statistics are frozen, passes into the weights of the
-convolution before it, so that images are read less often.
+TensorFlow's. The scale of the frozen BatchNorm is folded into the convolution before it, which
+saves a pass over the images.
 """
 
 import math

@@ -56,16 +56,13 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
 
 
 def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
-    """Whether a device, by default JAX's first one, is an NVIDIA GPU and the dtype half precision.
-
-    The tensor cores multiply such matrices without copies only if their sides are multiples of 8.
-    """
+    """Whether a device, by default JAX's first, is an NVIDIA GPU and the dtype half precision."""
     return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Context in which float32 products are true float32 on every device."""
-    # By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
+    # By default GPUs and TPUs round the factors.
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")
     return contextlib.nullcontext()

@@ -124,11 +124,9 @@ def require_same(facts: dict[str, Any]) -> None:
     wrong = [name for name, value in from_first(lambda: facts).items() if mine[name] != value]
     counts = multihost_utils.process_allgather(np.int32(len(wrong)))
     if counts.any():
-        raise UserError(
-            f"process {np.argmax(counts > 0)} has another configuration or other data than the "
-            f"first process{''.join(f', {name} {mine[name]}' for name in wrong)}; start all of "
-            "them with the same"
-        )
+        differences = "".join(f", {name} {mine[name]}" for name in wrong)
+        where = f"process {np.argmax(counts > 0)} has another configuration or other data"
+        raise UserError(f"{where} than the first process{differences}; start all with the same")
 
 
 class Agreement:

@@ -73,10 +73,7 @@ class Gallery(Protocol):
 
 
 class ArrayGallery:
-    """A `Gallery` whose paths, classes and points are arrays, searched exactly.
-
-    An engine overrides `search_rows`.
-    """
+    """A `Gallery` of arrays, searched exactly; an engine overrides `search_rows`."""
 
     vectors: Float32[np.ndarray, "n d"]  # Points of the space; may be memory-mapped.
     ids: Shaped[np.ndarray, " n"]  # Paths of the images, strings.

@@ -28,7 +28,7 @@ _Matrix = scipy.sparse.csr_array
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """Numbers of the method, with the paper's defaults."""
+    """Parameters of the method, with the paper's defaults."""
 
     k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
     k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
