@@ -8,6 +8,7 @@ import pytest
 
 from hypjax.analysis import paper_tables
 from hypjax.errors import UserError
+from hypjax.runs.published import published_rows
 from tests.helpers import commands
 
 MAIN, PCA = "python -m hypjax.main --config=configs/", "--config.eval.pca.encoder=128"
@@ -37,6 +38,14 @@ EVALUATE, OUTPUT = "--mode=evaluate", "--output=runs/papers/"
 def test_rows_name_their_commands(folder, arguments, lines):
     table, *names = arguments
     assert paper_tables.pending(paper_tables.rows_of(table, names), []) == lines
+
+
+def test_every_published_row_has_commands(folder):
+    tables = {f"{row.paper}-{row.table}" for row in published_rows()}
+    rows = {row: x for name in tables for row, x in paper_tables.rows_of(name, []).items()}
+    assert len(rows) == len(published_rows())
+    lines = paper_tables.pending(rows, ["seed=1"])
+    assert all("--config.seed=1" in line for line in lines)
 
 
 def test_our_values_and_differences_stand_beside_the_published_ones(folder, capsys):
