@@ -43,15 +43,11 @@ def split_name(name: object) -> str:
 
 
 class GroundTruth(NamedTuple):
-    """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
+    """Gallery items that show what each query shows (Radenović et al., CVPR 2018), by index."""
 
-    Each holds, for each query, the indices of items: those that show it clearly, under difficult
-    conditions, and hardly at all; the last never count.
-    """
-
-    easy: Sequence[Int[np.ndarray, " items"]]
-    hard: Sequence[Int[np.ndarray, " items"]]
-    junk: Sequence[Int[np.ndarray, " items"]]
+    easy: Sequence[Int[np.ndarray, " items"]]  # They show it clearly,
+    hard: Sequence[Int[np.ndarray, " items"]]  # under difficult conditions,
+    junk: Sequence[Int[np.ndarray, " items"]]  # or hardly at all; these never count.
 
 
 class View(NamedTuple):
@@ -93,13 +89,12 @@ class Crops(NamedTuple):
 class Batch(NamedTuple):
     """Training images: as a plan chooses them, then as the input pipeline delivers them.
 
-    Where batches are drawn by class, images of one class are adjacent: with d of each class, image
-    i is sample i mod d of class i // d of the batch.
-    With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
+    Where batches are drawn by class, images of one class are adjacent. With several devices,
+    `images` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # In a plan, the frames to crop. Then cropped and resized pixels, or the crops for the device to
-    # make, or cached embeddings of the encoder. Pixels are normalised and flipped on the device.
+    # In a plan, frames to crop; then cropped pixels, crops for the device, or the encoder's cached
+    # embeddings. The device normalises and flips pixels.
     images: (
         Frame
         | UInt8[Array, "rows height width channels"]

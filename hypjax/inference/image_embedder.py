@@ -32,8 +32,7 @@ class ImageEmbedder(abc.ABC):
 
     name: str  # For messages.
     space: Space  # Of the embeddings.
-    # Hash of everything but the images that embeddings depend on: equal hashes can be compared.
-    fingerprint: str
+    fingerprint: str  # Hash of all that embeddings depend on, except images; equal ones compare.
     batch_size: int
     match: Match | None = None  # How far matches are, if that is known.
 
@@ -41,9 +40,9 @@ class ImageEmbedder(abc.ABC):
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the rows of a dataset's images in order, one batch at a time.
 
-        Rows, by default points of the space, are what is saved of unfinished work. Those of images
-        that could not be read are meaningless. If `few`, a batch that is not full may take less
-        time, and round differently.
+        Rows, by default points of the space, are saved with unfinished work, and meaningless for
+        images that could not be read. If `few`, a batch that is not full may take less time, and
+        round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
@@ -69,8 +68,7 @@ class ImageEmbedder(abc.ABC):
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
                     raise UserError(
                         f"the embedding of {images.name(done + i)} is not finite: the weights are "
-                        "damaged, or training diverged; train again, with a lower "
-                        "optim.learning_rate if it diverged"
+                        "damaged, or training diverged; train again with a lower learning rate"
                     )
                 yield rows, broken
                 done += len(rows)
@@ -84,11 +82,11 @@ class ImageEmbedder(abc.ABC):
             done = Embeddings.load(path)
             stored = done.fingerprint, done.images_fingerprint
             if stored != (self.fingerprint, images.fingerprint):
-                remedy = "name another file, or remove it"
-                other = f"was embedded by {done.model or 'another model'}, not by {self.name}"
+                difference = f"was embedded by {done.model or 'another model'}, not by {self.name}"
                 if done.fingerprint == self.fingerprint:
-                    other = "holds other images"
-                raise UserError(f"{path} exists already and {other}; {remedy}")
+                    difference = "holds other images"
+                remedy = "name another file, or remove it"
+                raise UserError(f"{path} exists already and {difference}; {remedy}")
             return done
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
@@ -150,7 +148,7 @@ class Shard(NamedTuple):
 
     def of(self, images: Dataset, batch_size: int) -> Dataset:
         """The part's images, which begin with a whole batch."""
-        # So each image is embedded in the batch, and with the roundings, that it has without parts.
+        # So that each image is in the same batch, with the same roundings, as without parts.
         batches = -(-len(images) // batch_size)
         if self.count > batches:
             raise UserError(

@@ -65,9 +65,10 @@ class MtebEncoder:
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32."""
-        one, other = _rows(embeddings1), _rows(embeddings2)
+        rows, columns = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):  # Or one matrix product would lose the digits of close points.
-            tiles = (distance_matrix(self.space, one[x], other) for x in blocks(len(one), _BLOCK))
+            slices = blocks(len(rows), _BLOCK)
+            tiles = (distance_matrix(self.space, rows[x], columns) for x in slices)
             return -np.concatenate(list(map(np.float32, tiles)))
 
     def similarity_pairwise(

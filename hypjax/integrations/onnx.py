@@ -1,4 +1,4 @@
-"""A trained model in one ONNX file: pixels in, points out; compared before it is in its place."""
+"""A trained model in one ONNX file, from pixels to points; checked before it is saved."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ _CENTRE = {
 def _require_agreement(
     space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
 ) -> str:
-    """Says how far points of the same images agree; raises a `UserError` if they do not."""
+    """Reports how far points of the same images agree; raises a `UserError` if they do not."""
     with jax.enable_x64(True):
         matrices = [
             np.array(space.distance_matrix(points, points))
@@ -104,7 +104,7 @@ def _require_agreement(
         "are the same"
     )
     if precision == "float32":
-        # Near the edge of a ball, small differences of coordinates change distances.
+        # Near a ball's boundary, small differences of coordinates change distances.
         agree = error <= _TOLERANCE * max(1, np.abs(expected).max()) and change <= _LARGEST_CHANGE
         advice = "please report it"
     else:
@@ -116,17 +116,16 @@ def _require_agreement(
 
 
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
-    """Writes a trained run's model into an ONNX file; says how far its points agree with hypjax's.
+    """Writes a model into an ONNX file; returns how far its points agree with hypjax's.
 
-    The precision is 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
-    weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel. Raises a
-    `UserError` if timm has no such encoder, it has too many weights, its points disagree with
-    hypjax's, or the file cannot be written.
+    The precision is 'float32', 'float16' for weights and products of the encoder, or 'int8' for its
+    weights and products except convolutions wider than a pixel. Raises a `UserError` if timm has no
+    such encoder, it has too many weights, or its points disagree with hypjax's.
     """
     if precision != "float32" and not embedder.takes_pixels:
         raise UserError(
-            f"{precision} is for the encoder's products, and this run has no encoder, since it was "
-            "trained on features; use --precision=float32"
+            f"{precision} is for encoders, and this run was trained on features; use "
+            "--precision=float32"
         )
     model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
     facts = {
@@ -166,8 +165,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _LARGEST_FILE:
         raise UserError(
-            f"the model has {size / 1e9:.1f} GB of weights, more than the 2 GB that an ONNX file "
-            "can hold; use a smaller encoder"
+            f"the model has {size / 1e9:.1f} GB of weights, but an ONNX file holds at most 2 GB"
         )
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
@@ -220,7 +218,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
 
 
 def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
-    """Images of the view, or features: the run's test images to measure on, if they are there."""
+    """Test images of the run to measure on, if it has them, or else random images or features."""
     if measured:
         with contextlib.suppress(OSError, UserError):
             test = embedder.run.splits.test
@@ -241,7 +239,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
 
 
 def _uncropped(images: Batch, view: View) -> Batch:
-    """Adds the margin that the model cuts off, so that it sees images of the view as they are."""
+    """Adds the margin that the model crops, so that it sees the view's images unchanged."""
     if view.test == "squash":
         return images
     before = round((view.resize - view.side) / 2)

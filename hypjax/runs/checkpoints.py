@@ -35,8 +35,8 @@ class DamagedError(Exception):
 def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
 
-    Orbax reads a file with a flipped bit without complaint, and training would go on from it. Words
-    are mixed as in hash functions, and summed modulo 2³² with odd weights by their position.
+    Orbax reads a file with a flipped bit without complaint, and training would go on from it. The
+    sum modulo 2³² has words that are mixed as in hash functions, with odd weights by position.
     """
     total = jnp.uint32(0)
     for index, leaf in enumerate(jax.tree.leaves(tree)):
@@ -61,9 +61,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background; what `wait` has waited for survives a power failure. A failed save
-    is reported and leaves earlier checkpoints intact. All processes call the methods together: the
-    first one writes gathered arrays, and broadcasts what it reads. If read-only, each reads alone.
+    Saves run in the background; after `wait`, they survive a power failure. A failed save is
+    reported and leaves earlier checkpoints intact. All processes call the methods together: the
+    first writes gathered arrays, and broadcasts what it reads. If read-only, each reads for itself.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -124,10 +124,8 @@ class Checkpoints:
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
-        """Orbax's policy: keep the latest two and the best.
-
-        A manager with its own `BestN`, whose file of scores is damaged, cannot even be opened.
-        """
+        """Orbax's policy: keep the latest two and the best."""
+        # Orbax's own `BestN` cannot even open a folder whose file of scores is damaged.
         steps = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
         return [info.step in steps for info in checkpoints]
 
@@ -174,7 +172,7 @@ class Checkpoints:
                 sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs a part of a save; whether it succeeds. The next checkpoint may fit a full disk."""
+        """Runs a part of a save; returns whether it succeeds."""
         try:
             action()
             return True
@@ -183,8 +181,7 @@ class Checkpoints:
             latest = f"the latest saved state is step {max(saved)}" if saved else "none is"
             console.warn(
                 f"the state after step {self._saving} could not be saved in {self._path} "
-                f"({reason(error)}); {latest}; the run continues and saves again at the next "
-                "checkpoint"
+                f"({reason(error)}); {latest}; the run continues to the next checkpoint"
             )
         self._scores.pop(self._saving, None)
         self._saving = None
@@ -195,9 +192,9 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged; None if there is none at all.
 
-        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s, and get their
-        shardings. Damaged checkpoints are reported and, unless read-only, moved out of the folder.
-        If all are damaged, that is an error, and they stay.
+        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings. Damaged
+        checkpoints are reported and, unless read-only, moved out of the folder. If all are damaged,
+        they stay, and that is an error.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
@@ -216,8 +213,8 @@ class Checkpoints:
         if damaged and damaged.keys() == {*self._steps()}:
             raise UserError(
                 f"every checkpoint in {self._path} is damaged (steps "
-                f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); nothing was changed: "
-                "restore a backup, or start over in another folder with --workdir"
+                f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); restore a backup, or "
+                "start over in another folder with --workdir"
             )
         for step, why in damaged.items():
             self._move_aside(step, why)
@@ -242,8 +239,8 @@ class Checkpoints:
     def restore(self, step: int, **like: PyTree) -> Restored:
         """Reads trees of one checkpoint in this process; raises `DamagedError` if they changed.
 
-        Arrays are read to the host first, since they may have been saved on other devices. They are
-        returned uncommitted, like new ones: committed arrays would compile a second train step.
+        Arrays are read to the host, since they may have been saved on other devices, and returned
+        uncommitted, like new ones: committed arrays would compile a second train step.
         """
         try:
             facts = self._read(step, {})[_RECORD]
@@ -253,8 +250,8 @@ class Checkpoints:
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
             raise UserError(
-                f"the checkpoints in {self._path} are of other parameters; pass the encoder and "
-                "the objective that were trained, or name another folder"
+                f"the checkpoints in {self._path} hold other parameters; pass the encoder and the "
+                "objective that were trained"
             )
         trees = jax.device_put({name: read[name] for name in like})
         for name, tree in trees.items():
@@ -300,7 +297,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 def _shapes(tree: PyTree) -> str:
-    """Hash of the paths and shapes of a tree's arrays."""
     leaves = [(jax.tree_util.keystr(p), leaf.shape) for p, leaf in jax.tree.leaves_with_path(tree)]
     return hashlib.sha256(repr(sorted(leaves)).encode()).hexdigest()[:16]
 

@@ -1,8 +1,8 @@
 """A run in cloud storage: it works in a local folder, which a thread copies to the cloud.
 
-Object stores can neither append nor rename nor lock, so the run itself only uses a local folder.
-The last writer decides which copy counts: if this machine's folder was the last writer, the run
-continues from the folder. Otherwise the cloud's copy replaces the folder at the start.
+Object stores can neither append nor rename nor lock, so the run itself only uses a local folder. If
+this folder wrote the cloud's copy last, the run continues from the folder; otherwise the cloud's
+copy replaces it at the start.
 """
 
 import contextlib
@@ -26,9 +26,8 @@ from hypjax.system.locks import locked
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
-# Files of a published model.
-_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)
-# Those of a run beside its checkpoints that whoever reads its models may need.
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)  # Files of a published model.
+# A run's files, other than checkpoints, that its readers may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
@@ -39,7 +38,7 @@ def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
 
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
-    """The sizes in bytes of the files in a local copy, unless they are hidden or unfinished."""
+    """Sizes in bytes of a local copy's files, without hidden and unfinished ones."""
     bytes_of = {}
     for root, _, names in os.walk(folder):
         for path in (pathlib.Path(root, name) for name in names):
@@ -55,9 +54,9 @@ def _steps(names: Iterable[str]) -> set[int]:
 
 
 def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
-    """Steps of whose checkpoints a file is missing elsewhere, or of another size.
+    """Steps of the checkpoints with a file that is missing elsewhere, or of another size.
 
-    They are copied whole: one that was saved again may have files of equal sizes.
+    All their files are copied: one that was saved again may have files of equal sizes.
     """
     return _steps(name for name, size in names.items() if others.get(name) != size)
 
@@ -125,7 +124,6 @@ class CloudCopy:
         return explained(f"cannot copy {self.folder} to {self.location}, or back", advice)
 
     def _keep_uploading(self) -> None:
-        """Body of the thread."""
         warned = False
         while not self._ending.wait(_INTERVAL):
             try:
@@ -138,13 +136,12 @@ class CloudCopy:
     def _upload(self, everything: bool = False) -> None:
         """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
 
-        Metrics precede the checkpoints that follow them. Old checkpoints are removed after new ones
-        have been uploaded. The results, which mark a run as finished, come last.
+        The order is metrics, new checkpoints, removals, and results, which mark a run as finished.
         """
         if self._cloud.read(_WRITER) != self._id:
             raise UserError(
-                f"{self.location} was removed, or taken over by another machine; the results of "
-                f"this run are in {self.folder}"
+                f"{self.location} was removed, or taken over by another machine; this run is in "
+                f"{self.folder}"
             )
         here, stored = _sizes(self.folder), self._cloud.sizes()
         changed = {name for name in here if everything or here[name] != stored.get(name)}
@@ -173,7 +170,7 @@ class CloudCopy:
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading: a folder, a URL, or a published model, hf://OWNER/NAME.
 
-    What lies elsewhere is downloaded, without what only `training` needs, such as the objective's
+    Remote files are downloaded, without those that only `training` needs, such as the objective's
     parameters. The copy of a URL is locked during the body.
     """
     if hub.is_repository(workdir):

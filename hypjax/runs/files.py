@@ -13,24 +13,24 @@ from hypjax.system.files import sha256
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
-# A published model, whose config.json is timm's: its own configuration, its weights under timm's
-# names, and a head that timm's model has not.
+# A published model, whose config.json is timm's: hypjax's configuration, weights under timm's
+# names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Of a learned scalar.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
-# Patterns of the files of a published model whose hashes its configuration holds.
+# Patterns of a published model's files whose hashes are in hypjax.json.
 HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
 
 def is_hashed(name: str) -> bool:
-    """Whether a relative path is one of the files whose hashes a published model holds."""
+    """Whether a relative path matches a pattern of `HASHED`."""
     return ".." not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in HASHED)
 
 
 def hashed_files(folder: pathlib.Path) -> list[str]:
-    """Returns the relative paths of the files in a folder for which `is_hashed` holds."""
+    """Relative paths of the files in a folder that match patterns of `HASHED`."""
     matches = (path for pattern in HASHED for path in folder.glob(pattern))
     return sorted(path.relative_to(folder).as_posix() for path in matches)
 
@@ -70,8 +70,7 @@ def require_published(folder: pathlib.Path) -> None:
         path = folder / name
         if not (is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)):
             raise UserError(
-                f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
-                "or download all of it again"
+                f"{path} is not the file that {PUBLISHED} describes; push or download it again"
             )
 
 

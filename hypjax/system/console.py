@@ -22,22 +22,17 @@ _ITEMS = {
     "images": "  {:.0f} img/s",
     "learning_rate": "  lr {:.1e}",
 }
-_JOIN_SECONDS = 5
 _muted = False
 _warnings: list[str] = []
 
 
 @atexit.register
 def join_monitors() -> None:
-    """Ends the threads that watch progress bars.
-
-    tqdm only signals them at exit, so the interpreter may kill one while it unloads libraries. A
-    few of a hundred processes then aborted, after all was written.
-    """
+    """Ends tqdm's monitor threads: killed at exit, they aborted a few of a hundred processes."""
     for thread in threading.enumerate():
         if isinstance(thread, tqdm.TMonitor):
             thread.was_killed.set()
-            thread.join(_JOIN_SECONDS)
+            thread.join(timeout=5)
 
 
 def say(text: str, *, always: bool = False) -> None:
@@ -47,7 +42,7 @@ def say(text: str, *, always: bool = False) -> None:
 
 
 def mute() -> None:
-    """Silences this process except for errors: the first process of a run reports for all."""
+    """Silences this process except for errors, where a run's first process reports for all."""
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
@@ -99,8 +94,7 @@ class Progress:
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
-        # Set after the first step, which compiles, to leave it out of the rate.
-        self._first, self._started = total, 0.0
+        self._first, self._started = total, 0.0  # The rate leaves out the first step's compilation.
         self._bar = None
         if sys.stderr.isatty() and not _muted:
             form = "{n}/{total} {bar}{desc}"
@@ -118,15 +112,11 @@ class Progress:
             self._bar.update()
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest loss, its level at chance, the recall and the learning rate.
-
-        Call it after the last step: only then is the last line printed.
-        """
+        """Shows the latest metrics; the call after the last step prints the last line."""
         self._values = values
         self._refresh(self._step == self._total)
 
     def _refresh(self, due: bool) -> None:
-        """Updates the bar, or prints a line if it is due."""
         if self._bar:
             self._bar.set_description_str(self._description(), refresh=False)
         elif due:

@@ -86,8 +86,7 @@ def upload(
 ) -> str:
     """Uploads files in one commit, which removes other `owned` files; returns its web address.
 
-    A repository with other files but without the `marker` is refused: it was made for another
-    purpose.
+    Refuses a repository that holds other files but no `marker`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
