@@ -44,11 +44,9 @@ def counted(number: int, noun: str) -> str:
 
 def require_utf8(names: Sequence[str]) -> None:
     """Raises an error if names of files are not UTF-8, which few formats can hold."""
-    wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
-        )
+    if wrong := [name for name in names if re.search(r"[\ud800-\udfff]", name)]:
+        first = on_one_line(wrong[0])
+        raise UserError(f"{len(wrong)} file names are not UTF-8, such as {first}; rename them")
 
 
 def redacted(text: str) -> str:
@@ -183,7 +181,6 @@ def similar(name: str, valid: Collection[str]) -> str:
 def nearest(name: str, valid: Collection[str]) -> str:
     """Lists the valid names, if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
-    close = similar(name, valid)
-    if listed or close:
-        return listed + close
+    if hint := listed + similar(name, valid):
+        return hint
     return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"

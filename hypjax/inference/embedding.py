@@ -72,7 +72,6 @@ def prefix_of(name: str) -> int | None:
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
-    """The features that the space of a name in `scored_spaces` embeds."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
@@ -80,8 +79,8 @@ def _features(
     # Without a head, the configuration does not know the dimension.
     if dim is not None and dim >= features.shape[-1]:
         raise UserError(
-            f"a prefix of {dim} dimensions is not shorter than the head's output, of "
-            f"{features.shape[-1]}; lower config.eval.prefixes"
+            f"a prefix of {dim} dimensions is not shorter than the head's output; lower "
+            f"config.eval.prefixes below {features.shape[-1]}"
         )
     return features[:, :dim]
 
@@ -254,7 +253,6 @@ class DatasetEmbedder:
         return {key: union([x for other, x in cached if other == key]) for key, _ in cached}
 
     def _computed_once(self, params: PyTree, images: Dataset) -> Features:
-        """Embeddings of images from the folder, or else computed and stored there."""
         scales, data = tuple(self.config.eval.scales), self.config.data
 
         def compute(done: int) -> Iterator[Features]:

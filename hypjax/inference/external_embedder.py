@@ -57,10 +57,8 @@ class ExternalEmbedder(ImageEmbedder):
         prepared = encoder.prepare(Image.fromarray(noise))
         first, second = (encoder.features([prepared]) for _ in range(2))
         if first.ndim != 2 or len(first) != 1:
-            raise UserError(
-                f"the {encoder.output} of {spec} has the shape {list(first.shape)} for one image, "
-                "not [1, dim]"
-            )
+            shape = f"the shape {list(first.shape)} for one image, not [1, dim]"
+            raise UserError(f"the {encoder.output} of {spec} has {shape}")
         # On a GPU roundings may differ; random masks or dropout change the first digit.
         tolerance = 1e-2 * np.ptp(first)
         if not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
@@ -91,7 +89,6 @@ class ExternalEmbedder(ImageEmbedder):
                 pool.shutdown(cancel_futures=True)
 
     def _prepare(self, dataset: Dataset, i: int) -> Any | str:
-        """Prepares an image, or returns the reason why that fails."""
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.

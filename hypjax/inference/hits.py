@@ -133,7 +133,6 @@ class Hits(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    """Returns a path on one line, relative to the working directory if it is below it."""
     shorter = os.path.relpath(path)
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 

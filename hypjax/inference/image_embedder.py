@@ -103,13 +103,11 @@ class ImageEmbedder(abc.ABC):
             embeddings = self._embeddings(images, *unfinished.table(np.float32))
             if len(embeddings):
                 embeddings.save(path)
-            for done_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
-                remove(done_or_stale)
+            for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
+                remove(finished_or_stale)
         if not len(embeddings):
-            raise UserError(
-                f"none of the {len(images)} images can be read; of the first: "
-                f"{next(iter(embeddings.unreadable.values()))}"
-            )
+            first_reason = next(iter(embeddings.unreadable.values()))
+            raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
         return embeddings
 
     def _embeddings(
@@ -151,10 +149,8 @@ class Shard(NamedTuple):
         # So that each image is in the same batch, with the same roundings, as without parts.
         batches = -(-len(images) // batch_size)
         if self.count > batches:
-            raise UserError(
-                f"{len(images)} images in batches of {batch_size} are too few for {self.count} "
-                f"parts; name at most {batches}"
-            )
+            total = f"{len(images)} images in batches of {batch_size}"
+            raise UserError(f"{total} are too few for {self.count} parts; name at most {batches}")
         first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
         return images[first:last]
 
@@ -183,9 +179,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
         if part.images_fingerprint != images[first:last].fingerprint:
             raise UserError(f"{path} holds other images than --images lists now; embed it again")
         if parts and part.fingerprint != parts[0].fingerprint:
-            models = part.model or "another model", parts[0].model or "this one"
-            message = "{} was embedded by {}, and the first part by {}; embed it again"
-            raise UserError(message.format(path, *models))
+            raise UserError(f"{path} and the first part are of different models; embed it again")
         parts.append(part)
         first = last
     if first != len(images):

@@ -58,7 +58,6 @@ class Model(ImageEmbedder):
         *,
         encoder: nn.Module | None = None,
     ) -> None:
-        """Restores a run's model, see `load`."""
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
@@ -224,9 +223,7 @@ def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     name = saved_fields(folder).get("model.architecture")
     other = str(name).startswith(CUSTOM) and custom_name(encoder) != name
     if other or name in ("vit", *ARCHITECTURES):
-        raise UserError(
-            f"the encoder of this model is {name.removeprefix(CUSTOM)}; pass the trained module as "
-            "encoder=, and none if it is hypjax's"
-        )
+        actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
+        raise UserError(f"{actual}; pass its module as encoder=, and none if it is hypjax's")
     if name is not None:  # Otherwise what is wrong is reported when the model is read.
         register_encoder(name, encoder)

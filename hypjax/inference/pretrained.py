@@ -81,17 +81,15 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     if not _is_run(weights):
         params = released_parameters(config, model)
         if "head" not in params:
-            raise UserError(
-                f"config.model.load_head is set, but there is no head in {weights}; name a run, or "
-                "a file that the papers' code wrote"
-            )
+            problem = f"config.model.load_head is set, but {weights} holds no head"
+            raise UserError(f"{problem}; name a run, or a file of the papers' code")
         return params
     run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
         if run.config.model[field] != config.model[field]:
             raise UserError(
-                f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
-                f"{run.config.model[field]}, so its head does not fit"
+                f"config.model.{field} is {config.model[field]}, but the head of the run in "
+                f"{weights} needs {run.config.model[field]}"
             )
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
@@ -162,14 +160,12 @@ def _is_run(weights: str) -> bool:
 
 
 def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, and converts its parameters for the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         run = Run.saved(folder).restore_best(folder)
     if not same_architecture(run.model.encoder, encoder):
         raise UserError(
-            f"the encoder of the run in {weights} has a different architecture or size; copy the "
-            "fields of model from its config.json"
+            f"the run in {weights} has a different architecture or size; copy its config.model"
         )
     data = run.config.data
     if (data.mean, data.std) != (config.data.mean, config.data.std):

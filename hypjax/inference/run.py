@@ -230,7 +230,6 @@ class Run:
         return matches
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
-        """Embeds a dataset, and applies the projections of `eval.pca`."""
         points = self.embedder.points(params, dataset, self.spaces(params))
         for name, projection in self.projections(params).items():
             points[name] = projection.apply(points[name])

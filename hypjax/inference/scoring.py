@@ -44,10 +44,8 @@ def task_of(
     order. A query in the gallery does not find itself, unless `keep_self`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
-        raise UserError(
-            f"the queries are in {queries.space}, and the others in {embeddings.space}; name one "
-            "with --space"
-        )
+        problem = f"the queries are in {queries.space}, but the gallery in {embeddings.space}"
+        raise UserError(f"{problem}; name one --space")
     if queries is not None and len({queries.fingerprint, embeddings.fingerprint} - {""}) > 1:
         raise UserError("queries and gallery were embedded by different models; use one")
     if benchmark is not None:
@@ -61,10 +59,8 @@ def task_of(
     task = Task(queries, embeddings) if queries else _by_splits(embeddings)
     if ground_truth is not None:
         if embeddings.unreadable:
-            raise UserError(
-                f"{len(embeddings.unreadable)} of the images that the queries are judged by could "
-                "not be read; prepare the dataset again"
-            )
+            missing = f"{len(embeddings.unreadable)} of the images with ground truth"
+            raise UserError(f"{missing} could not be read; prepare the dataset again")
         return task._replace(ground_truth=ground_truth)
     for part in filter(None, task[:2]):
         if len(unknown := np.flatnonzero(part.labels == "")):
@@ -119,10 +115,8 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
         return Task(parts["test"])
     if parts.keys() == {"query", "gallery"}:
         return Task(parts["query"], parts["gallery"])
-    raise UserError(
-        f"the rows have the splits {', '.join(np.unique(embeddings.splits))}; to be scored they "
-        "need test, or query and gallery"
-    )
+    splits = ", ".join(np.unique(embeddings.splits))
+    raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 
 def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:

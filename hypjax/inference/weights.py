@@ -68,10 +68,8 @@ class TrainedModel(NamedTuple):
             return None, embeddings
         path = folder / self._projection_file(name, embeddings)
         if not path.is_file():
-            raise UserError(
-                f"{folder} holds no projection of its {name}'s embeddings; finish the run, or copy "
-                "its projections, too"
-            )
+            problem = f"{folder} holds no projection of its {name}'s embeddings"
+            raise UserError(f"{problem}; finish the run, or copy its projections, too")
         projection = Projection.load(path, self.spaces[name])
         return projection, projection.fingerprint(embeddings)
 

@@ -151,7 +151,6 @@ def _last_name(location: str) -> str:
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
-    """The card of a run's model; an unfinished run has no results."""
     config, model = trained.config, trained.model
     data, custom = config.data, isinstance(model.encoder, CustomEncoder)
     square = f"{data.image_size} × {data.image_size}"

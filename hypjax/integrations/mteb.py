@@ -29,7 +29,6 @@ class MtebEncoder:
     """
 
     def __init__(self, model_name: str | os.PathLike[str]) -> None:
-        """Loads a model, see `hypjax.load`."""
         self._model = load(model_name)
         self.space = self._model.space
 

@@ -123,10 +123,7 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
     such encoder, it has too many weights, or its points disagree with hypjax's.
     """
     if precision != "float32" and not embedder.takes_pixels:
-        raise UserError(
-            f"{precision} is for encoders, and this run was trained on features; use "
-            "--precision=float32"
-        )
+        raise UserError(f"{precision} is for encoders; a run on features needs --precision=float32")
     model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
     facts = {
         "space": describe_space(embedder.space),
@@ -248,7 +245,6 @@ def _uncropped(images: Batch, view: View) -> Batch:
 
 
 def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by hypjax, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
     model = Run(config, mesh=parallel.create_mesh(devices=[device])).model
@@ -262,7 +258,6 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
 
 
 def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by ONNX Runtime: of one image, then of batches."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # Errors are raised, too.
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])

@@ -144,7 +144,6 @@ class QdrantGallery:
             self._client = _load(self._folder)
 
     def _prepare(self, embeddings: Embeddings) -> None:
-        """Creates the collection if it is missing, and its facts if it is empty."""
         euclidean.curvature(embeddings.space)  # Checks the space.
         # An empty one may have been created with other settings, such as shards and replicas.
         if not self._ask("collection_exists"):
@@ -298,7 +297,7 @@ def point_id(path: str) -> str:
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
-    """The client of a server, whose key is in QDRANT_API_KEY, and the name of the collection."""
+    """The client of a server, and the name of the collection."""
     scheme, _, rest = url.partition("://")
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:

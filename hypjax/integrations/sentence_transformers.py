@@ -204,8 +204,8 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
     features, what = _sample(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
         raise UserError(
-            f"cosine does not rank as the distance in {space} does: features of {count} of {what} "
-            "are not clipped, so lengths matter; add --features to write features and a distance"
+            f"cosine does not rank as the distance in {space}: features of {count} of {what} are "
+            "not clipped, so lengths matter; add --features to write features and a distance"
         )
     return (
         f"Cosine ranks as the distance in {space} does: the features of {what} are all clipped to "
@@ -221,7 +221,6 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
 
 
 def _sample(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
-    """Features of images to search among, and what these images are."""
     if where is not None:
         images, what = find_images(where), f"images in {where}"
     else:

@@ -47,15 +47,13 @@ class TimmEncoder:
 
 
 def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Loads the weights of a checkpoint of timm, with or without a classifier."""
     loaded = model.load_state_dict(weights, strict=False)
     names = model.pretrained_cfg.get("classifier") or ()
     classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
         raise UserError(
-            f"{path} is no checkpoint of this model: it lacks or adds {len(wrong)} weights, such "
-            f"as {wrong[0]}"
+            f"{path} is no checkpoint of this model: {len(wrong)} weights differ, as {wrong[0]}"
         )
 
 

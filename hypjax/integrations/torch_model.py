@@ -40,8 +40,7 @@ class TorchModel(nn.Module):
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
             raise UserError(
-                f"eval.scales needs an iterative mean in {self.space}; leave it out, or compare on "
-                "the sphere"
+                f"eval.scales needs an iterative mean in {self.space}; unset it, or use the sphere"
             )
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(config.data[name]))

@@ -24,6 +24,7 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
 
+_ADVICE = "; restore a backup, or start over in another folder with --workdir"
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
 
 
@@ -82,7 +83,7 @@ class Checkpoints:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
+            # Orbax would wait minutes for a folder that cannot be created asynchronously.
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False, post_finalization_callback=self._sync
             ),
@@ -92,8 +93,7 @@ class Checkpoints:
             preservation_policy=self,
         )
         problem = f"the checkpoints in {self._path} cannot be listed"
-        advice = "; restore a backup, or start over in another folder with --workdir"
-        with explained(problem, advice):  # Such as metadata that are JSON, but no dictionary.
+        with explained(problem, _ADVICE):  # Such as metadata that are JSON, but no dictionary.
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
         for step in self._steps():
@@ -118,7 +118,6 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def _ranked(self) -> list[tuple[int, float]]:
-        """Steps and scores of checkpoints, the best one first."""
         return sorted(self._scores.items(), key=lambda item: (-item[1], -item[0]))
 
     def should_preserve(
@@ -164,10 +163,10 @@ class Checkpoints:
             sync(folder)  # Their new names.
 
     def _sync(self) -> None:
-        """Syncs the checkpoint being saved, before it gets its name, and the run's other files."""
+        """Syncs a checkpoint before it gets its name, and the run's metrics and other files."""
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             sync_all(unfinished)
-        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):  # Such as metrics.
+        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 sync(path)
 
@@ -211,11 +210,8 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
         if damaged and damaged.keys() == {*self._steps()}:
-            raise UserError(
-                f"every checkpoint in {self._path} is damaged (steps "
-                f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); restore a backup, or "
-                "start over in another folder with --workdir"
-            )
+            facts = f"steps {', '.join(map(str, damaged))}: {damaged[max(damaged)]}"
+            raise UserError(f"every checkpoint in {self._path} is damaged ({facts}){_ADVICE}")
         for step, why in damaged.items():
             self._move_aside(step, why)
         return restored
@@ -250,8 +246,7 @@ class Checkpoints:
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
             raise UserError(
-                f"the checkpoints in {self._path} hold other parameters; pass the encoder and the "
-                "objective that were trained"
+                f"the checkpoints in {self._path} are of another encoder or objective; pass theirs"
             )
         trees = jax.device_put({name: read[name] for name in like})
         for name, tree in trees.items():

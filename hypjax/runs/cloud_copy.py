@@ -49,7 +49,6 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _steps(names: Iterable[str]) -> set[int]:
-    """The steps of the checkpoints that files belong to."""
     return {int(match[1]) for match in map(_STEP.match, names) if match}
 
 
@@ -140,8 +139,7 @@ class CloudCopy:
         """
         if self._cloud.read(_WRITER) != self._id:
             raise UserError(
-                f"{self.location} was removed, or taken over by another machine; this run is in "
-                f"{self.folder}"
+                f"{self.location} was removed or taken over; this run is in {self.folder}"
             )
         here, stored = _sizes(self.folder), self._cloud.sizes()
         changed = {name for name in here if everything or here[name] != stored.get(name)}

@@ -35,10 +35,7 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
 def images_in_memory() -> Dataset:
     """The images of `register_dataset`; raises UserError in a process without them."""
     if not _in_memory:
-        raise UserError(
-            "the images of this run were in the memory of another process; pass them to "
-            "hypjax.train_and_evaluate as dataset="
-        )
+        raise UserError("this run's images were in memory; pass them again as dataset=")
     return _in_memory[0]
 
 

@@ -117,7 +117,6 @@ def _names_weights(weights: str, location: str) -> bool:
 
 @functools.cache
 def _expected(row: Row) -> dict[str, Any]:
-    """The fields that make a row's method, with their values."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
     paths = f"{_EMBEDDING} eval.spaces.{row.part}".split()

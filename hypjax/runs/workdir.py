@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
 from hypjax.config.defaults import default_config
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES
@@ -26,6 +26,7 @@ from hypjax.system.locks import locked
 # config.json, which is written before training, with their first values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
+_FIELDS = ("identity", "all")  # Of the configuration, in config.json.
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -41,27 +42,19 @@ def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
     published = files.is_published(workdir)
     if published:
         fields = {name: x for name, x in fields.items() if not name.startswith("run.")}
-    try:
-        return _config_of(fields, published)
-    except UserError:
-        raise
-    except Exception as error:  # A damaged file may hold anything.
-        raise files.damaged(_config_path(workdir), reason(error)) from error
-
-
-def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
-    config = default_config(fields["objective.name"])
-    default_side = config.data.image_size
-    if fields["objective.name"] not in OBJECTIVES:  # Only the file knows its fields.
-        prefix = "objective."
-        saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
-        with config.ignore_type(), config.unlocked():
-            config.objective.update(saved)
-    set_fields(config, fields)
-    if published:  # Batches of as many pixels as by default.
-        scale = min(1, default_side / config.data.image_size)
-        config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
-    return config
+    with files.damage_explained(_config_path(workdir)):
+        config = default_config(fields["objective.name"])
+        default_side = config.data.image_size
+        if fields["objective.name"] not in OBJECTIVES:  # Only the file knows its fields.
+            prefix = "objective."
+            saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
+            with config.ignore_type(), config.unlocked():
+                config.objective.update(saved)
+        set_fields(config, fields)
+        if published:  # Batches of as many pixels as by default.
+            scale = min(1, default_side / config.data.image_size)
+            config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
+        return config
 
 
 def saved_space(workdir: pathlib.Path) -> Space:
@@ -70,16 +63,15 @@ def saved_space(workdir: pathlib.Path) -> Space:
     Unless the model is published, learned scalars have their values before training.
     """
     saved = _required(workdir)
-    if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
-        raise files.damaged(_config_path(workdir), f"it names no {FIRST_SPACE}")
-    try:
-        return space_of(space)
-    except KeyError as error:
-        raise UserError(
-            f"the run's space {error.args[0]} is not known here; call hypjax.register_space first"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise files.damaged(_config_path(workdir), reason(error)) from error
+    with files.damage_explained(_config_path(workdir)):
+        if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
+            raise ValueError(f"it names no {FIRST_SPACE}")
+        try:
+            return space_of(space)
+        except KeyError as error:
+            raise UserError(
+                f"the run's space {error.args[0]} is unknown here; call hypjax.register_space first"
+            ) from error
 
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
@@ -109,7 +101,6 @@ def read_warnings(workdir: pathlib.Path) -> list[str]:
 
 
 def _starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the starts of a run from run.json, the earliest first."""
     last = files.read_object(workdir / _STARTS)
     return [*last.pop("earlier_starts", []), last] if last else []
 
@@ -126,10 +117,8 @@ def require_identity(
     saved = _saved(workdir)
     if saved is None:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
-            raise UserError(
-                f"{workdir} holds a run without its {files.CONFIG}; restore that file, or train in "
-                "another folder (hypjax.main --workdir)"
-            )
+            problem = f"{workdir} holds a run without its {files.CONFIG}"
+            raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
     began, now = saved["identity"], identity(config)
     # Fields that were fitted to the images belong to the run.
@@ -170,10 +159,10 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's configuration file; None if there is none."""
     saved = files.read_object(path := _config_path(workdir))
-    if saved is not None and not all(isinstance(saved.get(x), dict) for x in ("identity", "all")):
-        raise files.damaged(path, "it was not written by hypjax")
+    with files.damage_explained(path):
+        if saved is not None and not all(isinstance(saved.get(x), dict) for x in _FIELDS):
+            raise ValueError("it was not written by hypjax")
     return saved
 
 
@@ -270,8 +259,7 @@ class Workdir:
         folder = self.path / files.CHECKPOINTS / str(total)
         if not processes.from_first(folder.is_dir):
             raise UserError(
-                f"the last state of this run could not be saved in {self.path}; make room, and the "
-                "same command resumes it"
+                f"the last state could not be saved in {self.path}; make room, and run this again"
             )
 
     def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:

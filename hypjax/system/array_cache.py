@@ -90,7 +90,6 @@ class ArrayCache:
         self.done += len(arrays)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"]:
-        """Returns the bytes of an array of a complete cache, memory-mapped."""
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:

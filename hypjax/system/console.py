@@ -95,10 +95,9 @@ class Progress:
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
         self._first, self._started = total, 0.0  # The rate leaves out the first step's compilation.
-        self._bar = None
-        if sys.stderr.isatty() and not _muted:
-            form = "{n}/{total} {bar}{desc}"
-            self._bar = tqdm.tqdm(initial=first, total=total, dynamic_ncols=True, bar_format=form)
+        form, hidden = "{n}/{total} {bar}{desc}", _muted or not sys.stderr.isatty()
+        options = {"dynamic_ncols": True, "bar_format": form, "disable": hidden}
+        self._bar = tqdm.tqdm(initial=first, total=total, **options)
 
     def advance(self) -> None:
         """Counts one step."""
@@ -108,8 +107,7 @@ class Progress:
             say(f"training until step {self._total}")
         due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
         self._refresh(due)
-        if self._bar:
-            self._bar.update()
+        self._bar.update()
 
     def show(self, values: Mapping[str, float]) -> None:
         """Shows the latest metrics; the call after the last step prints the last line."""
@@ -117,7 +115,7 @@ class Progress:
         self._refresh(self._step == self._total)
 
     def _refresh(self, due: bool) -> None:
-        if self._bar:
+        if not self._bar.disable:
             self._bar.set_description_str(self._description(), refresh=False)
         elif due:
             self._last_line = time.monotonic()
@@ -125,8 +123,7 @@ class Progress:
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
-        if self._bar:
-            self._bar.close()
+        self._bar.close()
 
     def _description(self) -> str:
         """Latest values, most important first: tqdm cuts what does not fit."""

@@ -145,8 +145,8 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(
-                f"the header has {len(header)} columns, but row {number} {len(row)}; quote cells "
-                f"that contain {delimiter!r}"
+                f"the header has {len(header)} columns, and row {number} has {len(row)}; quote "
+                f"cells that contain {delimiter!r}"
             )
     return column_names(header), rows
 

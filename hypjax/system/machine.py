@@ -55,8 +55,7 @@ def keep_freed_memory() -> None:
 
 def usable_cores() -> int:
     """Returns the number of cores; on Linux only those in the process's affinity mask."""
-    affine = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

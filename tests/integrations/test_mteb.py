@@ -41,14 +41,9 @@ def local_task(paths):
         skip_first_result = True
 
         def load_data(self, **options):
-            relevant = {
-                name: {other: 1 for other in names if other != name and other[:6] == name[:6]}
-                for name in names
-            }
-            split = {
-                **{"corpus": images, "queries": images},
-                **{"relevant_docs": relevant, "top_ranked": None},
-            }
+            relevant = {x: {y: 1 for y in names if x != y and x[:6] == y[:6]} for x in names}
+            split = {"corpus": images, "queries": images, "relevant_docs": relevant}
+            split["top_ranked"] = None
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
     task = Photos()

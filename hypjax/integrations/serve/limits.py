@@ -87,7 +87,16 @@ async def _read(request: Request) -> bytes:
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            content = await _content(request)
+            if (
+                not request.headers.get("content-type", "")
+                .lower()
+                .startswith("multipart/form-data")
+            ):
+                content = await request.body()
+            else:
+                async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
+                    files = [value for value in form.values() if isinstance(value, UploadFile)]
+                    content = await files[0].read() if files else b""
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
         raise HTTPException(408, message, _END) from error
@@ -96,14 +105,6 @@ async def _read(request: Request) -> bytes:
     if not content:
         raise HTTPException(400, "there is no image; send the bytes of a file, or a form with one")
     return content
-
-
-async def _content(request: Request) -> bytes:
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return await request.body()
-    async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
-        files = [value for value in form.values() if isinstance(value, UploadFile)]
-        return await files[0].read() if files else b""
 
 
 def check_image(encoded: bytes) -> None:
