@@ -115,17 +115,14 @@ class Hits(NamedTuple):
 
     def mark(self, i: int) -> str:
         """Returns 'right' or 'wrong' for a hit, or '' if a class is unknown."""
-        if not (self.label and self.labels[i]):
-            return ""
-        return "right" if self.label == self.labels[i] else "wrong"
+        known = self.label and self.labels[i]
+        return ("right" if self.label == self.labels[i] else "wrong") if known else ""
 
     def __str__(self) -> str:
         """A table with one line per hit: rank, distance, whether it is right, and path."""
         known = f" ({on_one_line(self.label)})" if self.label else ""
-        lines = [
-            f"{_shown(self.query)}{known}",
-            "rank   distance  " + ("       " if known else "") + "path",
-        ]
+        header = "rank   distance  " + "       " * bool(known) + "path"
+        lines = [f"{_shown(self.query)}{known}", header]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):<7}" if known else ""
             lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")

@@ -145,8 +145,8 @@ class Model(ImageEmbedder):
                 "this run was trained on features of another model, so it cannot embed "
                 f"{dataset.name(0)}; pass a file of such features, of dimension {encoder.dim}"
             )
-        size, total = self.batch_size, len(dataset)
-        size = min(size, 1 << (total - 1).bit_length()) if few else size
+        total = len(dataset)
+        size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
         devices = min(jax.local_device_count(), -(-total // size))
         embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
         batches = readable_batches(dataset, view, rows, self.config.run.workers)
@@ -162,7 +162,7 @@ class Model(ImageEmbedder):
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether it embeds images, and not features of another model."""
+        """Whether it embeds images, not features of another model."""
         return self.module.encoder.takes_pixels
 
     def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:

@@ -63,10 +63,8 @@ def released_model(run: Run) -> PyTree:
 
     if run.model.encoder.takes_pixels:
         run.parts = processes.from_first(read)
-        shapes = {part: run.shapes[part] for part in run.parts}
-        params |= processes.arrays_from_first(
-            lambda: {part: released[part] for part in run.parts}, shapes
-        )
+        parts = lambda tree: {part: tree[part] for part in run.parts}  # noqa: E731
+        params |= processes.arrays_from_first(lambda: parts(released), parts(run.shapes))
     return params
 
 

@@ -24,8 +24,8 @@ _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 class MtebEncoder:
     """A trained model, which mteb evaluates by the distance of the model's own space.
 
-    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks that fit a
-    classifier or clusters to the vectors treat points as coordinates of a flat space.
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks of classifiers
+    and clusters treat points as coordinates of a flat space.
     """
 
     def __init__(self, model_name: str | os.PathLike[str]) -> None:

@@ -93,7 +93,6 @@ class OnnxEncoder:
         """Returns the output for each image, float32; a batch of fixed size is padded."""
         size = self._batch if isinstance(self._batch, int) else len(prepared)
         outputs = []
-        # They may be of another shape, or of several shapes.
         with explained(f"{self._path} cannot embed its images"):
             for first in range(0, len(prepared), size):
                 batch = np.stack(prepared[first : first + size])
@@ -128,7 +127,6 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
 
 
 def _hashes(path: pathlib.Path) -> list[str]:
-    """Hashes of a model's file, and of those beside it that hold its weights."""
     weights = load(path, load_external_data=False).graph.initializer
     beside = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
     return [sha256(path.parent / name) for name in [path.name, *sorted(beside)]]

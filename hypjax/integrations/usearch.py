@@ -89,7 +89,7 @@ class GraphGallery(ArrayGallery):
         the space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
-        euclidean.curvature(space)  # Raises an error for other spaces.
+        euclidean.curvature(space)  # Checks the space.
         sample, others = euclidean.held_out(len(points), len(points), _SAMPLE)
         k = min(NEAREST, len(others))
         items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
@@ -227,7 +227,6 @@ class GraphGallery(ArrayGallery):
     def _nearest_strays(
         self, vectors: Float32[np.ndarray, "q e"], most: int
     ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
-        """Pairs of a query and the row of one of the strays nearest to it."""
         import usearch.index
 
         strays = np.flatnonzero(self.stray)

@@ -72,7 +72,7 @@ def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]
 
 
 class CloudCopy:
-    """The local folder of a run in the cloud; as a context manager it uploads what is new."""
+    """The local folder of a run in the cloud; as a context manager it uploads new files."""
 
     def __init__(self, url: str) -> None:
         """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
@@ -85,7 +85,7 @@ class CloudCopy:
             self._cloud, mark = CloudFolder(url), self.folder / _WRITER
             self._id = mark.read_text() if mark.exists() else ""
             stored = self._cloud.sizes()
-            # The local folder may have been emptied, or restored from an older copy.
+            # The folder may have been emptied, or restored from an older copy.
             newest, here = (max(_steps(x), default=0) for x in (stored, _sizes(self.folder)))
             if self._id and self._cloud.read(_WRITER) == self._id and here >= newest:
                 self._upload(everything=True)

@@ -32,8 +32,8 @@ def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
 
 def format_recalls(recalls: Recalls) -> str:
     """Returns one line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
-    first = {part: next(iter(values.items())) for part, values in recalls.items()}
-    return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in first.items())
+    first = [(part, *next(iter(values.items()))) for part, values in recalls.items()]
+    return ", ".join(f"{part} {name} {value:.4f}" for part, name, value in first)
 
 
 def selecting(scores: Mapping[str, float]) -> str:

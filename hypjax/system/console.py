@@ -74,7 +74,6 @@ class ProgressLines:
     """A line every ten seconds on how many images are done, for logs."""
 
     def __init__(self, verb: str, total: int, done: int = 0) -> None:
-        """Starts with `done` of `total` images; lines begin with the verb."""
         self._verb, self._total, self._done = verb, total, done
         self._last_line = time.monotonic()
 
@@ -87,10 +86,9 @@ class ProgressLines:
 
 
 class Progress:
-    """A progress bar on a terminal, or else one line every ten seconds."""
+    """A bar for the steps after `first` on a terminal, or else a line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
-        """Starts after step `first` of `total`, with `batch_size` images each."""
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()

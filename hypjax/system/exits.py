@@ -71,7 +71,6 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
 
     def handle(signum: int, frame: object) -> None:
         nonlocal status
-        del frame
         status = ENDING[signum]
         restore()
         console.say(message, always=True)

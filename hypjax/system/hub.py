@@ -64,7 +64,7 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
     console.say(f"asking the Hugging Face hub for {args[0]}")
     try:
         return pathlib.Path(download(*args, **options))
-    except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+    except Exception as error:  # Many types, if a connection is cut or a portal answers.
         local = isinstance(error, errors.LocalEntryNotFoundError)
         if isinstance(error, absent) and not local:
             raise

@@ -46,15 +46,10 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def dataset(photos_folder):
-    """The images of the folder in its order, as `datasets` holds them."""
-    return datasets.load_dataset("imagefolder", data_dir=str(photos_folder), split="train")
-
-
-@pytest.fixture(scope="module")
-def written(dataset, photos_folder, tmp_path_factory):
-    """Writes the dataset in each way; returns the locations."""
+def written(photos_folder, tmp_path_factory):
+    """Writes the images of the folder in each way; returns the locations."""
     root = tmp_path_factory.mktemp("written")
+    dataset = datasets.load_dataset("imagefolder", data_dir=str(photos_folder), split="train")
     dataset.save_to_disk(str(root / "saved"), num_shards=2)
     halves = {"train": dataset.select(range(30)), "val": dataset.select(range(30, 60))}
     datasets.DatasetDict(halves).save_to_disk(str(root / "saved splits"))

@@ -44,18 +44,6 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
-@pytest.mark.parametrize(("dense", "candidates"), [((64, 512), (12, 512)), ((6, 12), (12,))])
-def test_it_finds_as_many_neighbours_of_new_images_as_it_says(dense, candidates, monkeypatch):
-    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", dense)
-    monkeypatch.setattr("hypjax.integrations.usearch._CANDIDATES", candidates)
-    points = clusters(BALL, 4000)
-    queries, points = points[::4], np.delete(points, np.s_[::4], axis=0)
-    gallery = GraphGallery.build(embeddings(points, BALL))
-    assert gallery.recall > 0.85
-    # Two shares of a thousand queries each differ by 0.01 or less, by chance.
-    check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, gallery.recall - 0.01)
-
-
 def test_images_are_added_found_removed_and_gone(tmp_path):
     points, path = clusters(BALL, 400), tmp_path / "gallery.usearch"
     GraphGallery.build(embeddings(points[:300], BALL)).save(path)

@@ -82,8 +82,8 @@ class Searcher:
         return {"query": query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
-        for item in self._gallery.read([key]):
-            return item
+        if items := self._gallery.read([key]):
+            return items[0]
         raise HTTPException(404, "the gallery has no image with this key")
 
     def _shown(self, item: GalleryItem) -> _Answer:
