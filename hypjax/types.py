@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
-# Splits, and their other usual names, which are those of the library `datasets`.
+# Splits, and their other usual names, such as in the library `datasets`.
 SPLITS = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),

@@ -157,8 +157,8 @@ def find_hits(
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    An image does not find itself, unless `keep_self`. A query's class is its own, else that of the
-    image in the gallery, else the image's folder if it is named like one of the gallery's classes.
+    An image does not find itself, unless `keep_self`. A query without a class has its class in the
+    gallery, or else its folder's name if that is a class of the gallery.
     """
     postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)

@@ -77,7 +77,7 @@ class ImageEmbedder(abc.ABC):
                     lines.advance(len(rows))
 
     def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
-        """Embeds images into a file; a folder beside it keeps what is done, to resume from."""
+        """Embeds images into a file; a folder beside it stores finished rows, to resume."""
         if path.exists():
             done = Embeddings.load(path)
             stored = done.fingerprint, done.images_fingerprint

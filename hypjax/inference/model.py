@@ -139,7 +139,7 @@ class Model(ImageEmbedder):
         """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
-            raise UserError("this run embeds images, but was given features; pixels are uint8")
+            raise UserError("this run embeds images, not features; pixels are uint8")
         if not encoder.takes_pixels and (vectors is None or vectors.shape[1] != encoder.dim):
             raise UserError(
                 "this run was trained on features of another model, so it cannot embed "
@@ -225,5 +225,5 @@ def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     if other or name in ("vit", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
         raise UserError(f"{actual}; pass its module as encoder=, and none if it is hypjax's")
-    if name is not None:  # Otherwise what is wrong is reported when the model is read.
+    if name is not None:  # Reading the model reports what else is wrong.
         register_encoder(name, encoder)

@@ -142,10 +142,8 @@ def warn_of_known_classes(config: ConfigDict, images: str) -> None:
         return
     with reading(weights) as folder:
         fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
-    same_name, *same_split = (
-        fields[f"data.{name}"] == config.data[name]
-        for name in ("name", "split", "split_seed", "test_classes")
-    )
+    names = ("name", "split", "split_seed", "test_classes")
+    same_name, *same_split = (fields[f"data.{name}"] == config.data[name] for name in names)
     if same_name and not (all(same_split) and fingerprint == images):
         console.warn(
             f"the run in {redacted(weights)} had other images or another split; if it saw images "

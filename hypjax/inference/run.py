@@ -44,7 +44,7 @@ class Run:
     Each part is made once: on first use, unless it is passed.
 
     Attributes:
-        config: The validated configuration, with the model's sizes for given features.
+        config: The validated configuration, with the model's sizes fitted to features.
         name: Name in reports.
         workdir: Folder or URL of a trained run.
         parts: Scored parts of the model.
@@ -218,12 +218,13 @@ class Run:
             return {}
         split, queries, gallery = chosen
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
-        matches, alone = {}, gallery is queries
-        items = points if alone else self._points(params, gallery)
-        own = () if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
+        matches, items, rows = {}, points, ()
+        if gallery is not queries:
+            items = self._points(params, gallery)
+            rows = own_rows(queries.names.tolist(), gallery.names.tolist())
         for part in PARTS:
             compared = points[part], queries.labels, items[part], gallery.labels
-            distance = match_distance(*compared, self.spaces(params)[part], own)
+            distance = match_distance(*compared, self.spaces(params)[part], rows)
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)

@@ -83,7 +83,7 @@ def save(
     validate(config)
     run = Run(config, saved_space=space)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
-    params = {part: tree for part, tree in params.items() if part != "scalars"}  # It is given.
+    params = {part: tree for part, tree in params.items() if part != "scalars"}  # `space` has them.
     _require_shapes(params, run.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
         write_model(staged, run.trained(params), provenance={})
@@ -105,10 +105,9 @@ def _require_shapes(params: PyTree, shapes: PyTree) -> None:
 def describe(config: ConfigDict) -> str:
     """Describes a run's model in one line: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    names = model.architecture, config.objective.name
-    encoder, loss = (name.removeprefix(CUSTOM) for name in names)
+    encoder, loss = (x.removeprefix(CUSTOM) for x in (model.architecture, config.objective.name))
     head = f"a head of {model.head_dim} coordinates"
-    images = "images given from Python" if data.name == IN_MEMORY else data.name
+    images = "images from Python" if data.name == IN_MEMORY else data.name
     if encoder == FEATURES:
         return f"features of {model.width} coordinates with {head}, trained by {loss}"
     if encoder == "vit":

@@ -39,8 +39,8 @@ def task_of(
 ) -> Task[Embeddings]:
     """The search by which embeddings are scored.
 
-    Without queries, the embeddings of the split `query` search `gallery`, or else those of `test`,
-    or else all, search each other. `ground_truth` describes the `query` and `gallery` images, in
+    Without queries, the split `query` searches `gallery`, or else the split `test`, or else all
+    embeddings search each other. `ground_truth` describes the images of `query` and `gallery`, in
     order. A query in the gallery does not find itself, unless `keep_self`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
@@ -51,11 +51,11 @@ def task_of(
     if benchmark is not None:
         if queries is None:
             raise UserError("a ground truth needs --queries")
-        asked = queries.take(_places(queries, benchmark.queries, "queries"))
-        items = embeddings.take(_places(embeddings, benchmark.gallery, "images to search"))
+        queries = queries.take(_rows_of(queries, benchmark.queries, "queries"))
+        items = embeddings.take(_rows_of(embeddings, benchmark.gallery, "images to search"))
         if left := len(embeddings) - len(items):
             console.say(f"{left} images that the ground truth does not name are left out")
-        return Task(asked, items, benchmark.ground_truth)
+        return Task(queries, items, benchmark.ground_truth)
     task = Task(queries, embeddings) if queries else _by_splits(embeddings)
     if ground_truth is not None:
         if embeddings.unreadable:
@@ -75,13 +75,15 @@ def task_of(
 def _without_own_files(task: Task[Embeddings]) -> Task[Embeddings]:
     """The search in which no query finds its own file; reports the queries in the gallery."""
     queries, gallery = task[:2]
-    own = _own_rows(queries, gallery)
-    if note := queries_in_gallery(own):
+    rows = _own_rows(queries, gallery)
+    if note := queries_in_gallery(rows):
         console.say(f"{note} (with --keep_self they do)")
     columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
-    if all(np.array_equal(*column) for column in columns) and own == [[i] for i in range(len(own))]:
+    if all(np.array_equal(*column) for column in columns) and rows == [
+        [i] for i in range(len(rows))
+    ]:
         return Task(gallery)  # Which takes a tenth of the time.
-    return task._replace(own_rows=own)
+    return task._replace(own_rows=rows)
 
 
 def _own_rows(queries: Embeddings, gallery: Embeddings) -> OwnRows:
@@ -119,7 +121,7 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 
-def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
+def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names, or all in order if ids are row numbers."""
     rows = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
     missing = [name for name in names if name not in rows]
@@ -168,11 +170,11 @@ def _others_of_class(task: Task) -> Relevance:
     names, starts = np.unique(classes[order], return_index=True)
     of_class = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
     items = [of_class.get(label, order[:0]) for label in task.queries.labels.tolist()]
-    own = [np.array(rows, int) for rows in task.own_rows]
-    positives = [x[~np.isin(x, y)] for x, y in zip(items, own, strict=True)]
+    ignored = [np.array(rows, int) for rows in task.own_rows]
+    positives = [x[~np.isin(x, y)] for x, y in zip(items, ignored, strict=True)]
     if not any(map(len, positives)):
         raise UserError("no query has another image of its class in the gallery; check the labels")
-    return Relevance(positives, own)
+    return Relevance(positives, ignored)
 
 
 def score(

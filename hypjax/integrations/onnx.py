@@ -147,8 +147,8 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
                 others = {node.op_type for node in model.graph.node} - {"MatMul", "Conv"}
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
-        found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        return _require_agreement(embedder.space, images, expected, found, precision)
+        points = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
+        return _require_agreement(embedder.space, images, expected, points, precision)
 
 
 def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
@@ -167,7 +167,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It tells what it does not optimise.
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It logs what it does not optimise.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

@@ -276,7 +276,7 @@ class QdrantGallery:
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
-    """Adds images to a gallery, new or not, in a folder or at a URL; replaces those of equal path.
+    """Adds images to a gallery, new or not, in a folder or at a URL; equal paths are replaced.
 
     Returns where the gallery is, and the share of neighbours that searches find.
     """

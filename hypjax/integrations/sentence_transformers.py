@@ -99,14 +99,14 @@ def points(features, space):
     return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root
 
 
-def distance(one, other, space=SPACE):
+def distance(x, y, space=SPACE):
     """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
-    one, other = np.asarray(one, float), np.asarray(other, float)
+    x, y = np.asarray(x, float), np.asarray(y, float)
     if space["name"] == "fused":  # Several spaces: a weighted sum of distances.
         if space["normalized"]:
-            one, other = (points(x, {{"name": "sphere"}}) for x in (one, other))
-        return sum(weight * distance(one, other, part) for part, weight in space["parts"])
-    x, y = points(one, space), points(other, space)
+            x, y = (points(features, {{"name": "sphere"}}) for features in (x, y))
+        return sum(weight * distance(x, y, part) for part, weight in space["parts"])
+    x, y = points(x, space), points(y, space)
     squares = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
     if space["name"] == "sphere":
         return squares

@@ -149,8 +149,7 @@ def _rmac(patches: Tensor) -> Tensor:
     )
 
 
-# As in `hypjax.models.layers`.
-_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {  # As in `hypjax.models.layers`.
     "avg": lambda patches: patches.mean(1),
     "max": lambda patches: patches.amax(1),
     "avg_max": lambda patches: patches.mean(1) + patches.amax(1),

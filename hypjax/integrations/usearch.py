@@ -181,8 +181,7 @@ class GraphGallery(ArrayGallery):
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError("the images were embedded by another model; embed them with this one")
-        known = np.isin(embeddings.ids, self.ids)
-        if known.any():
+        if (known := np.isin(embeddings.ids, self.ids)).any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
         stray = np.ones(len(keys), bool)
@@ -249,10 +248,10 @@ class GraphGallery(ArrayGallery):
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
-        shown = "points added" if sys.stderr.isatty() else False
+        log = "points added" if sys.stderr.isatty() else False
         # Threads that add points at once may leave some without links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        self.index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
+        self.index.add(keys[order], _vectors(points[order], self.space), log=log, threads=1)
 
     def _require_writable(self) -> None:
         if not self.writable:

@@ -107,7 +107,7 @@ class CloudCopy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
-        """Uploads what is left; a failure is an error unless another one is being handled."""
+        """Uploads the rest; a failure is an error unless another one is being handled."""
         self._ending.set()
         self._thread.join()
         try:
@@ -119,7 +119,7 @@ class CloudCopy:
             console.warn(str(error))
 
     def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
-        advice = "; the same command on this machine copies what is missing"
+        advice = "; the same command on this machine copies the rest"
         return explained(f"cannot copy {self.folder} to {self.location}, or back", advice)
 
     def _keep_uploading(self) -> None:

@@ -38,8 +38,7 @@ def format_recalls(recalls: Recalls) -> str:
 
 def selecting(scores: Mapping[str, float]) -> str:
     """The score that selects among models: recall at the smallest K, or the first "medium/..."."""
-    recalls = [name for name in scores if name.startswith("recall@")]
-    if recalls:
+    if recalls := [name for name in scores if name.startswith("recall@")]:
         return min(recalls, key=lambda name: int(name[7:]))
     return next((name for name in scores if "medium/" in name), next(iter(scores)))
 

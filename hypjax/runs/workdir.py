@@ -124,8 +124,7 @@ def require_identity(
     # Fields that were fitted to the images belong to the run.
     unset = [field for field in FITTED if began[field] is None and now[field] is not None]
     began |= {field: saved["all"][field] for field in unset}
-    changes = [change for change in differences(began, now) if change.startswith(compared)]
-    if changes:
+    if changes := [change for change in differences(began, now) if change.startswith(compared)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if all(change.startswith("train.total_steps") for change in changes):
             advice += (

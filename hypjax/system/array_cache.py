@@ -24,7 +24,7 @@ _ENTRY = np.dtype([("end", "<i8"), ("checksum", "<u4"), ("failed", "<u4")])
 
 
 class ArrayCache:
-    """A fixed number of arrays in a folder, of which the first `done` are present."""
+    """A fixed number of arrays in a folder; the first `done` are present."""
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0

@@ -177,8 +177,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
 def column_names(names: Sequence[str]) -> list[str]:
     """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
     columns = [name.strip().lower() for name in names]
-    twice = [name for name in columns if name and columns.count(name) > 1]
-    if twice:
+    if twice := [name for name in columns if name and columns.count(name) > 1]:
         raise ValueError(f"it has two columns {twice[0]}")
     return columns
 

@@ -25,7 +25,7 @@ _Answer = dict[str, Any]
 
 
 class Searcher:
-    """Embeds images, finds their neighbours, and places both in the Poincaré disk.
+    """Embeds images, finds their neighbours, and places them in the Poincaré disk.
 
     Only `thumbnail` may be called by several threads at a time. `about` describes the gallery.
     """
@@ -53,7 +53,7 @@ class Searcher:
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
-        """Embeds the file of an image, or refuses what is none."""
+        """Embeds an image file, or refuses another file."""
         check_image(encoded)
         embedded = self.model.gallery([encoded])
         for reason in embedded.unreadable.values():
@@ -74,9 +74,9 @@ class Searcher:
         query = self._shown(row) if row else {}
         hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
-            places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
-            for shown, place in zip((query, *hits), places, strict=True):
-                shown["place"] = place
+            pairs = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
+            for image, place in zip((query, *hits), pairs, strict=True):
+                image["place"] = place
         match = self.model.match if neighbours.distances else None
         remark = match.remark(neighbours.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
