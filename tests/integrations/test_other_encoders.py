@@ -50,8 +50,7 @@ def test_a_model_of_timm_with_a_checkpoint(classes, images, photos_folder, tmp_p
             open_encoder(f"timm:{spec}")
 
 
-def vit():
-    """A model without its pooler, which the class has."""
+def vit():  # Without its pooler, which the class has.
     config = transformers.ViTConfig(**VISION)
     return transformers.ViTModel(config, add_pooling_layer=False), {"height": 32, "width": 32}, None
 

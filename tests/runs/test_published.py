@@ -6,7 +6,6 @@ from hypjax.config import load_config
 from hypjax.runs import published
 from hypjax.runs.published import compare, published_delta
 
-HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8": 0.956}
 RESULTS = {
     "final": dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, "roxford5k/medium/map": 0.5})
 }
@@ -69,16 +68,14 @@ def test_every_row_belongs_to_a_command():
 def test_differences_are_in_percentage_points():
     results = {
         "untrained": {"head": {"recall@1": 0.2}, "encoder": {"recall@1": 0.7076}},
-        "final": {"head": {"recall@1": 0.79}, "encoder": HYP_DINO | {"recall@1": 0.805}},
+        "final": {"head": {"recall@1": 0.79}, "encoder": {"recall@1": 0.805, "recall@2": 0.876}},
     }
     assert compare(results, load("cub")).splitlines() == [
         "published (Hyp-ViT, Table 3, pretrained DINO, 384-d): R@1 70.8 (ours +0.0)",
         "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
         "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
-        "published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), "
-        "R@2 87.6 (ours +0.0), R@4 92.4 (ours +0.0), R@8 95.6 (ours +0.0)",
-        "published (HypMix, Table 2, Hyp-DINO, 384-d): R@1 80.6 (ours -0.1), "
-        "R@2 88.1 (ours -0.5), R@4 92.8 (ours -0.4), R@8 95.4 (ours +0.2)",
+        "published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), R@2 87.6 (ours +0.0)",
+        "published (HypMix, Table 2, Hyp-DINO, 384-d): R@1 80.6 (ours -0.1), R@2 88.1 (ours -0.5)",
     ]
 
 

@@ -1,11 +1,9 @@
-"""Progress on stderr and in logs, and commands that install extras."""
+"""Progress on stderr and in logs."""
 
 import threading
 
-import pytest
 import tqdm
 
-from hypjax import errors
 from hypjax.system import console
 
 
@@ -27,16 +25,3 @@ def test_a_log_has_a_line_every_ten_seconds(monkeypatch, capsys):
         lines.advance(10)
     printed = capsys.readouterr().err.splitlines()
     assert printed == ["embedded 40/100 images", "embedded 70/100 images"]
-
-
-def test_an_extra_is_installed_from_the_clone_if_there_is_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(errors, "_CLONE", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert errors.installation("hypjax[onnx]") == 'pip install "hypjax[onnx]"'
-    (tmp_path / "setup.cfg").write_text("")
-    with pytest.raises(
-        errors.UserError, match=r"^this needs none_such: pip install -e \"\.\[onnx\]"
-    ):
-        errors.require_package("none_such", "this", "hypjax[onnx]")
-    monkeypatch.chdir("/")
-    assert errors.installation("hypjax[onnx]") == f'pip install -e "{tmp_path}[onnx]"'
