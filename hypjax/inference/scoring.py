@@ -79,9 +79,7 @@ def _without_own_files(task: Task[Embeddings]) -> Task[Embeddings]:
     if note := queries_in_gallery(rows):
         console.say(f"{note} (with --keep_self they do)")
     columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
-    if all(np.array_equal(*column) for column in columns) and rows == [
-        [i] for i in range(len(rows))
-    ]:
+    if all(np.array_equal(*x) for x in columns) and rows == [[i] for i in range(len(rows))]:
         return Task(gallery)  # Which takes a tenth of the time.
     return task._replace(own_rows=rows)
 

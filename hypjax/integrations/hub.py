@@ -171,9 +171,7 @@ def _model_card(
         )
     scores = "The run is not finished."
     if results:
-        states = {
-            state: results[state] for state in ("untrained", "final", "best") if state in results
-        }
+        states = {x: results[x] for x in ("untrained", "final", "best") if x in results}
         tables = [format_results(states), compare(results, config)]
         scores = "\n".join(["```", *filter(None, tables), "```"])
     return _CARD.format(

@@ -38,7 +38,7 @@ _SAMPLE = 1000  # Images whose classes are listed.
 _SCANNED = 10_000  # Kilobytes of vectors up to which no graph is built: a scan is exact.
 _LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_COMPLETE = {"with_payload": True, "with_vectors": True}
+_FULL = {"with_payload": True, "with_vectors": True}
 
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 where missing.
 _Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
@@ -84,14 +84,12 @@ class QdrantGallery:
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """See `Gallery`; `point_id` gives the keys."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
-        items = {
-            item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_COMPLETE))
-        }
+        items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_FULL))}
         return [items[key] for key in keys if key in items]
 
     def sample(self, most: int) -> list[GalleryItem]:
         """See `Gallery`; the images with the lowest keys, which are hashes."""
-        return self._items(self._ask("scroll", limit=most, **_COMPLETE)[0])
+        return self._items(self._ask("scroll", limit=most, **_FULL)[0])
 
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)

@@ -87,11 +87,8 @@ async def _read(request: Request) -> bytes:
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            if (
-                not request.headers.get("content-type", "")
-                .lower()
-                .startswith("multipart/form-data")
-            ):
+            kind = request.headers.get("content-type", "").lower()
+            if not kind.startswith("multipart/form-data"):
                 content = await request.body()
             else:
                 async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
