@@ -37,7 +37,6 @@ configs:
     path: data/train-00001*
 ---
 """
-KINDS = ["saved splits", "parquet", "hub", "webdataset"]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,7 @@ def written(photos_folder, tmp_path_factory):
         }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["saved splits", "parquet", "hub", "webdataset"])
 def test_it_has_the_images_and_classes_of_the_folder(kind, written, photos_folder):
     held_out = {"test_classes": 0.3, "validation_classes": 2, "split_seed": 1}
     expected, found = open_at(photos_folder, **held_out), open_at(written[kind], **held_out)

@@ -16,12 +16,9 @@ def load(spec, *overrides):
 
 
 FIRST = [  # Run, part, its fields, and the first recall of the first paper with its row.
-    ("cub:hyp-dino", "head", [], 0.783),
     ("cub:hyp-dino,released", "encoder", [], 0.809),
-    ("cars:sph-deit", "head", [], 0.773),
     ("inshop:hyp-vit", "head", ["objective.c=1"], 0.892),
     ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
-    ("cub:mix-vit", "head", [], 0.837),
     ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
     ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
     ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
