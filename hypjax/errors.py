@@ -19,15 +19,14 @@ CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has end
 _LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
 _SIMILAR = 0.65  # Share of characters in which similar names agree.
 _FEW = 20  # Number of names that a message may list.
-# The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
-# of a container or a repository.
+# A URL's login, up to the last @ before the path; in some schemes, a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
-# A parameter of a URL, except for those that name a version, or a part of a dataset.
+# A URL's parameter, unless it names a version, or a part of a dataset.
 _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
-# Line breaks, other codes that terminals obey, and what is no UTF-8 in file names.
+# Line breaks, other codes that terminals obey, and file names' bytes that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -68,16 +67,13 @@ class UserError(ValueError):
 
 
 def require_free(kind: str, name: str, taken: Collection[str]) -> None:
-    """Raises an error if hypjax uses the name of a user's objective, space or encoder."""
+    """Refuses a name for user-defined code that hypjax has taken."""
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
 
 def require_package(module: str, use: str, install: str) -> None:
-    """Raises an error if an optional package is missing; call it before what takes time.
-
-    `use` says what needs the module, and `install` what pip installs, such as "hypjax[onnx]".
-    """
+    """Raises an error that `use` needs a missing module, to be installed as `install`."""
     if importlib.util.find_spec(module) is None:
         raise UserError(f"{use} needs {module}: {installation(install)}")
 
@@ -115,10 +111,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns any failure of a library into a `UserError`: the problem, its reason, and advice.
-
-    Many libraries raise almost anything on damaged files, and on answers of other machines.
-    """
+    """Turns any error of a library into a `UserError`: the problem, the reason, and advice."""
     try:
         yield
     except UserError:
@@ -130,7 +123,7 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Describes another library's error briefly."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
+    # The cause within "Max retries exceeded" of requests, or <urlopen error ...> of urllib.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
     return (cause and cause[cause.lastindex]) or text or type(error).__name__
 
@@ -151,10 +144,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Prints a `UserError` or a handled interrupt as one line on stderr, and exits with its status.
-
-    A closed pipe exits silently.
-    """
+    """Prints a `UserError` or a handled interrupt on one line, and exits with its status."""
     try:
         yield
         sys.stdout.flush()

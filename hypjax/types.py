@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
-# Splits, and their other usual names, which are those of the library `datasets`.
+# Splits, and their other usual names, such as in the library `datasets`.
 SPLITS = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -43,7 +43,7 @@ def split_name(name: object) -> str:
 
 
 class GroundTruth(NamedTuple):
-    """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
+    """Gallery items that show what each query shows (Radenović et al., CVPR 2018).
 
     For each query, indices of the items that show it clearly (easy), under difficult conditions
     (hard), and hardly at all (junk, which never count).
@@ -93,13 +93,12 @@ class Crops(NamedTuple):
 class Batch(NamedTuple):
     """Training images: as a plan chooses them, then as the input pipeline delivers them.
 
-    Where batches are drawn by class, images of one class are adjacent: with d of each class, image
-    i is sample i mod d of class i // d of the batch.
-    With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
+    Where batches are drawn by class, images of one class are adjacent. With several devices,
+    `images` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # In a plan, frames to crop; then cropped and resized pixels, crops for the device to make, or
-    # cached embeddings of the encoder. Pixels are normalised and flipped on the device.
+    # In a plan, frames to crop; then cropped pixels, crops for the device, or the encoder's cached
+    # embeddings. The device normalises and flips pixels.
     images: (
         Frame
         | UInt8[Array, "rows height width channels"]
