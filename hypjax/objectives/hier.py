@@ -19,7 +19,7 @@ from hypjax.objectives.comparisons import class_numbers, norms
 from hypjax.types import Batch, Outputs
 
 HIER_FIELDS = {
-    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the loss of triplets.
+    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the triplet loss.
     "hier_proxies": Field(512, within(1, 10**6)),  # Number of hierarchical proxies.
     "hier_neighbors": Field(20, within(3, 10**6)),  # K, the anchor itself included.
     "hier_triplets": Field(50, within(1, 10**6)),  # Triplets of each anchor.
@@ -60,8 +60,8 @@ def hier(
         + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
 
     or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
-    through a softmax (straight-through Gumbel softmax). The loss is the mean over the triplets that
-    are `valid`, by default all, and 0 without any.
+    through a softmax (straight-through Gumbel softmax). The loss is the mean over the `valid`
+    triplets, by default all; 0 without any.
 
     Points and proxies lie in the ball. Triplets index i, j and k among the points; `noise` is the
     Gumbel noise of ρ_ij, then of ρ_ijk; `margin` is δ, and `temperature` τ > 0.
@@ -82,10 +82,10 @@ def hier(
 
 
 class _Choice(NamedTuple):
-    """A chosen proxy of each triplet, and a softmax that lends it its gradient and is 0."""
+    """The chosen proxy of each triplet."""
 
     index: Int[Array, " t"]
-    gradient: Float[Array, "t p"]
+    gradient: Float[Array, "t p"]  # Zeros with the gradient of the softmax.
 
 
 def _choice(logits: Float[Array, "t p"]) -> _Choice:
@@ -108,10 +108,10 @@ def reciprocal_triplets(
 ) -> Triplets:
     """Draws triplets whose first two points are among each other's nearest (HIER, Section 3).
 
-    A point's neighbours are those points, as many as `neighbors` says, that are most similar to it,
-    of which it is itself the first. For each anchor i, j is drawn from those other points that are
-    its neighbours and have it among theirs; k from all other points. An anchor with fewer than two
-    such j, or without any k, has no triplets. Draws are with replacement.
+    A point's neighbours are itself and the most similar points, `neighbors` in all. For each anchor
+    i, j is drawn from the points that are its neighbours and have it as theirs, k from all other
+    points. An anchor with fewer than two such j, or without any k, has no triplets. Draws are with
+    replacement.
 
     Returns n · `per_anchor` triplets, some of which may not be valid.
     """
@@ -132,17 +132,17 @@ def reciprocal_triplets(
 
 
 def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
-    """Draws so many true columns of each row, or any of a row without one."""
-    first = jnp.argsort(~among, axis=1, stable=True)
+    """Draws `count` true columns of each row; of a row without any, some column."""
+    columns = jnp.argsort(~among, axis=1, stable=True)  # True ones first.
     numbers = jnp.sum(among, axis=1, keepdims=True)
-    place = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
-    return jnp.take_along_axis(first, place, axis=1)
+    drawn = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
+    return jnp.take_along_axis(columns, drawn, axis=1)
 
 
 def create_hier(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: PoincareBall
 ) -> "Hier":
-    """Builds a run's objective; `create_base` builds the loss of the angles."""
+    """Builds a run's objective; `create_base` builds the base, a loss of angles."""
     fields = config.objective
     points = fields.hier_optimizer == "riemannian"
     if points and fields.learn_c:
@@ -154,13 +154,13 @@ def create_hier(
 
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
-    """A loss of the angles of embeddings, and HIER's loss in the ball.
+    """A base loss of the angles of embeddings, plus HIER's loss in the ball.
 
-    The loss of `hier` is taken over triplets of images, where images of one class count as similar,
-    and over triplets of the hierarchical proxies themselves. These are parameters that the ball
-    embeds like the head's outputs, or points of it. As in the authors' code, the other loss takes
-    the angles of the ball's points, so that gradients of both losses are scaled by the inverse
-    metric, (1 − c‖x‖²)²/4, on their way to the head. For numbers see `HIER_FIELDS`.
+    `hier` is taken over triplets of images, where images of one class count as similar, and over
+    triplets of the hierarchical proxies themselves. Proxies are parameters that the ball embeds
+    like the head's outputs, or points of it. As in the authors' code, the base takes the angles of
+    the ball's points, so that gradients of both losses are scaled by the inverse metric,
+    (1 − c‖x‖²)²/4, on their way to the head. `HIER_FIELDS` explains the numbers.
     """
 
     ball: PoincareBall  # In which the head is compared.
@@ -181,21 +181,21 @@ class Hier(Extension):
     score_space = property(lambda self: self.ball)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
-        """Replaces the scalars of the other loss and of the ball."""
+        """Replaces the scalars of the base and of the ball."""
         ball = self.ball.with_scalars(scalars)
         return dataclasses.replace(super().with_scalars(scalars), ball=ball)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of the other loss, and the hierarchical proxies."""
+        """Groups of the base, and the hierarchical proxies."""
         ball_c = self.ball.c if self.points else None
         return (*super().groups, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns the other loss's parameters and random proxies, and the other loss's state.
+        """Returns the base's parameters with random proxies, and the base's state.
 
-        Proxies are normally distributed with a length of about 0.9 of the clip radius, or 0.9 where
-        features are not clipped.
+        Proxies are normally distributed, with a length of about 0.9 of the clip radius; 0.9 without
+        clipping.
         """
         of_base, of_proxies = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
