@@ -79,7 +79,7 @@ def specialise(
         hier.use(config, variant, of_hier)
     if of_irt and irt.follows(variant):
         irt.use(config, variant, of_irt)
-    if variant.suffix == "hyp-vit":  # The rate is that of HIER; the pooling is ResNet's own.
+    if variant.suffix == "hyp-vit":  # HIER's rate, and ResNet's own pooling.
         config.model.pooling = config.model.eval_pooling = "avg"
     if variant.suffix == "unlabelled":
         train_without_labels(config)
@@ -92,8 +92,8 @@ def specialise(
 def train_without_labels(config: ConfigDict) -> None:
     """Trains on two views of each image of a batch, which take the place of a class.
 
-    Hyp-ViT's supplement crops, mirrors, blurs and changes colours; the numbers are those of MoCo v2
-    (Chen et al., 2020).
+    Hyp-ViT's supplement crops, mirrors, blurs and changes colours; the numbers are MoCo v2's (Chen
+    et al., 2020).
     """
     config.train.unlabelled, config.train.samples_per_class = True, 2
     config.train.batch_size -= config.train.batch_size % 2
@@ -101,11 +101,11 @@ def train_without_labels(config: ConfigDict) -> None:
 
 
 def train_head(config: ConfigDict) -> None:
-    """Trains the head alone, on features that are computed once, in batches that fit them.
+    """Trains only the head, on features that are computed once, in batches that fit them.
 
-    Started from principal components, with a small learning rate, a head retrieves unseen classes
-    better than the encoder does. A head from random weights, or of 128 dimensions, does not; see
-    docs/results/photographs.md.
+    From principal components, with a small learning rate, a head retrieves unseen classes better
+    than the encoder. From random weights, or with 128 dimensions, it does not
+    (docs/results/photographs.md).
     """
     optim, train = config.optim, config.train
     if config.objective.name.endswith("pairwise_cross_entropy"):

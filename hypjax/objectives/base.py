@@ -14,6 +14,7 @@ from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
+Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes")
@@ -87,7 +88,7 @@ class Objective(Protocol):
         del key, spec
         return {}, {}
 
-    def loss(self, **values: Any) -> tuple[Float[Array, ""], Any]:
+    def loss(self, **values: Any) -> tuple[Loss, Any]:
         """Loss of a whole batch.
 
         A method names the arguments that it needs:
@@ -136,26 +137,26 @@ class Extension(Objective):
         """Replaces the scalars of the base."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
-    def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    def base_loss(self, **values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
         """The base's (loss, (state, metrics)), from all `ARGUMENTS`."""
         return loss_function(self.base)(*(values[name] for name in ARGUMENTS))
 
 
 ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
-Loss = Callable[
+LossFunction = Callable[
     [PyTree, PyTree, Outputs, Outputs | None, Batch, PRNGKeyArray],
-    tuple[Float[Array, ""], tuple[PyTree, Metrics]],
+    tuple[Loss, tuple[PyTree, Metrics]],
 ]
 
 
-def loss_function(objective: Objective) -> Loss:
+def loss_function(objective: Objective) -> LossFunction:
     """Wraps `objective.loss` as a function from all `ARGUMENTS` to (loss, (state, metrics)).
 
     A method that requires other arguments is a `UserError`.
     """
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 
-    def loss(*values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    def loss(*values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
         arguments = dict(zip(ARGUMENTS, values, strict=True))
         value, rest = objective.loss(**{name: arguments[name] for name in names})
         return value, rest if "state" in names else (arguments["state"], rest)

@@ -23,7 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import Labels, class_indices, mean_where
 from hypjax.types import Batch, Outputs
 
@@ -135,7 +135,7 @@ class Cones(Extension):
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+    ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         base = {"params": params["base"], "state": state["base"]}
         loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)

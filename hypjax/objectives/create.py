@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
@@ -18,6 +18,7 @@ from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
 from hypjax.objectives.base import (
     Declaration,
+    Loss,
     Metrics,
     Objective,
     adjacent_samples,
@@ -155,9 +156,7 @@ class FunctionObjective(Objective):
     names: tuple[str, ...]  # Of `OFFERED`, what the function takes.
     samples_per_class: int | None  # None if batches hold any classes.
 
-    def loss(
-        self, outputs: Outputs, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, outputs: Outputs, batch: Batch, key: PRNGKeyArray) -> tuple[Loss, Metrics]:
         """Loss of a batch, with the metrics of all losses and the function's curves."""
         features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
         points = self.space.embed(features)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import class_numbers, norms
 from hypjax.types import Batch, Outputs
 
@@ -54,7 +54,7 @@ def hier(
     """Loss of triplets and their lowest common ancestors among proxies (HIER, Section 3).
 
     The ancestor ρ_ij of i and j is the proxy p with the largest −max(d(i, p), d(j, p)) / τ + noise;
-    that of all three, ρ_ijk, likewise. A triplet's loss is
+    the ancestor ρ_ijk of all three likewise. A triplet's loss is
 
         [d(i, ρ_ij) − d(i, ρ_ijk) + δ]₊ + [d(j, ρ_ij) − d(j, ρ_ijk) + δ]₊
         + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
@@ -72,31 +72,28 @@ def hier(
     farther = jnp.maximum(i, j)
     of_two = _choice(-farther / temperature + noise[0])
     of_three = _choice(-jnp.maximum(farther, k) / temperature + noise[1])
-    apart = of_two.index != of_three.index
-    terms = [_at(i, of_two) - _at(i, of_three), _at(j, of_two) - _at(j, of_three)]
-    terms.append(_at(k, of_three) - _at(k, of_two))
-    losses = sum(jax.nn.relu(term + margin) for term in terms)
+    apart = of_two[0] != of_three[0]
+    pairs = (i, of_two, of_three), (j, of_two, of_three), (k, of_three, of_two)
+    losses = sum(jax.nn.relu(_at(x, near) - _at(x, far) + margin) for x, near, far in pairs)
     losses = jnp.where(apart | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
     return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
 
 
-class _Choice(NamedTuple):
-    """The chosen proxy of each triplet."""
-
-    index: Int[Array, " t"]
-    gradient: Float[Array, "t p"]  # Zeros with the gradient of the softmax.
+_Choice = tuple[Int[Array, " t"], Float[Array, "t p"]]
 
 
 def _choice(logits: Float[Array, "t p"]) -> _Choice:
+    """The chosen proxy of each triplet, and zeros with the gradient of the softmax."""
     probabilities = jax.nn.softmax(logits)
-    return _Choice(jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities))
+    return jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities)
 
 
 def _at(distances: Float[Array, "t p"], choice: _Choice) -> Float[Array, " t"]:
     """Distance to the chosen proxy, as a product with its one-hot vector."""
-    chosen = jnp.take_along_axis(distances, choice.index[:, None], axis=1)[:, 0]
-    return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
+    index, gradient = choice
+    chosen = jnp.take_along_axis(distances, index[:, None], axis=1)[:, 0]
+    return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
 
 
 def reciprocal_triplets(
@@ -208,7 +205,7 @@ class Hier(Extension):
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
-    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    ) -> tuple[Loss, tuple[PyTree, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
@@ -239,7 +236,7 @@ class Hier(Extension):
         proxies: Float[Array, "p dim"],
         alike: Bool[Array, "n n"],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    ) -> tuple[Loss, Float[Array, ""]]:
         """Loss over random triplets of points, and the share of points that are anchors."""
         space = self.space
         for_triplets, for_noise = jax.random.split(key)
