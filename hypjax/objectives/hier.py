@@ -74,7 +74,8 @@ def hier(
     of_three = _choice(-jnp.maximum(farther, k) / temperature + noise[1])
     apart = of_two[0] != of_three[0]
     pairs = (i, of_two, of_three), (j, of_two, of_three), (k, of_three, of_two)
-    losses = sum(jax.nn.relu(_at(x, near) - _at(x, far) + margin) for x, near, far in pairs)
+    terms = [_at(x, near) - _at(x, far) for x, near, far in pairs]
+    losses = sum(jax.nn.relu(term + margin) for term in terms)
     losses = jnp.where(apart | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
     return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
