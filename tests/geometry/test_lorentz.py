@@ -10,7 +10,6 @@ from tests.helpers.programs import compiled
 
 programs = compiled(lorentz)
 embed = jax.jit(lambda space, v: space.embed(v))
-search_terms = jax.jit(lambda space, x, centre: space.search_terms(x, centre))
 angle, aperture = jax.jit(cones.exterior_angle), jax.jit(cones.half_aperture)
 CURVATURES = [0.01, 0.1, 1.0, 10.0]
 FEATURES = np.random.default_rng(0).normal(size=(40, 6))
@@ -57,9 +56,9 @@ def test_float32_distances_and_angles_are_as_accurate_as_the_tables_say(c):
 def results(space, x):
     matrix = jnp.where(jnp.eye(len(x), dtype=bool), 0, space.distance_matrix(x, x))
     mean = space.to_ball(space.mean(x, jnp.arange(1.0, 41)))
-    found = {"ball": space.to_ball(x), "features": space.features(x), "matrix": matrix}
-    found |= {"distance": space.distance(x[:, None], x), "mean": mean}
-    return found | {"separation": space.separation(x[:, None], x)}
+    actual = {"ball": space.to_ball(x), "features": space.features(x), "matrix": matrix}
+    actual |= {"distance": space.distance(x[:, None], x), "mean": mean}
+    return actual | {"separation": space.separation(x[:, None], x)}
 
 
 @pytest.mark.parametrize("c", [0.0, *CURVATURES])
@@ -74,27 +73,10 @@ def test_it_is_isometric_to_the_ball(float64, c, scale):
     np.testing.assert_allclose(ours.pop("ball"), p, rtol=1e-12)
     np.testing.assert_allclose(programs.from_poincare(p, c), x, rtol=rtol)
     means = ours.pop("mean"), theirs.pop("mean")
-    for name, found in ours.items():
-        np.testing.assert_allclose(found, theirs[name], rtol=rtol, err_msg=name)
+    for name, actual in ours.items():
+        np.testing.assert_allclose(actual, theirs[name], rtol=rtol, err_msg=name)
     if rtol < 1e-5:
         np.testing.assert_allclose(*means, atol=1e-12)
-
-
-@pytest.mark.parametrize("c", [0.0, 0.1, 2.0])
-def test_search_terms_are_those_of_the_ball(float64, c):
-    space, ball = Lorentz(c, 1.0), PoincareBall(c, 1.0)
-    x, p = embed(space, FEATURES), embed(ball, FEATURES)
-    centre = np.mean(x, axis=0)
-    ours = search_terms(space, x, centre)
-    theirs = search_terms(ball, p, space.to_ball(centre))
-    np.testing.assert_allclose(ours.offset, theirs.offset, rtol=1e-10)
-    for name in ("query", "gallery"):
-        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9)
-    separations = programs.separation(x[:, None], x, c)
-    products = np.asarray(ours.query @ ours.gallery.T) - ours.offset[:, None] - ours.offset
-    np.testing.assert_allclose(products, -separations, atol=1e-10)
-    at_centre = search_terms(space, centre[None], centre)
-    assert not np.any(at_centre.query) and not np.any(at_centre.offset)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
@@ -111,17 +93,6 @@ def test_cones_equal_their_closed_forms(float64, c):
         np.testing.assert_array_equal(right, np.pi / 2)
 
 
-@pytest.mark.parametrize("c", CURVATURES)
-def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
-    v = FEATURES / np.sqrt(c)
-    x, origin = programs.expmap0(v, c), np.zeros_like(v)
-    np.testing.assert_allclose(programs.logmap0(x, c), v, rtol=1e-12)
-    np.testing.assert_allclose(programs.dist(x, origin, c), np.linalg.norm(v, axis=1), rtol=1e-12)
-    whole = programs.with_time(x, c)
-    np.testing.assert_array_equal(whole[:, 1:], x)
-    np.testing.assert_allclose(whole[:, 0] ** 2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
-
-
 def test_features_are_scaled_as_by_meru_and_back(float64):
     """MERU has the exponential map of α·v, here of twice the scaled features."""
     v, alpha, c = np.random.default_rng(0).normal(size=(6, 5)), 0.3, 0.7
@@ -132,14 +103,3 @@ def test_features_are_scaled_as_by_meru_and_back(float64):
     np.testing.assert_allclose(space.features(x), v, rtol=1e-12)
     clipped = Lorentz(c, 0.2, feature_scale=alpha / 2).clipped(v)
     assert clipped.tolist() == (np.linalg.norm(v, axis=1) * alpha / 2 > 0.2).tolist()
-
-
-def test_curvature_zero_is_flat():
-    x, y = FEATURES[:20], FEATURES[20:]
-    flat = np.linalg.norm(x - y, axis=-1)
-    np.testing.assert_allclose(programs.dist(x, y, 1e-9), flat, rtol=1e-6)
-    slope = jax.jit(jax.grad(lambda c: lorentz.dist(x[0], y[0], c)))(0.0)
-    xx, yy = np.sum(x[0] ** 2), np.sum(y[0] ** 2)
-    s = flat[0] ** 2  # d² = 4q·(1 − c·q/3), q = s/4 − c(‖x‖² − ‖y‖²)²/16, to first order in c.
-    expected = -((xx - yy) ** 2) / (8 * flat[0]) - flat[0] * s / 24
-    np.testing.assert_allclose(slope, expected, rtol=1e-5)

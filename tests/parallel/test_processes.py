@@ -19,8 +19,8 @@ def trajectories(path, training, *cases):
     """Returns what `tests.helpers.trajectories` finds in each case."""
     command = ("-m", "tests.helpers.trajectories", path, training, *cases)
     python(*command, devices=8).check_returncode()
-    found = np.load(path)
-    values = [{n: v for n, v in found.items() if n.startswith(f"{case}:")} for case in cases]
+    actual = np.load(path)
+    values = [{n: v for n, v in actual.items() if n.startswith(f"{case}:")} for case in cases]
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 
@@ -105,14 +105,6 @@ def test_meshes_take_all_devices_or_the_first(monkeypatch):
     assert parallel.create_mesh((1, 3), devices) == [[0, 1, 2]]
 
 
-def test_copies_that_each_process_has_become_an_array_of_all(monkeypatch):
-    """Unlike `device_put`, which would compare the copies of all processes."""
-    monkeypatch.setattr(jax, "device_put", None)
-    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, _, part: part(np.s_[1:]))
-    everywhere = SimpleNamespace(is_fully_addressable=False)
-    assert parallel.place(jax.numpy.arange(3), everywhere).tolist() == [1, 2]
-
-
 def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():
     mesh = AbstractMesh((4, 2), parallel.AXES)
     shapes = {"kernel": (6, 4, 9), "bias": (8,), "odd": (3, 5), "scalar": ()}
@@ -132,8 +124,8 @@ def test_slices_leave_results_and_gradients_as_they_are():
         return {"images": scale * x**2 * signs[:, None, None], "signs": scale * signs}
 
     def total(function, scale):
-        found = function(scale, x, signs)
-        return np.sum(found["images"][1:, 1]) + found["signs"][1], found
+        actual = function(scale, x, signs)
+        return np.sum(actual["images"][1:, 1]) + actual["signs"][1], actual
 
     mapped = parallel.map_images(function, parallel.create_mesh((1, 1)), 3)
     sliced, whole = (
