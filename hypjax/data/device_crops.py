@@ -67,7 +67,7 @@ def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channe
 
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
-    """Returns the image that begins in a row, padded to a square that fits any image."""
+    """Reads the image that begins in a row, padded to a square that fits any image."""
     width = store.pixels.shape[1]
     rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
     planes = rows.reshape(store.length, store.channels, -1)

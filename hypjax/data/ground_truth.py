@@ -25,8 +25,7 @@ class Benchmark(NamedTuple):
 def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     """Reads a file such as `gnd_roxford5k.pkl`, without running any code that it may hold.
 
-    Raises:
-        UserError: The file cannot be read, could run code, is damaged, or is of another kind.
+    Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
     """
     path = pathlib.Path(path).expanduser()
     try:
@@ -35,16 +34,14 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
-        judged = list(loaded["gnd"])
-        boxes = np.array([query["bbx"] for query in judged], np.float64).reshape(len(queries), 4)
-        lists = {
-            key: [safe_pickle.as_indices(query[key]) for query in judged]
-            for key in GroundTruth._fields
-        }
-    except safe_pickle.UNEXPECTED as error:
+        rows = list(loaded["gnd"])
+        boxes = np.array([row["bbx"] for row in rows], np.float64).reshape(len(queries), 4)
+        levels = GroundTruth._fields
+        lists = {key: [safe_pickle.as_indices(row[key]) for row in rows] for key in levels}
+    except Exception as error:  # A pickle of another structure may raise almost anything.
+        needed = "imlist, qimlist, and gnd with bbx, easy, hard and junk for each query"
         raise UserError(
-            f"{path} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "
-            "qimlist, and gnd with bbx, easy, hard and junk for each query"
+            f"{path} is not a ground truth of Revisited Oxford or Paris, which has {needed}"
         ) from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):

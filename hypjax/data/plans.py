@@ -1,9 +1,8 @@
 """Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
 
-Tuples also depend on the table of the step's epoch, which is mined with the model as it is then.
-
 A plan is a batch without pixels, a few small arrays on the host. Worker processes, or the device,
 only carry it out, so pixels do not depend on the number of workers or on where a run was resumed.
+Plans of tuples also depend on their epoch's table, which is mined with the model at that time.
 """
 
 import abc
@@ -68,7 +67,7 @@ class Plans(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledPlans(Plans):
-    """Plain shuffling: each image occurs once in an epoch, except those left over at its end."""
+    """Plain shuffling: no image occurs twice in an epoch; some are left over at its end."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the step's part of its epoch's permutation of all images."""

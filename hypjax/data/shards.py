@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet
 
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, explained, require_package
 from hypjax.system import console, hub
 from hypjax.types import class_name, class_names, split_name
 
@@ -31,12 +31,12 @@ _OPTIONS = ("image", "label", "coarse_label", "split", "subset")
 def find_dataset(where: str) -> Dataset | None:
     """Lists the images of a dataset; None if the location is something else, such as a folder.
 
-    A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
-    pattern of such, as photos-*.tar; a folder of such files without images, or one that
-    `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
-    columns `image`, `label` and `coarse_label`; the `split`, or several, as in train+test, which
-    count as one; and the `subset` of a repository. If there are several splits and none was named,
-    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17.
+    A location is hf://OWNER/NAME or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a pattern
+    such as photos-*.tar; a folder of such files without images, or one that `save_to_disk` wrote.
+    Options may follow, as in hf://OWNER/NAME?label=species&split=train: the columns `image`,
+    `label` and `coarse_label`; the `split`, or several (train+test) that count as one; and the
+    `subset` of a repository. If there are several splits and none was named, they are the splits of
+    the images. Images are named hf://OWNER/NAME/train/17.
     """
     location, options = _options(where)
     load = _loader(location, options.get("subset"))
@@ -44,17 +44,14 @@ def find_dataset(where: str) -> Dataset | None:
         if options:
             raise UserError(f"{location} is no dataset of Parquet, Arrow or tar files; leave out ?")
         return None
-    try:
+    with explained(f"`datasets` cannot read {location}"):
         loaded = load()
-    except Exception as error:  # `datasets` raises almost anything.
-        raise UserError(f"`datasets` cannot read {location}: {reason(error)}") from error
     parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
         if unknown := sorted(set(wanted) - set(parts)):
-            raise UserError(
-                f"{where}: there is no split {unknown[0]}; the splits are {', '.join(parts)}"
-            )
+            names = ", ".join(parts)
+            raise UserError(f"{where}: there is no split {unknown[0]}; the splits are {names}")
         parts = {split: parts[split] for split in wanted}
     tables = []
     for split, part in parts.items():
@@ -70,7 +67,7 @@ def find_dataset(where: str) -> Dataset | None:
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
-    """Separates a location and the options that follow it; names of files may have a '?', too."""
+    """Splits a location from the options that follow '?', which may also be part of file names."""
     location, _, text = where.rpartition("?")
     options = dict(re.findall(r"([a-z_]+)=([^&]*)", text))
     if not location or not options or os.path.exists(os.path.expanduser(where)):
@@ -114,9 +111,9 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
 
 def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """A folder and the visible folders at any depth of it, with the names of their visible files.
+    """Visible folders at any depth, itself included, with the names of their visible files.
 
-    Links are followed, unless they lead to a folder on the way to them, which would have no end.
+    Links are followed, unless they lead back to a folder that contains them, which would not end.
     """
 
     def refuse(error: OSError) -> None:
@@ -130,12 +127,12 @@ def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]
 
 
 def _leads_back(folder: pathlib.Path) -> bool:
-    """Whether a folder is a link to one that contains it, or that was passed on the way to it."""
+    """Whether a folder is a link to one that contains it, directly or through other links."""
     if not folder.is_symlink():
         return False
     target = os.path.realpath(folder)
-    passed = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
-    if cycle := any(path.is_relative_to(target) for path in passed):
+    parents = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
+    if cycle := any(path.is_relative_to(target) for path in parents):
         console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
     return cycle
 
@@ -152,18 +149,18 @@ def _is_table(path: pathlib.Path) -> bool:
 def table_of(
     dataset: Any, where: str, options: Mapping[str, str] | None = None, place: str | None = None
 ) -> Dataset:
-    """The images of a `datasets.Dataset` whose columns the options name, or their types and names.
+    """The images of a `datasets.Dataset`; options name its columns, or else their types and names.
 
-    Images are the column of that type, or of bytes; classes are named `label`, for example, or are
-    the first `ClassLabel`. Without a place, to which names of images refer, images are in memory.
+    Images are the column of that type, or of bytes; classes are the column `label` or the like, or
+    the first `ClassLabel`. Names of images begin with the place; without one, they are in memory.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
+        columns = ", ".join(features) or "none"
         raise UserError(
-            f"{where} has the columns {', '.join(features) or 'none'}, of which {len(images)} hold "
-            "images; name one by ?image="
+            f"{where} has the columns {columns}; {len(images)} hold images; name one by ?image="
         )
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
@@ -199,9 +196,8 @@ def _column(
     wanted = [options[option]] if option in options else usual
     columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
     if option in options and not columns:
-        raise UserError(
-            f"{where} has the columns {', '.join(names)}, and no {wanted[0]} (?{option}=)"
-        )
+        names = ", ".join(names)
+        raise UserError(f"{where} has the columns {names}, and no {wanted[0]} (?{option}=)")
     return columns[0] if columns else None
 
 

@@ -26,10 +26,10 @@ class TrainView(Protocol):
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the sizes to which images are resized (and stored) before they are cropped."""
+        """Returns the sizes to which images are resized, and stored, before they are cropped."""
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws one box (top, left, height, width) for each image of these heights and widths."""
+        """Draws a box (top, left, height, width) for each image of these heights and widths."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 DATASET = OfficialDataset(
     name="cub200",
-    description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
     folders=("CUB_200_2011",),
     entries=("images/[0-9][0-9][0-9].*",),

@@ -25,7 +25,6 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 DATASET = OfficialDataset(
     name="inshop",
-    description="In-Shop Clothes Retrieval, with its own train, query and gallery.",
     counts={
         "train": Count(25882, 3997),
         "query": Count(14218, 3985),

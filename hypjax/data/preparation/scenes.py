@@ -1,9 +1,9 @@
-"""Scenes: a built-in dataset of particular objects, made as Revisited Oxford and Paris are.
+"""Scenes: a built-in dataset of particular objects, like Revisited Oxford and Paris.
 
-An object is a letter in one face, seen in many pictures: on clutter, tilted, blurred and covered in
-part. Each letter is there in two faces, so the letter alone does not tell an object. Queries have
-a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. On other
-kinds of machines, roundings of the perspective might change single pixels.
+An object is a letter in one face, in many pictures: on clutter, tilted, blurred, partly covered.
+Each letter occurs in two faces, so that it does not identify an object. Queries have a box, and a
+ground truth of easy, hard and junk images in the gallery. Nothing is downloaded. On other kinds of
+machines, rounding in the perspective might change single pixels.
 """
 
 import itertools
@@ -217,7 +217,7 @@ class SceneObject(NamedTuple):
         return f"{self.letter.name} in {self.glyph.face}"
 
     def views(self, **numbers: int) -> "list[View]":
-        """Returns so many views of each difficulty."""
+        """Returns a number of views of each difficulty."""
         return [View(self, level, i) for level, n in numbers.items() for i in range(n)]
 
 
@@ -240,12 +240,11 @@ class View(NamedTuple):
 
     def example(self) -> Example:
         """Renders the picture of a record."""
-        letter = self.thing.letter
-        return example(self.render().pixels, self.name, self.thing.name, letter.script)
+        return example(self.render().pixels, self.name, self.thing.name, self.thing.letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses two faces of each letter without accents, at random, by what they are for.
+    """Chooses two faces of each letter without accents, at random, for each part of `LETTERS`.
 
     Letters that resemble an earlier one when drawn at the same size are left out.
     """
@@ -289,13 +288,12 @@ def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyph
 
 def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View]]:
     """Returns the views of each split, in the order of its records."""
+    train = [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)]
+    query = [View(thing, "query", 0) for thing in objects["query"]]
     gallery = [view for thing in objects["query"] for view in thing.views(**GALLERY_VIEWS)]
     distractors = zip(objects["distractor"], itertools.cycle(("easy", "hard")), strict=False)
-    return {
-        "train": [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)],
-        "query": [View(thing, "query", 0) for thing in objects["query"]],
-        "gallery": gallery + [View(thing, level, 0) for thing, level in distractors],
-    }
+    gallery += [View(thing, level, 0) for thing, level in distractors]
+    return {"train": train, "query": query, "gallery": gallery}
 
 
 def contents() -> Contents:
@@ -315,11 +313,10 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
         if anchor.difficulty == "easy"
     ]
     judgements = []
-    for thing in objects["query"]:
-        query = View(thing, "query", 0)
+    for query in (View(thing, "query", 0) for thing in objects["query"]):
         judgements.append({"query": query.name, "box": query.render().box})
         for level, number in GALLERY_VIEWS.items():
-            judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
+            judgements[-1][level] = [view.name for view in query.thing.views(**{level: number})]
     return {
         records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
         records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),

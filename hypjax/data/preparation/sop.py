@@ -16,7 +16,6 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 DATASET = OfficialDataset(
     name="sop",
-    description="Stanford Online Products, with its own split by class.",
     counts={"train": Count(59551, 11318), "test": Count(60502, 11316)},
     folders=("Stanford_Online_Products",),
     entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
