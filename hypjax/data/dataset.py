@@ -30,9 +30,9 @@ _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 class Decoding:
     """How images are decoded, and where decoded pixels are cached."""
 
-    channels: int  # 1 for greyscale, 3 for RGB.
-    fast: bool  # Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
-    cache_dir: pathlib.Path | None  # Folder of the host cache, if it is used.
+    channels: int = 3  # 1 for greyscale, 3 for RGB.
+    fast: bool = False  # Whether JPEGs are decoded no larger than needed; pixels differ slightly.
+    cache_dir: pathlib.Path | None = None  # Folder of the host cache, if it is used.
 
 
 # Columns of a `Dataset`.
@@ -250,11 +250,7 @@ def table_of_names(
     file_versions: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Makes a table of images, not yet read, of unknown sizes.
-
-    Without versions of files, the images are in memory. The table has splits and coarse labels if
-    any image has.
-    """
+    """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
     named = {"splits": map(split_name, splits), "coarse_labels": map(class_name, coarse_labels)}
     columns = {name: np.array([*column], object) for name, column in named.items()}
     columns = {name: column if any(column) else None for name, column in columns.items()}
@@ -326,10 +322,7 @@ def hash_facts(facts: Iterable[Any]) -> str:
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
-    """Sets how a dataset's images are decoded, and opens their host cache, if it is used.
-
-    Call `fill_cache` before reading images from the cache.
-    """
+    """Sets how images are decoded, and opens their host cache; `fill_cache` must fill it."""
     decoded = None
     if decoding.cache_dir is not None:
         name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"

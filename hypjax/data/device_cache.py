@@ -1,7 +1,4 @@
-"""The device cache: training images decoded once into the memory of every device.
-
-A batch of input is then a few numbers, the boxes to crop, see `hypjax.data.device_crops`.
-"""
+"""The device cache: training images decoded once into the memory of every device."""
 
 import concurrent.futures
 import dataclasses
@@ -29,7 +26,6 @@ from hypjax.types import Batch, Crops
 _PART = 2**27  # Bytes copied to the devices at once, which is what the host needs in memory.
 _MIN_PARTS = 16
 _SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
-_PADDING_BOX = (0, 0, 1, 1)  # One pixel.
 _in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1.25MB'.
 
 
@@ -104,7 +100,7 @@ class CacheLayout:
         return Crops(
             row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
             transposed=padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=padded_rows(plan.images.box, rows, _PADDING_BOX),
+            boxes=padded_rows(plan.images.box, rows, (0, 0, 1, 1)),  # One pixel.
         )
 
 
@@ -164,8 +160,7 @@ def crop_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, to be cropped on the device.
 
-    Images and flips belong to the given rows of a batch, padded beyond its end; labels and ids
-    to the whole batch.
+    Images and flips cover the given rows, padded beyond a batch's end; labels and ids all rows.
     """
     for plan in map(plans, steps):
         flips = padded_rows(plan.flips, rows, False)

@@ -16,9 +16,8 @@ class Benchmark(NamedTuple):
     """Queries, the gallery that they search, and what each should find."""
 
     queries: tuple[str, ...]  # Names of images, without a suffix.
-    gallery: tuple[str, ...]  # Names of the images to search.
-    # Part of each query image that shows the object: left, top, right and bottom, in pixels.
-    boxes: Float[np.ndarray, "queries 4"]
+    gallery: tuple[str, ...]
+    boxes: Float[np.ndarray, "queries 4"]  # Around the object: left, top, right, bottom; pixels.
     ground_truth: GroundTruth  # Indices into the gallery.
 
 

@@ -47,12 +47,8 @@ def base_letter(class_name: str) -> str:
     return unicodedata.normalize("NFD", class_name[0])[0].casefold()
 
 
-def genus(class_name: str) -> str:
-    """The last word of a species of CUB: 'Albatross' for '001.Black_footed_Albatross'."""
-    return class_name.rpartition(".")[2].rpartition("_")[2]
-
-
 _BY_NAME: dict[str, dict[str, Callable[[str], str]]] = {
     "glyphs": {"base letter": base_letter},
-    "cub200": {"genus": genus},
+    # 'Albatross' for '001.Black_footed_Albatross'.
+    "cub200": {"genus": lambda species: species.rpartition(".")[2].rpartition("_")[2]},
 }

@@ -59,7 +59,7 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
     ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by ground truth are listed.
-    benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
+    benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
 
@@ -73,10 +73,7 @@ class Splits(NamedTuple):
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """All images as one table, or only those of the test (`scored`).
-
-        With ground truth, images of the test have no class.
-        """
+        """All images, or only the test's (`scored`), without classes if they have ground truth."""
         parts = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
@@ -115,8 +112,7 @@ def divide(
 ) -> tuple[Dataset | None, Dataset | None, Dataset, Dataset | None]:
     """Returns training, validation and test images and the gallery, as `Splits` holds them.
 
-    If `parts` has no test or validation part, classes are held out of `train`, or images of all
-    classes.
+    Without a test or validation part, classes or images are held out of `train`.
     """
     train, validation = parts.get("train"), parts.get("validation")
     test, gallery = parts.get("test"), None
@@ -220,8 +216,8 @@ def check_classes(name: str, splits: Splits) -> None:
         if images is None:
             continue
         if images.num_classes < 2:
-            found = counted(images.num_classes, "class")
-            raise UserError(f"the {part} part of {name} has {found}; it needs two or more")
+            classes = counted(images.num_classes, "class")
+            raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
         if part == "test" and splits.gallery is not None:
             can_match = np.isin(images.labels, splits.gallery.labels).any()
         else:

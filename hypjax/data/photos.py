@@ -1,7 +1,4 @@
-"""Users' own images as tables: found in folders, tables and lists, or given from Python.
-
-Features of another model are rows of a table like images.
-"""
+"""Users' own images, or features, as tables: from folders, tables, lists and Python."""
 
 import collections
 import csv
@@ -92,10 +89,9 @@ def list_images(where: str) -> Dataset:
     """Lists the images at a location; the class is '' if it is unknown.
 
     A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
-    file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
-    one image, also at a URL; an archive of what a folder may hold; or a dataset, see
-    `find_dataset`. A file of features, see `hypjax.retrieval.feature_files`, stands for its rows.
-    Raises UserError if there are none.
+    file with paths, relative to its folder; a pattern such as 'photos/*.jpg'; an image, also at a
+    URL; an archive; a dataset, see `find_dataset`; or a file of features, see
+    `hypjax.retrieval.feature_files`. Raises UserError if there are no images.
     """
     from hypjax.retrieval.feature_files import has_features
 
@@ -134,7 +130,7 @@ def _matching(pattern: str) -> set[str]:
 
 @functools.cache
 def image_suffixes() -> frozenset[str]:
-    """Suffixes of images that are listed in folders: those of all formats that Pillow reads."""
+    """Suffixes of all image formats that Pillow reads, which are listed in folders."""
     known = Image.registered_extensions().items()
     formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Which JPEG's reader opens.
     return frozenset(suffix for suffix, name in known if name in formats)
@@ -205,9 +201,8 @@ def check_columns(where: object, images: Dataset) -> None:
 def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
-    They are splits if all have names of splits, see `split_name`, or one with sub-folders has.
-    Files at any depth below a class belong to it; outside classes the label is ''. Hidden files are
-    ignored. A warning counts files that may be images and cannot be read.
+    They are splits if all have names of splits, see `split_name`, or one with sub-folders has. A
+    class's files lie at any depth below it; outside classes the label is ''.
     """
     files = sorted(map(pathlib.PurePath, files_below(root)))
     names = [name for name in files if name.suffix.lower() in image_suffixes()]
@@ -304,13 +299,9 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
 def labelled_images(dataset: Any) -> Dataset:
     """Lists the images of a dataset that Python gives, without reading them.
 
-    A dataset is one of
-
-    - (images, labels): two sequences, of arrays or images of Pillow's, and of numbers or names;
-    - pairs (image, label) or (path, label), in any iterable;
-    - a `datasets.Dataset` of Hugging Face with a column of images and one of labels, and perhaps
-      columns of splits and coarse classes;
-    - {split: any of these}, with splits named as the sub-folders of a folder.
+    A dataset is (images, labels), two sequences, of arrays or images of Pillow's, and of numbers or
+    names; pairs (image, label) or (path, label); a `datasets.Dataset` with a column of images, one
+    of labels, and perhaps of splits and coarse classes; or {split: any of these}.
     """
     if isinstance(dataset, Mapping) and dataset:
         parts = [(split_name(split), _labelled(part)) for split, part in dataset.items()]

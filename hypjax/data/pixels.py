@@ -158,10 +158,10 @@ def show_fast(
 ) -> UInt8[np.ndarray, "side side channels"] | None:
     """Decodes a box (top, left, height, width) of a JPEG no larger than needed; resizes it.
 
-    JPEG's cosine transform decodes at a half, a quarter or an eighth of the size, at a fraction of
-    the cost. The box stays at least twice as large as the square. Pixels differ from the exact ones
-    by a few levels, so the option is part of a run's identity (`data.decoder`). Returns None for
-    files that only the exact decoder can read, or report as broken.
+    JPEG's cosine transform decodes cheaply at a half, a quarter or an eighth of the size; the box
+    stays at least twice as large as the square. Pixels differ by a few levels, so the option is
+    part of a run's identity (`data.decoder`). Returns None for files that only the exact decoder
+    reads.
     """
     if not isinstance(encoded, bytes) or not encoded.startswith(_JPEG):
         return None

@@ -1,12 +1,8 @@
-"""Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and an index in Parquet.
+"""Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and tables in Parquet.
 
-The index of a split, `index-SPLIT.parquet`, holds what plans, messages and scores need to know of
-every record, so that opening a dataset reads none.
-
-Relations between images are further tables. `pairs.parquet` lists pairs of training images that
-show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its box
-and what it should find in the gallery. They refer to images by name; names that a partial copy
-lacks are skipped. Pages of all tables have checksums.
+`index-SPLIT.parquet` holds what plans and scores need of every record, so that opening a dataset
+reads none. `pairs.parquet` lists pairs of training images that show one object, and
+`judgements.parquet` each query's box and ground truth. Names that a partial copy lacks are skipped.
 """
 
 import contextlib
@@ -89,10 +85,7 @@ class RecordFolder:
 
 
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
-    """Writes a dataset into a new folder, without splits that have no images.
-
-    Classes are numbered in the order in which they first appear.
-    """
+    """Writes a dataset into a new folder; numbers classes in the order of their first image."""
     # TFDS's own builders keep up to 1 GB of a split in memory, and need TensorFlow beyond that.
     import tensorflow_datasets as tfds
 
@@ -206,7 +199,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         class_names=index["class_name"].to_numpy(),
         coarse_labels=coarse_labels if coarse_labels.any() else None,
         checksums=index["checksum"].to_numpy(),
-        # Of facts on images alone, so that datasets with equal images share caches.
+        # Depends only on the images, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )
 

@@ -33,8 +33,7 @@ class _Unpickler(pickle.Unpickler):
 def loads(data: bytes, place: str) -> Any:
     """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
 
-    Raises UserError, which names the place, for anything else. A malicious pickle can still exhaust
-    the memory.
+    Raises UserError, which names the place, for others. A malicious one can exhaust the memory.
     """
     try:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()

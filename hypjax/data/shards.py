@@ -1,17 +1,13 @@
-"""Datasets of the Hugging Face hub, and in Parquet, Arrow and tar files, read by `datasets`.
-
-`datasets` copies files once to its own cache, as Arrow, and maps them into memory.
-"""
+"""Datasets of the Hugging Face hub, and in Parquet, Arrow and tar files, read by `datasets`."""
 
 import dataclasses
-import functools
 import glob
 import os
 import pathlib
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,13 +35,11 @@ def find_dataset(where: str) -> Dataset | None:
     the images. Images are named hf://OWNER/NAME/train/17.
     """
     location, options = _options(where)
-    load = _loader(location, options.get("subset"))
-    if load is None:
+    loaded = _load(location, options.get("subset"))
+    if loaded is None:
         if options:
             raise UserError(f"{location} is no dataset of Parquet, Arrow or tar files; leave out ?")
         return None
-    with explained(f"`datasets` cannot read {location}"):
-        loaded = load()
     parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
@@ -78,22 +72,23 @@ def _options(where: str) -> tuple[str, dict[str, str]]:
     return location, options
 
 
-def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
-    """Returns the call of `datasets` that reads a location, if it is a dataset."""
+def _load(location: str, subset: str | None) -> Any:
+    """Loads a location with `datasets`; None if it is no dataset."""
     path = pathlib.Path(location).expanduser()
-    if hub.is_repository(location):
-        name, revision = hub.split(location)
-        return functools.partial(_library().load_dataset, name, subset, revision=revision)
-    if path.is_dir():
-        if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
-            return functools.partial(_library().load_from_disk, str(path))
-        if not any(pathlib.PurePath(name).suffix.lower() in SHARDS for name in files_below(path)):
+    with explained(f"`datasets` cannot read {location}"):
+        if hub.is_repository(location):
+            name, revision = hub.split(location)
+            return _library().load_dataset(name, subset, revision=revision)
+        if path.is_dir():
+            if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
+                return _library().load_from_disk(str(path))
+            if all(pathlib.PurePath(x).suffix.lower() not in SHARDS for x in files_below(path)):
+                return None
+            return _library().load_dataset(str(path.absolute()), subset)
+        if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
             return None
-        return functools.partial(_library().load_dataset, str(path.absolute()), subset)
-    if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
-        return None
-    files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
-    return functools.partial(_library().load_dataset, SHARDS[path.suffix], data_files=files)
+        files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
+        return _library().load_dataset(SHARDS[path.suffix], data_files=files)
 
 
 def _library() -> types.ModuleType:
@@ -151,8 +146,8 @@ def table_of(
 ) -> Dataset:
     """The images of a `datasets.Dataset`; options name its columns, or else their types and names.
 
-    Images are the column of that type, or of bytes; classes are the column `label` or the like, or
-    the first `ClassLabel`. Names of images begin with the place; without one, they are in memory.
+    Images are of that type, or bytes; classes are `label` or the like, or the first `ClassLabel`.
+    Names begin with the place; without one, images are in memory.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]

@@ -28,8 +28,7 @@ from hypjax.system.machine import usable_cores
 # A gallery without queries.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 _MAX_NAMED = 5  # Files that a message names.
-_EXACT = Decoding(channels=3, fast=False, cache_dir=None)
-_NOTHING_HELD_OUT = HeldOutClasses()
+_EXACT, _NOTHING_HELD_OUT = Decoding(), HeldOutClasses()
 
 
 def open_prepared(
@@ -38,13 +37,10 @@ def open_prepared(
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
-    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
-
-    `data_dir` is the folder or URL of prepared datasets.
-    """
+    """Opens a prepared dataset, by default below ~/tensorflow_datasets; prepares built-in ones."""
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
-        raise UserError(f"this copy of {name} has no training images, nor judged queries")
+        raise UserError(f"this copy of {name} has no training images, nor ground truth")
     splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
@@ -66,11 +62,11 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds judged datasets to score, and distractors to all judged galleries."""
-    judged = splits.ground_truth is not None
+    """Adds datasets with ground truth to score, and distractors to all such galleries."""
+    has_ground_truth = splits.ground_truth is not None
     if distractors:
-        if not names and not judged:
-            raise UserError("config.eval.distractors needs a judged dataset in eval.benchmarks")
+        if not names and not has_ground_truth:
+            raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
     benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
@@ -84,7 +80,7 @@ def with_benchmarks(
             return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
 
         benchmarks = [enlarged(dataset) for dataset in benchmarks]
-        splits = enlarged(splits) if judged else splits
+        splits = enlarged(splits) if has_ground_truth else splits
     return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
@@ -118,11 +114,7 @@ def _open(
 def open_photos(
     where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
 ) -> Splits:
-    """Opens the images of a location, see `list_images`; holds out classes without splits.
-
-    Every image is decoded once to check that it is readable, unless that was done before and no
-    file has changed; see `measured` for those that are not.
-    """
+    """Opens the images of a location, see `list_images`; holds out classes without splits."""
     path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
@@ -149,10 +141,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 def measured(
     images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
 ) -> Dataset:
-    """Reads listed images, and fills in their sizes and a hash that names files below the root.
-
-    Raises UserError if some cannot be read, unless `skip_corrupt`, which leaves them out.
-    """
+    """Fills in sizes and checksums; rejects images that cannot be read, unless `skip_corrupt`."""
     sizes_and_checksums, reasons = _measure(images)
     if reasons:
         named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
