@@ -37,7 +37,7 @@ def open_prepared(
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
-    """Opens a prepared dataset, by default below ~/tensorflow_datasets; prepares built-in ones."""
+    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has no training images, nor ground truth")

@@ -37,10 +37,7 @@ def _list_all(tree: FileTree) -> Iterator[Entry]:
 def _list_images(
     tree: FileTree, folders: Mapping[str, str], titles: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists the photos of folders, by their MATLAB file of annotations, in the order of classes.
-
-    `titles` is the MATLAB file of the classes' names. The official test flag plays no part.
-    """
+    """Lists the photos of folders, by their annotations' files, in the order of classes."""
     names = _read(tree, titles, "class_names")
     rows = [(x, row) for file, x in folders.items() for row in _read(tree, file, "annotations")]
     # Kaggle's copies may hold the folders in folders of the same name.
@@ -48,7 +45,7 @@ def _list_images(
     try:
         for folder, row in sorted(rows, key=lambda pair: int(pair[1]["class"])):
             number, name = int(row["class"]), row["fname" if folder else "relative_im_path"]
-            split = "train" if number <= _CLASSES // 2 else "test"
+            split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
             box, name = _box(row) if boxes else None, f"{folder}{name}"
             yield Entry(split, name, str(names[number - 1]), file=files.get(name, name), box=box)
     except (ValueError, TypeError, IndexError) as error:
@@ -88,8 +85,7 @@ _TRAINING_HALF = OfficialDataset(
         Archive("cars_train.tgz", unpacked="cars_train/*"),
         Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
     ),
-    required="cars_train.tgz and car_devkit.tgz",
-    origin=_NO_HOME,
+    source=f"cars_train.tgz and car_devkit.tgz from {_NO_HOME}",
     list_images=lambda tree: _list_images(tree, _HALF),
     note=f"{_NOTE}: not comparable with published Recall@K",
 )
@@ -110,11 +106,10 @@ DATASET = OfficialDataset(
         *_TRAINING_HALF.archives,
         Archive("cars_test.tgz", unpacked="cars_test/*"),
     ),
-    required=(
-        f"car_ims.tgz and cars_annos.mat, or cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
-        f"{_TEST}"
+    source=(
+        "car_ims.tgz and cars_annos.mat, or cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
+        f"{_TEST}, from {_NO_HOME}"
     ),
-    origin=_NO_HOME,
     list_images=_list_all,
     parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
 )

@@ -30,7 +30,6 @@ DATASET = OfficialDataset(
             sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
     ),
-    required="CUB_200_2011.tgz",
-    origin="https://data.caltech.edu/records/65de6-vp158",
+    source="CUB_200_2011.tgz from https://data.caltech.edu/records/65de6-vp158",
     list_images=_list_images,
 )

@@ -17,10 +17,7 @@ from hypjax.system import console
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
-    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
-
-    Names without a suffix get that of the image's format.
-    """
+    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number."""
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
     folder = prepared_folder(dataset, data_dir)

@@ -1,8 +1,6 @@
 """Letters of the font files that matplotlib ships, grouped into visually distinct classes.
 
-A face's character map lists the characters that it contains, except where the map is wrong (see
-`MISMAPPED_FACES`). Two characters are one class if most faces draw them alike (Latin A, Greek
-Alpha, Cyrillic A).
+Characters that most faces draw alike are one class (Latin A, Greek Alpha, Cyrillic A).
 """
 
 import collections

@@ -1,8 +1,7 @@
 """Grocery Store Dataset: photos of groceries, taken with a phone (Klasson et al., WACV 2019).
 
-Its three published parts are pooled and split by class instead, so that the test shows other kinds
-of goods: the first half, rounded up, of each department's coarse classes, in the order of
-`classes.csv`, is for training. No paper reports this split.
+Its three published parts are pooled and split by coarse class instead: the first half, rounded up,
+of each department's, in the order of `classes.csv`, is for training. No paper reports this split.
 """
 
 import csv
@@ -79,13 +78,10 @@ PHOTOS = OfficialDataset(
     ),
     archives=(
         Archive(
-            "GroceryStoreDataset-master.zip",
-            unpacked="train/*",
-            url=f"{_HOME}/archive/refs/heads/master.zip",
+            "GroceryStoreDataset-master.zip", "train/*", f"{_HOME}/archive/refs/heads/master.zip"
         ),
     ),
-    required="GroceryStoreDataset-master.zip",
-    origin=_HOME,
+    source=f"GroceryStoreDataset-master.zip from {_HOME}",
     list_images=lambda tree: _list_photos(tree, tested="test"),
     downloads="grocery",
 )

@@ -1,7 +1,7 @@
 """Official datasets: from the files that their authors published to the records we write.
 
-Class numbers, splits and counts follow the official lists and the protocol by which retrieval is
-reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the papers it follows).
+Classes, splits and counts follow the official lists, and the protocol of published results (Ermolov
+et al., CVPR 2022, section 4.1).
 """
 
 import concurrent.futures
@@ -134,8 +134,7 @@ class OfficialDataset(NamedTuple):
     folders: tuple[str, ...]  # Possible names of the dataset's folder.
     entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
     archives: tuple[Archive, ...]  # They contain these entries.
-    required: str  # What a user has to obtain, in words.
-    origin: str  # Where to obtain it, in words.
+    source: str  # What a user has to obtain from where, in words.
     # Yields the images in the order of the records, whether or not their files exist. Classes are
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
@@ -149,7 +148,7 @@ class OfficialDataset(NamedTuple):
     @property
     def advice(self) -> str:
         """Tells users without the files what to do."""
-        return f"get {self.required} from {self.origin}; pass their folder with --manual_dir=FOLDER"
+        return f"get {self.source}; pass their folder with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:

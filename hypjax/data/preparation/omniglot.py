@@ -7,15 +7,12 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by path; the class is the character, the coarse class the alphabet.
-
-    The second small set is listed without the alphabets that the first also has.
-    """
+    """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
     small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     if small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    trained = set()
+    trained = set()  # Alphabets of the first small set, which the second also has.
     for split, folder in folders.items():
         pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
         paths = filter(None, map(pattern.fullmatch, sorted(tree.files)))
@@ -48,7 +45,9 @@ DATASET = OfficialDataset(
         Archive("images_background_small1.zip", "images_background_small1/*"),
         Archive("images_background_small2.zip", "images_background_small2/*"),
     ),
-    required="images_background.zip and images_evaluation.zip",
-    origin="https://github.com/brendenlake/omniglot/tree/master/python",
+    source=(
+        "images_background.zip and images_evaluation.zip from "
+        "https://github.com/brendenlake/omniglot/tree/master/python"
+    ),
     list_images=_list_images,
 )

@@ -98,10 +98,7 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
 
 
 def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
-    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
-
-    `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.
-    """
+    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
     declaration, root = declared(name), _root(data_dir)
     if is_url(root):
         root = str(_local_copy(root, name))

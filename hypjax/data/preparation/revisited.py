@@ -1,7 +1,6 @@
 """Revisited Oxford and Paris: photos of buildings (Radenović et al., 2018).
 
-Queries are not in the gallery. The images have no classes: for each query, a ground truth lists the
-images that show the same building.
+The images have no classes: for each query, a ground truth lists what it should find.
 """
 
 import functools
@@ -40,8 +39,10 @@ def _dataset(name: str, images: int, old_folder: str, *archives: str) -> Officia
         folders=(name, old_folder),
         entries=("jpg", "*.jpg", "paris", f"gnd_{name}.pkl"),
         archives=tuple(Archive(file, unpacked="jpg/*.jpg") for file in archives),
-        required=f"{', '.join(archives)} and gnd_{name}.pkl",
-        origin="https://www.robots.ox.ac.uk/~vgg/data and http://cmp.felk.cvut.cz/revisitop",
+        source=(
+            f"{', '.join(archives)} from https://www.robots.ox.ac.uk/~vgg/data, and gnd_{name}.pkl "
+            "from http://cmp.felk.cvut.cz/revisitop"
+        ),
         list_images=functools.partial(_list_images, name),
         tables={JUDGEMENTS: functools.partial(_judgements, name)},
     )
@@ -56,11 +57,10 @@ DISTRACTORS = OfficialDataset(
     folders=("revisitop1m",),
     entries=("jpg",),
     archives=tuple(Archive(f"revisitop1m.{i}.tar.gz", unpacked="jpg/*") for i in range(1, 101)),
-    required="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz",
-    origin="http://cmp.felk.cvut.cz/revisitop",
+    source="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz from http://cmp.felk.cvut.cz/revisitop",
     list_images=lambda tree: (
-        Entry("gallery", file, "revisitop1m")
-        for file in sorted(tree.files)
-        if file.endswith(".jpg")
+        Entry("gallery", name, "revisitop1m")
+        for name in sorted(tree.files)
+        if name.endswith(".jpg")
     ),
 )

@@ -1,9 +1,8 @@
 """Scenes: a built-in dataset of particular objects, like Revisited Oxford and Paris.
 
-An object is a letter in one face, in many pictures: on clutter, tilted, blurred, partly covered.
-Each letter occurs in two faces, so that it does not identify an object. Queries have a box, and a
-ground truth of easy, hard and junk images in the gallery. Nothing is downloaded. On other kinds of
-machines, rounding in the perspective might change single pixels.
+An object is a letter in one of two faces, in many pictures: on clutter, tilted, blurred, partly
+covered. Queries have a box, and a ground truth of easy, hard and junk images in the gallery. On
+other kinds of machines, rounding in the perspective might change single pixels.
 """
 
 import itertools
@@ -162,9 +161,9 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
     room = np.array(_CANVAS) - np.ptp(placed, axis=0)
     placed += rng.uniform(0.1, 0.9, 2) * room - placed.min(axis=0)
     # Pillow's eight numbers map points of the result to points of the drawing.
-    (x, y), (u, v), one, none = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
-    first = np.column_stack([x, y, one, none, -u * x, -u * y])
-    second = np.column_stack([none, x, y, one, -v * x, -v * y])
+    (x, y), (u, v), ones, zeros = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
+    first = np.column_stack([x, y, ones, zeros, -u * x, -u * y])
+    second = np.column_stack([zeros, x, y, ones, -v * x, -v * y])
     numbers = np.linalg.solve(np.concatenate([first, second]), np.concatenate([u, v]))
     result = drawn.transform(
         _CANVAS, Image.Transform.PERSPECTIVE, numbers.tolist(), Image.Resampling.BILINEAR
@@ -244,10 +243,7 @@ class View(NamedTuple):
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses two faces of each letter without accents, at random, for each part of `LETTERS`.
-
-    Letters that resemble an earlier one when drawn at the same size are left out.
-    """
+    """Chooses letters for each part at random, in two faces, unless they resemble earlier ones."""
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
     letters = [letters[i] for i in rng.permutation(len(letters))]

@@ -20,7 +20,6 @@ DATASET = OfficialDataset(
     folders=("Stanford_Online_Products",),
     entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
     archives=(Archive("Stanford_Online_Products.zip", unpacked="*_final"),),
-    required="Stanford_Online_Products.zip",
-    origin="https://cvgl.stanford.edu/projects/lifted_struct/",
+    source="Stanford_Online_Products.zip from https://cvgl.stanford.edu/projects/lifted_struct/",
     list_images=_list_images,
 )
