@@ -139,10 +139,11 @@ def divide(
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
     if images.num_classes < 4 or not held_out.test:
+        only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
         raise UserError(
-            f"{where} has {counted(images.num_classes, 'class')} and no test images; with four or "
-            "more, some can be held out (--config.data.test_classes=0.25); with fewer, test on "
-            "other images of the same classes (--config.data.split=images)"
+            f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; with "
+            "four or more, some can be held out (--config.data.test_classes=0.25); with fewer, "
+            "test on other images of the same classes (--config.data.split=images)"
         )
     train, test = _hold_out(images, held_out.test, held_out.seed, "test")
     if train.num_classes < _TOO_FEW_CLASSES:

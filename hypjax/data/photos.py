@@ -35,7 +35,7 @@ _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-_MAX_NAMED = 5  # Suffixes that a message names.
+_MAX_NAMED = 20  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -69,7 +69,7 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
             image = pixels.from_pixels(np.asarray(image), f"image {i}")
         elif not isinstance(image, bytes | Image.Image):
             kind = type(image).__name__
-            raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
+            raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
         tables.append(table_of_names([image], [f"image {i}"], [""]))
     if not tables:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
@@ -104,7 +104,7 @@ def list_images(where: str) -> Dataset:
         return images
     if path.suffix.lower() not in image_suffixes() and (stored := find_dataset(where)) is not None:
         return stored
-    if path.suffix.lower() in (".csv", ".parquet"):
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
@@ -193,8 +193,10 @@ def check_columns(where: object, images: Dataset) -> None:
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
     for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
+        if not coarse:
+            raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            labels = f"the coarse labels {first or None} and {coarse or None}"
+            labels = f"the coarse labels {first} and {coarse}"
             raise UserError(f"{where}, row {row}: label {label} has {labels}; it needs one")
 
 
@@ -212,6 +214,11 @@ def list_folder(root: pathlib.Path) -> Dataset:
     has_splits = folders <= SPLITS.keys() or not nested.isdisjoint(SPLITS)
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
+    if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
+        raise UserError(
+            f"{root} has folders of splits, and {min(unknown) or 'images'} beside them; splits are "
+            f"named {', '.join(SPLITS)}"
+        )
     return _files([root / name for name in names], classes, splits)
 
 
@@ -258,7 +265,10 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Splits of each row; `test` where queries and gallery are the same images."""
+    """Splits of each row; `test` where queries and gallery are the same images.
+
+    Without a column of splits, rows that are neither are training images.
+    """
     names = "is_query", "is_gallery"
     try:
         roles = [[_FLAGS[class_name(row.get(name)).lower()] for name in names] for row in rows]
@@ -270,7 +280,8 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
         split = split_name(row.get("split"))
         if any(role) and split == "train":
             raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
-        splits.append([*itertools.compress(parts, role)] or [split])
+        training = any(map(any, roles)) and "split" not in row
+        splits.append([*itertools.compress(parts, role)] or ["train" if training else split])
     return splits
 
 
@@ -280,7 +291,7 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         if table.suffix.lower() == ".txt":
             lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
             return [{"path": line.strip()} for line in lines if line.strip()]
-        if table.suffix.lower() == ".csv":
+        if table.suffix.lower() in (".csv", ".tsv"):
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
         else:
