@@ -38,18 +38,15 @@ def on_one_line(name: str) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun, such as '1 class' or '1,200 classes'."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def require_utf8(names: Sequence[str]) -> None:
     """Raises an error if names of files are not UTF-8, which few formats can hold."""
-    wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
-        )
+    if wrong := [name for name in names if re.search(r"[\ud800-\udfff]", name)]:
+        example = on_one_line(wrong[0])
+        raise UserError(f"{len(wrong)} file names are not UTF-8, such as {example}; rename them")
 
 
 def redacted(text: str) -> str:
@@ -71,7 +68,7 @@ class UserError(ValueError):
 
 
 def require_free(kind: str, name: str, taken: Collection[str]) -> None:
-    """Raises an error unless a piece of the user's may have this name in configurations."""
+    """Raises an error if hypjax uses the name of a user's objective, space or encoder."""
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
@@ -88,8 +85,8 @@ def require_package(module: str, use: str, install: str) -> None:
 def installation(package: str) -> str:
     """The command that installs a package; hypjax itself from its clone, if it runs in one."""
     if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
-        place = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
-        return f'pip install -e "{package.replace("hypjax", place)}"'
+        folder = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
+        return f'pip install -e "{package.replace("hypjax", folder)}"'
     return f'pip install "{package}"'
 
 
@@ -131,7 +128,7 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Returns a short description of an error of another library."""
+    """Describes another library's error briefly."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
     # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
@@ -169,7 +166,7 @@ def reported() -> Iterator[None]:
         kind = "error:" if isinstance(error, UserError) else "interrupted;"
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except (AssertionError, RuntimeError):
+    except (AssertionError, RuntimeError):  # As JAX's without a device.
         if _has_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
@@ -177,10 +174,10 @@ def reported() -> Iterator[None]:
 
 
 def _has_devices() -> bool:
-    """Whether JAX finds a device of those that JAX_PLATFORMS names."""
+    if "jax" not in sys.modules or "JAX_PLATFORMS" not in os.environ:
+        return True
     with contextlib.suppress(AssertionError, RuntimeError):
-        named = "jax" in sys.modules and "JAX_PLATFORMS" in os.environ
-        return not named or bool(sys.modules["jax"].default_backend())
+        return bool(sys.modules["jax"].default_backend())
     return False
 
 
@@ -193,7 +190,5 @@ def similar(name: str, valid: Collection[str]) -> str:
 def nearest(name: str, valid: Collection[str]) -> str:
     """Lists the valid names, if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
-    close = similar(name, valid)
-    if listed or close:
-        return listed + close
-    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"
+    closest = difflib.get_close_matches(name, valid, n=1, cutoff=0)
+    return listed + similar(name, valid) or f"; did you mean {closest[0]}?"

@@ -47,10 +47,15 @@ class Row(NamedTuple):
     run: str  # Configuration file and variant.
     fields: str  # Those that set the method apart from the run's variant.
 
+    @property
+    def name(self) -> str:
+        """Names the row in its table, as in 'pretrained DINO, 384-d'."""
+        return f"{self.method}, {self.dim}-d"
+
     def __str__(self) -> str:
-        """Names the row, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
+        """Names the row with its table, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
         table = f"Table {self.table}" if self.table.isdigit() else f"{self.table} table"
-        return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.method}, {self.dim}-d"
+        return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.name}"
 
 
 def published_delta(config: ConfigDict) -> float | None:
