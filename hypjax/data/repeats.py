@@ -22,10 +22,9 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 
 
 def queries_in_gallery(rows: OwnRows) -> str:
-    """Says how many queries are in the gallery, '' if none is."""
-    count = sum(map(bool, rows))
-    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
-    return note if count else ""
+    """Says how many queries are in the gallery; '' if none is."""
+    note = "{} of {} queries are in the gallery, and do not find themselves"
+    return note.format(sum(map(bool, rows)), len(rows)) if any(rows) else ""
 
 
 def links(rows: OwnRows) -> str:
@@ -45,7 +44,7 @@ def with_repeats(splits: Splits) -> Splits:
     checksums = {name: _checksums(part) for name, part in parts.items()}
     notes = [links(own) if splits.gallery is None else queries_in_gallery(own)]
     if all(column is not None for column in checksums.values()):
-        if splits.ground_truth is None:  # Classes of judged images say little.
+        if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
         notes += [
             _identical(parts, name, other, checksums, own)
@@ -73,20 +72,20 @@ def _identical(
     own: OwnRows,
 ) -> str:
     """Says how many images of a part equal others of a part that are not known as their own."""
-    rows_of, total = collections.defaultdict(list), len(checksums[name])
+    total, rows_of = len(checksums[name]), collections.defaultdict(list)
     for row, checksum in enumerate(checksums[other]):
         rows_of[checksum].append(row)
     known = [[i] for i in range(total)] if name == other else [[]] * total
     if own and other in ("gallery", "test"):
         known = own
-    repeated = {}
-    for i, checksum in enumerate(checksums[name]):
-        rows = rows_of.get(checksum, [])
-        if len(rows) > len(known[i]) and (name == other or not known[i]):
-            repeated[i] = next(row for row in rows if row not in known[i])
+    rows = [rows_of.get(checksum, []) for checksum in checksums[name]]
+    repeated = [
+        i for i in range(total) if len(rows[i]) > len(known[i]) and (name == other or not known[i])
+    ]
     if not repeated:
         return ""
-    i, row = next(iter(repeated.items()))
+    i = repeated[0]
+    row = next(row for row in rows[i] if row not in known[i])
     others = f"other {other}" if name == other else other
     return (
         f"{len(repeated)} of {total} {name} images are identical to {others} images, such as "
@@ -96,11 +95,11 @@ def _identical(
 
 def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     """Says how many images occur in more than one class."""
-    classes = collections.defaultdict(dict)
-    names = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
-    for checksum, (label, name) in zip(checksums, names, strict=True):
-        classes[checksum].setdefault(label, name)
-    repeated = [names for names in classes.values() if len(names) > 1]
+    names_by_class = collections.defaultdict(dict)
+    rows = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
+    for checksum, (label, name) in zip(checksums, rows, strict=True):
+        names_by_class[checksum].setdefault(label, name)
+    repeated = [names for names in names_by_class.values() if len(names) > 1]
     if not repeated:
         return ""
     examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
