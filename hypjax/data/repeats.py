@@ -27,7 +27,7 @@ def queries_in_gallery(rows: OwnRows) -> str:
     return note.format(sum(map(bool, rows)), len(rows)) if any(rows) else ""
 
 
-def links(rows: OwnRows) -> str:
+def sharing_files(rows: OwnRows) -> str:
     """Says how many images share their file with others of a table, '' if none does."""
     count = sum(len(own) > 1 for own in rows)
     note = f"{count} of {len(rows)} images share their files, and do not find each other"
@@ -42,7 +42,7 @@ def with_repeats(splits: Splits) -> Splits:
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [links(own) if splits.gallery is None else queries_in_gallery(own)]
+    notes = [sharing_files(own) if splits.gallery is None else queries_in_gallery(own)]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))

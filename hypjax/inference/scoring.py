@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
-from hypjax.data.repeats import links, queries_in_gallery
+from hypjax.data.repeats import queries_in_gallery, sharing_files
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
@@ -75,7 +75,7 @@ def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embe
     queries, gallery = task[:2]
     if gallery is None:
         own = copies(queries.ids.tolist())
-        note = links(own)
+        note = sharing_files(own)
     else:
         images = OwnImages(gallery.ids.tolist(), gallery.vectors)
         own = images.rows(queries.ids.tolist(), queries.vectors, one_table=one_table)

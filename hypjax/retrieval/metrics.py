@@ -141,9 +141,9 @@ def query_scores(
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    unusual = np.zeros(len(matches), bool)
+    needs_lists = np.zeros(len(matches), bool)
     if any(map(len, own_rows)):
-        asked, matches, unusual = _without_own(asked, searched, matches, own_rows)
+        asked, matches, needs_lists = _without_own(asked, searched, matches, own_rows)
     else:
         matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
@@ -152,14 +152,14 @@ def query_scores(
     points, top = _postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    if not unusual.any():
+    if not needs_lists.any():
         scores = _scores_by_labels(asked, searched, matches, selected, space, top)
         return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
     scores = {name: np.full(len(matches), np.nan) for name in metrics}
-    for rows in filter(len, map(np.flatnonzero, (unusual, ~unusual & (matches > 0)))):
+    for rows in filter(len, map(np.flatnonzero, (needs_lists, ~needs_lists & (matches > 0)))):
         part = Labelled(points[rows], asked.labels[rows], asked.ids[rows])
         part_top = None if top is None else top[rows]
-        if unusual[rows[0]]:
+        if needs_lists[rows[0]]:
             lists = by_labels(part, searched, [own_rows[row] for row in rows])
             found = _scores_of_all(part.points, searched.points, lists, selected, space, part_top)
         else:
@@ -186,9 +186,9 @@ def _without_own(
     ids = np.full(len(matches), -1)
     ids[queries[::-1]] = items[::-1]
     matches = matches - np.bincount(queries[same_class], minlength=len(matches))
-    unusual = lengths > 1
-    unusual[queries[~same_class]] = True
-    return asked._replace(ids=ids), matches, unusual
+    needs_lists = lengths > 1
+    needs_lists[queries[~same_class]] = True
+    return asked._replace(ids=ids), matches, needs_lists
 
 
 def _postprocessed(
