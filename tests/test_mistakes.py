@@ -97,8 +97,6 @@ def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
     alone, splits = [f"{label}/1.png" for label in "abcde"], ["train"] * 3 + ["test"] * 2
     few = "data.validation_classes=0"
     assert "has an image to find" in mistake(listed(tmp_path, alone, splits), few)
-    both = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
-    assert "both validation and test" in mistake(listed(tmp_path, CLASSES, both))
     path = listed(tmp_path, [*CLASSES, "i/1.png"], [*TEST, "train"])
     setup.build(small_runs.load(path, few))
     [said] = [line for line in capsys.readouterr().err.splitlines() if "single image" in line]

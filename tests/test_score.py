@@ -11,7 +11,7 @@ import pytest
 from hypjax.data.dataset import table_of_names
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.hits import find_hits
+from hypjax.inference.hits import Match, find_hits
 from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
@@ -163,6 +163,12 @@ def test_a_query_finds_no_copy_of_its_file():
         images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
         found = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in found)
+    far = find_hits(queries, images, gallery, 5, match=Match(0.0, "validation"))
+    remarked = {hits.mark(0): bool(hits.remark) for hits in far}
+    assert remarked == {"right": False, "wrong": True, "": True}
+    for hits in far:
+        if hits.remark:
+            assert str(hits).splitlines()[-1] == f"{hits.query}: {hits.remark}"
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ def test_an_unfair_comparison_is_refused(tune):
     [
         ("0.1,0.2", ["data.validation_classes=0"], "data.validation_classes=2, or name one"),
         ("0.1,0.2", [], "data.validation_classes=2, or name one"),  # A share of five classes.
-        ("0.1,0.2", ["data.split=images", "data.validation_classes=0"], "validation_classes=0.1"),
+        ("0.1,0.2", ["data.split=images", "data.validation_classes=0"], "add images, or name one"),
         ("0.1,0.2", ["data.split=images"], "add images, or name one"),
+        ("0.1,0.2", ["data.validation_classes=4"], "4 of 5 classes.*set it to 2 to 3"),
         ("0.1 data.split_seed=0,1", [], "runs differ in data.split_seed"),
         ("0.1 eval.ks=1,2", [], "runs differ in eval.ks"),
     ],

@@ -93,15 +93,15 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
                 f"the runs differ in {field}, so their scores cannot be compared; set it for all "
                 f"runs (--config.{field}=VALUE)"
             )
-    amount = first.data.validation_classes
-    # A number of classes is held out, or refused; a share may be too small.
-    if choosing and amount < 1 and not Run(first).splits.validation:
-        enough = 0.1 if first.data.split == "images" else 2
-        remedy = f"set --config.data.validation_classes={enough}"
-        raise UserError(
-            "the runs hold out no validation images to choose settings by; "
-            f"{remedy if amount < enough else 'add images'}, or name one setting for each variant"
-        )
+    # Of a prepared dataset, which may be large, any number of classes can be held out.
+    if choosing and (first.data.path or first.data.validation_classes < 1):
+        splits = Run(first).splits
+        splits.training_images()
+        if splits.validation is None:
+            raise UserError(
+                f"settings are chosen on validation images, but {splits.no_validation}, or name "
+                "one setting for each variant"
+            )
 
 
 def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
@@ -151,9 +151,10 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
         labels.append(run_labels)
     if len(set(names)) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
+    of_seeds = "seed" if len(seeds) == 1 else "mean of seeds"
     print(
-        f"{names[0]} of the head on the test images, in percent: mean of seeds "
-        f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
+        f"{names[0]} of the head on the test images, in percent: {of_seeds} {', '.join(seeds)}, "
+        "95% interval over seeds and classes, and difference from the first:"
     )
     means, differences = 100 * bootstrap(methods)
     rows = [

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import OwnRows, Splits
+from hypjax.errors import counted
 from hypjax.system.files import real_paths
 
 # Parts that should have no images in common.
@@ -29,8 +30,10 @@ def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnR
 def queries_in_gallery(rows: OwnRows) -> str:
     """Says how many queries are in the gallery, '' if none is."""
     count = sum(map(bool, rows))
-    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
-    return note if count else ""
+    say = "is in the gallery, and does not find itself"
+    if count > 1:
+        say = "are in the gallery, and do not find themselves"
+    return f"{count} of {len(rows)} queries {say}" if count else ""
 
 
 def with_repeats(splits: Splits) -> Splits:
@@ -70,7 +73,8 @@ def _identical(
         return ""
     images = parts[name].name(repeated[0]), parts[other].name(rows[repeated[0]][0])
     return (
-        f"{len(repeated)} of {len(rows)} {name} images are identical to {other} images, such as "
+        f"{len(repeated)} of {len(rows)} {name} images {'is' if len(repeated) == 1 else 'are'} "
+        f"identical to {other} images, such as "
         f"{' and '.join(images)}"
     )
 
@@ -85,4 +89,6 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     if not repeated:
         return ""
     examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
-    return f"{len(repeated)} images are in more than one class, such as {' and '.join(examples)}"
+    verb = "is" if len(repeated) == 1 else "are"
+    number = counted(len(repeated), "image")
+    return f"{number} {verb} in more than one class, such as {' and '.join(examples)}"

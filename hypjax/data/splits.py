@@ -1,5 +1,6 @@
 """Opens datasets as training, validation and test images: prepared ones, and users' own."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
@@ -44,7 +45,7 @@ def open_prepared(
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has no training images, nor judged queries")
-    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
+    splits = divide(f"this copy of {name}", parts, held_out, **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.by_image else note
@@ -213,29 +214,25 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
                 "both query and gallery"
             )
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
-        _check_overlap(where, parts)
+        _warn_of_overlap(where, parts)
     notes = (SAME_CLASSES,) if held_out.by_image else ()
-    splits = Splits(*divide(where, parts, held_out), fingerprint, notes)
+    splits = divide(where, parts, held_out, fingerprint=fingerprint, notes=notes)
     check_classes(where, splits)
     return with_repeats(splits)
 
 
-def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
-    """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {name: set(part.class_names) for name, part in parts.items()}
-    validation = classes.get("validation", set())
-    test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
-    if shared := validation & test:
-        raise UserError(
-            f"{where} has {counted(len(shared), 'class')} in both validation and test, such as "
-            f"{min(shared)}; the best model would be chosen on what it is tested on"
+def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
+    """Warns of classes in several splits; a gallery shares those of its queries."""
+    splits_of = collections.defaultdict(dict)  # Dictionaries keep the order of their keys.
+    for name in ("train", "validation", "test", "query", "gallery"):
+        for label in {*parts[name].class_names} if name in parts else ():
+            splits_of[label]["test" if name in ("query", "gallery") else name] = True
+    shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
+    if shared:
+        console.warn(
+            f"{where} has {counted(len(shared), 'class')} in more than one split, such as "
+            f"{min(shared)} ({shared[min(shared)]})"
         )
-    for name, others in (("validation", validation), ("test", test)):
-        if shared := classes["train"] & others:
-            console.warn(
-                f"{where} has {counted(len(shared), 'class')} in both train and {name}, such as "
-                f"{min(shared)}"
-            )
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:

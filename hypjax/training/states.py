@@ -1,6 +1,7 @@
 """Starts, saves and restores a run's state."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ class Measured(NamedTuple):
     # On test and validation images, before the first step; and c where that is learned.
     untrained: dict[str, Any]
     validation: Recalls | None = None  # The latest on the validation images.
+    best_steps: Sequence[int] = ()  # All steps with the highest validation score so far.
 
 
 def begin(
@@ -76,7 +78,8 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
             scores["validation"] = run.validation_scores(params)
         if "scalars" in params:
             scores |= named_scalars(params["scalars"])
-    return Measured(untrained=scores, validation=scores.get("validation"))
+    best_steps = [0] if run.splits.validation else []
+    return Measured(scores, scores.get("validation"), best_steps)
 
 
 def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:

@@ -44,6 +44,17 @@ def test_train_and_test_folders_are_splits(tmp_path):
         open_at(tmp_path, split="images")
 
 
+def test_splits_may_share_classes_which_is_counted(tmp_path, capsys):
+    names = [
+        f"{s}/{c}/{i}.png" for s in ("train", "validation", "test") for c in "abc" for i in "12"
+    ]
+    splits = open_at(write_pictures(tmp_path, [*names, "train/d/1.png"]))
+    assert [part.num_classes for part in splits[:3]] == [4, 3, 3]
+    assert "3 classes in more than one split, such as a (train, validation, test)" in (
+        capsys.readouterr().err
+    )
+
+
 def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
     def parts(**data):
         splits = open_at(photos_folder, **data)
@@ -75,7 +86,7 @@ def test_classes_with_few_images_are_only_trained_on(tmp_path, capsys):
     assert np.bincount(splits.test.labels, minlength=5).tolist() == [0, 0, 0, 2, 3]
     assert np.bincount(splits.train.labels).tolist() == [1, 2, 3, 2, 9]
     assert "classes with fewer than 4 images: 3, only trained on" in capsys.readouterr().err
-    with pytest.raises(UserError, match="classes with so many: 1; add images"):
+    with pytest.raises(UserError, match="1 class with 4 or more images, .* needs two; add"):
         open_at(several(tmp_path / "small", 9, 2), split="images")
 
 
@@ -288,12 +299,12 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
         (tmp_path / link).symlink_to(tmp_path / "query/g/0.png")
     splits = open_at(tmp_path, validation_classes=0)
     own, classes, training, copied = splits.repeats
-    assert own == "1 of 4 queries are in the gallery, and do not find themselves"
+    assert own == "1 of 4 queries is in the gallery, and does not find itself"
     assert splits.own_rows == [[], [], [5, 7], []]
     assert "3 images are in more than one class, such as" in classes
     assert "train/a/0.png (a) and" in classes and "copy.png (b)" in classes
-    assert "1 of 8 gallery images are identical to training images" in training
-    assert "1 of 4 query images are identical to gallery images" in copied
+    assert "1 of 8 gallery images is identical to training images" in training
+    assert "1 of 4 query images is identical to gallery images" in copied
     results = noted(splits.notes, splits.repeats)
     assert results == {"repeats": [*splits.repeats]}
 

@@ -76,6 +76,23 @@ def test_whether_training_helped_is_judged_as_the_model_is_chosen(capsys, valida
     assert ("did not help" in said) == bool(images)
 
 
+@pytest.mark.parametrize(
+    ("best", "line"),
+    [
+        ({"best_step": 200}, "step 200, chosen on"),
+        ({"best_step": 0}, "step 0, the model before training, chosen on"),
+        (
+            {"best_step": 200, "tied_steps": [0, 50, 200]},
+            "the latest of 3 steps from 0 on that tie",
+        ),
+    ],
+)
+def test_a_tie_is_no_choice(capsys, best, line):
+    scores = {"head": {"recall@1": 1.0}}
+    print_results({"untrained": scores, "final": scores, **best}, load_config("glyphs"))
+    assert line in capsys.readouterr().out
+
+
 def test_collapsed_embeddings_are_reported(capsys):
     directions = np.random.default_rng(0).normal(size=(50, 8))
     for centre, spread, warned in ((0, 0, True), (1, 3e-7, True), (1, 1e-3, False)):

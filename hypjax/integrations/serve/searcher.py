@@ -79,7 +79,8 @@ class Searcher:
             for shown, place in zip((query, *hits), places, strict=True):
                 shown["place"] = place
         match = self.model.match if found.distances else None
-        remark = match.remark(found.distances[0]) if match else ""
+        right = match and row and row.label and row.label == found.labels[0]
+        remark = match.remark(found.distances[0]) if match and not right else ""
         return {"query": query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
