@@ -11,10 +11,10 @@ from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
-_TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
-_LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
-_LEAST_VALIDATED = 8  # Training images of a class, without which none are held out to validate.
+_FEW_CLASSES = 8  # With fewer training classes, a share for validation holds out none.
+_TOO_FEW_CLASSES = 5  # With fewer, what the head learns rarely transfers to new classes.
+_LEAST = 4  # Images of a class that is split: two to train on, and two that can find each other.
+_LEAST_VALIDATED = 8  # Training images of a class from which some are held out to validate.
 _SHARE = " --config.data.validation_classes=0.1"  # Of a message.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
@@ -39,7 +39,7 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_rows: OwnRows = ()  # Rows of the gallery that queries do not find: those of their files.
+    own_rows: OwnRows = ()  # Gallery rows with each query's own file, which it does not find.
 
     @property
     def num_items(self) -> int:
@@ -60,25 +60,22 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
     ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by ground truth are listed.
-    benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
+    benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
-    repeats: tuple[str, ...] = ()  # What is said of images that occur more than once.
+    repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
     no_validation: str = ""  # Why no training images are held out for validation, and the remedy.
 
     def training_images(self) -> Dataset:
         """The images to learn from; raises UserError if there are none."""
         if self.train is None:
             raise UserError(
-                f"{self.name} has no training images; evaluate on it with --mode=evaluate, or name "
-                "another dataset in data.name and this one in eval.benchmarks"
+                f"{self.name} has no training images; use --mode=evaluate, or name another dataset "
+                "in data.name and this one in eval.benchmarks"
             )
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """All images as one table, or only those of the test (`scored`).
-
-        With ground truth, images of the test have no class.
-        """
+        """All images, or only the test's (`scored`), without classes if they have ground truth."""
         parts = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
@@ -117,8 +114,7 @@ def divide(
 ) -> Splits:
     """Assigns the parts of a dataset to `Splits`; `fields` are its other fields.
 
-    If `parts` has no test or validation part, classes are held out of `train`, or images of all
-    classes.
+    Without a test or validation part, classes or images are held out of `train`.
     """
     train, validation = parts.get("train"), parts.get("validation")
     test, gallery = parts.get("test"), None
@@ -138,7 +134,9 @@ def divide(
             if validation is None:
                 train, validation, reason = _hold_out_validation(train, undivided, held_out)
     if undivided is not None and train.num_classes < _TOO_FEW_CLASSES:
-        unvalidated = ", and none is held out for validation" if reason else ""
+        unvalidated = (
+            ", and none is held out for validation" if reason and held_out.validation else ""
+        )
         console.warn(
             f"{train.num_classes} classes are too few to learn what tells apart the "
             f"{test.num_classes} others of the test, so the model may end below the untrained one"
@@ -153,18 +151,16 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
     """Holds out test classes."""
     if images.num_classes >= 4 and held_out.test:
         return _hold_out(images, held_out.test, held_out.seed, "test")
-    rest, amount = (
-        images.num_classes - max(2, round(0.25 * images.num_classes)),
-        held_out.validation,
-    )
+    amount, rest = held_out.validation, images.num_classes - max(2, round(images.num_classes / 4))
     unfit = amount >= 1 and not 2 <= amount <= rest - 2
     remedies = ["set --config.data.test_classes=0.25" + _SHARE * unfit]
     if images.num_classes < 4:
         remedies = ["add classes (four are needed: two to train on, and two others to test on)"]
+    only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
     for remedy in _by_image(images, held_out):
         remedies.append(f"{remedy}, which tests on other images of the same classes")
     raise UserError(
-        f"{where} has {counted(images.num_classes, 'class')} and no test images; "
+        f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; "
         + ", or ".join(remedies)
     )
 
@@ -178,11 +174,9 @@ def _hold_out_validation(
     remedies += [] if undivided is None else _by_image(undivided, held_out, validated=True)
     fallback = "add a split named validation" if undivided is None else "add classes"
     remedy = " or ".join(remedies or [fallback])
-    if 0 < amount < 1 and count < _FEW_CLASSES:
+    if amount == 0 or (amount < 1 and count < _FEW_CLASSES):
         why = f"there are only {count} to train on"
-        return train, None, f"no class is held out for validation: {why}; {remedy}"
-    if not amount:
-        why = "config.data.validation_classes is 0"
+        why = why if amount else "config.data.validation_classes is 0"
         return train, None, f"no class is held out for validation: {why}; {remedy}"
     return *_hold_out(train, amount, held_out.seed, "validation", remedy), ""
 
@@ -197,7 +191,7 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str, remedy: str 
         valid = f"set it to 0, or {remedy}" if most < 2 else f"set it to 2 to {most}"
         raise UserError(
             f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            f"must remain to train on, and two are needed to search; "
+            "must remain to train on, and two are needed to search; "
             f"{'set it to 2' if most == 2 else valid}"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
@@ -255,24 +249,20 @@ def _hold_out_images(
 
 def check_classes(name: str, splits: Splits) -> None:
     """Rejects parts that cannot be trained on or searched."""
-    train, judged = splits.train, splits.ground_truth is not None
-    for part, images, gallery in (
-        ("train", train, None),
-        ("validation", splits.validation, None),
-        ("test", None if judged else splits.test, splits.gallery),
-    ):
+    parts = {"train": splits.train, "validation": splits.validation}
+    if splits.ground_truth is None:
+        parts["test"] = splits.test
+    elif not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
+        raise UserError(f"no query of {name} has an image to find in this copy")
+    for part, images in parts.items():
         if images is None:
             continue
         if images.num_classes < 2:
-            raise UserError(
-                f"the {part} part of {name} has {counted(images.num_classes, 'class')}; it needs "
-                "two or more"
-            )
-        if gallery is None:
-            match = np.bincount(images.labels).max() > 1
+            classes = counted(images.num_classes, "class")
+            raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
+        if part == "test" and splits.gallery is not None:
+            can_match = np.isin(images.labels, splits.gallery.labels).any()
         else:
-            match = np.isin(images.labels, gallery.labels).any()
-        if part != "train" and not match:
+            can_match = part == "train" or np.bincount(images.labels).max() > 1
+        if not can_match:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
-    if judged and not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
-        raise UserError(f"no query of {name} has an image to find in this copy")

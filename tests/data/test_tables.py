@@ -1,6 +1,7 @@
 """Tables of images: their cells, names of classes and splits, and what is refused."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def read(path, text):
         ("path,Label,label\na.jpg,x,y\n", "two columns label"),
         ("", "no column path"),
         ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
+        ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
         ("path,label,is_query\na.jpg,x,perhaps\n", "perhaps"),
         ("path,label,split,is_query\na.jpg,x,train,True\n", "row 1 is a query .* train"),
@@ -56,11 +58,9 @@ def test_cells_of_tables(tmp_path, text, expected):
 def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):
     write_pictures(tmp_path, ["a.png"])
     (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
-    names, images = read(
-        tmp_path / "t.csv",
-        "path,label,split\na.png,x,query\na.png,x,gallery\na.png,y,gallery\nb.png,x,query\n",
-    )
-    assert names == ["a.png", "a.png", "a.png", "b.png"]
+    rows = "path,label,split\na.png,x,query\na.png,x,gallery\na.png,y,gallery\nb.png,x,query\n"
+    _, images = read(tmp_path / "t.csv", rows)
+    assert images.names.tolist() == [str(tmp_path / f"{name}.png") for name in "aaab"]
     assert images.splits.tolist() == ["query", "gallery", "gallery", "query"]
 
 
@@ -79,6 +79,9 @@ def test_columns_of_open_metric_learning(tmp_path, capsys, roles, splits):
     expected = [(name, split) for name, chosen in splits.items() for split in chosen]
     assert [*zip(names, images.splits, strict=True)] == expected
     assert not capsys.readouterr().err
+    without = re.sub(r",(train|split|validation)\b", "", text).replace(",", "\t")
+    names, images = read(tmp_path / "t.tsv", without)
+    assert [*zip(names, images.splits, strict=True)] == expected
     read(tmp_path / "t.csv", "path,label,x_1,x_2,y_1,y_2\na,1,,,,\nb,1,0,9,0,9\n")
     assert "boxes (x_1, y_1, x_2, y_2), which are not used" in capsys.readouterr().err
 
@@ -106,12 +109,12 @@ def test_names_of_classes_and_splits():
 @pytest.mark.parametrize("missing", [None, float("nan"), ""])
 def test_missing_labels_are_no_class(tmp_path, missing):
     with pytest.raises(UserError, match="1 of the 3 images have no label, such as image 1"):
-        labelled_images((PIXELS, ["a", missing, "b"]))
+        labelled_images({"Training": (PIXELS, ["a", missing, "b"])})
+    assert {*labelled_images({"Training": (PIXELS, "aab")}).splits} == {"train"}
     labels = np.array(["a", missing, "b"], object)
     table = feature_table({"features": np.eye(3), "labels": labels}, "x")
     assert table.labels.tolist() == ["a", "", "b"]
-    column = [1.0, None, 2.0] if missing is None else [1.0, float("nan"), 2.0]
-    rows = [{"path": name, "label": label} for name, label in zip("abc", column, strict=True)]
+    rows = [{"path": "a", "label": 1.0}, {"path": "b", "label": missing or None}]
     with pytest.raises(UserError, match="row 2 needs"):
         find_images(str(write_table(tmp_path / "t.parquet", rows)))
 
@@ -139,8 +142,8 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
         ("Test/2 Training/1", ["test", "train"]),
         ("test_set/b/1 training_set/a/1", ["test", "train"]),
         ("a/1 train/1", None),
-        ("a/1 gallery/x/1", "has the split 'a'"),
-        ("Test/b/2 Train/a/1 holdout/c/3", "has the split 'holdout'.*named train, validation"),
+        ("a/1 gallery/x/1", "and a beside them"),
+        ("Test/b/2 Train/a/1 holdout/c/3", "and holdout beside them; .*named train, validation"),
     ],
 )
 def test_folders_with_names_of_splits(tmp_path, names, expected):
@@ -150,8 +153,8 @@ def test_folders_with_names_of_splits(tmp_path, names, expected):
             find_images(str(tmp_path))
         return
     images = find_images(str(tmp_path))
-    classes = [name.split("/")[expected is not None : -1] for name in names.split()]
-    assert images.class_names.tolist() == ["".join(name) for name in classes]
+    classes = ["".join(name.split("/")[expected is not None : -1]) for name in names.split()]
+    assert images.class_names.tolist() == classes
     assert (None if images.splits is None else images.splits.tolist()) == expected
 
 
@@ -160,8 +163,3 @@ def test_arrays_of_paths_are_paths(tmp_path):
     for images in (np.array(paths), np.array([paths]), np.array(paths, object)):
         assert given_images(images).names.tolist() == paths
     assert given_images(np.array(paths)[0]).names.tolist() == paths[:1]
-
-
-def test_splits_of_a_dictionary_have_usual_names():
-    images = labelled_images({"Training": (PIXELS, "aab"), "val": (PIXELS, "ccd")})
-    assert images.splits.tolist() == ["train"] * 3 + ["validation"] * 3

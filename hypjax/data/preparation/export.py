@@ -17,10 +17,7 @@ from hypjax.system import console
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
-    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
-
-    Names without a suffix get that of the image's format.
-    """
+    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number."""
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
     folder = prepared_folder(dataset, data_dir)
@@ -34,28 +31,28 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             folders = list(map(_valid, records.class_names))
             names = _file_names(folders, records.names)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
-            for i in tqdm.trange(len(records.names), **bar):
+            for i, name in enumerate(tqdm.tqdm(names, **bar)):
                 with reading(dataset, folder.path):
-                    image, name = records.content(i), names[i]
+                    image = records.content(i)
                 if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as file:
                     file.write(image)
-            count += len(records.names)
+            count += len(names)
         unfinished.rename(output)
     return count
 
 
 def _file_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
     """File names without spaces, numbered in folders where two would be equal but for case."""
-    last = [_valid(name.split("/")[-1]).replace(" ", "_") for name in names]
-    places = [(folder.lower(), name.lower()) for folder, name in zip(folders, last, strict=True)]
-    counts = collections.Counter(places)
+    names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in names]
+    folders = [folder.lower() for folder in folders]
+    counts = collections.Counter(zip(folders, map(str.lower, names), strict=True))
     repeated = {folder for (folder, _), count in counts.items() if count > 1}
-    rows = enumerate(zip(last, places, strict=True))
-    return [f"{i}_{name}" if folder in repeated else name for i, (name, (folder, _)) in rows]
+    rows = enumerate(zip(folders, names, strict=True))
+    return [f"{i}_{name}" if folder in repeated else name for i, (folder, name) in rows]
 
 
 def _valid(name: str) -> str:
