@@ -66,7 +66,8 @@ def train_and_evaluate(
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
-        the test classes. With validation classes, also "best", "best_step" and "validation".
+        the test classes. With validation classes, also "best", "best_step", "tied_steps"
+        (if several steps have the best validation score) and "validation".
 
     Raises:
         UserError: The configuration or folder cannot be used, a loss is not finite, or the last

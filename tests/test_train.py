@@ -8,6 +8,7 @@ import pytest
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
+from hypjax.inference.run import Run
 from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import small_runs
 from tests.helpers.small_runs import step_metrics
@@ -62,6 +63,16 @@ def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_
     assert evaluate(config, tmp_path) == {"final": scores["step 6"], "best": scores["best"]}
     shutil.rmtree(tmp_path / "checkpoints/6")
     assert evaluate(config, tmp_path) == {"step 3": scores["best"], "best": scores["best"]}
+
+
+@pytest.mark.slow
+def test_steps_that_tie_on_the_validation_images_are_counted(photos_folder, tmp_path, monkeypatch):
+    recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0 to 4.
+    scores = lambda *_: {"head": {"recall@1": next(recalls)}}  # noqa: E731
+    monkeypatch.setattr(Run, "validation_scores", scores)
+    config = small_runs.load(photos_folder, "train.total_steps=4", "eval.every=1")
+    results = train.train_and_evaluate(config, tmp_path)
+    assert results["best_step"] == 4 and results["tied_steps"] == [1, 2, 4]
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):

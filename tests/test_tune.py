@@ -56,8 +56,9 @@ def test_runs_that_cannot_be_chosen_among_are_refused_before_the_first(folder, t
     for grid, fields, sentence in (
         ("0.1,0.2", [none], "data.validation_classes=2, or name one"),
         ("0.1,0.2", [], "data.validation_classes=2, or name one"),  # A share of five classes.
-        ("0.1,0.2", [images, none], "validation_classes=0.1"),
+        ("0.1,0.2", [images, none], "add images, or name one"),
         ("0.1,0.2", [images], "add images, or name one"),
+        ("0.1,0.2", ["data.validation_classes=4"], "4 of 5 classes.*set it to 2 to 3"),
         ("0.1 data.split_seed=0,1", [], "runs differ in data.split_seed"),
         ("0.1 eval.ks=1,2", [], "runs differ in eval.ks"),
     ):

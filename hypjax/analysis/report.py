@@ -34,7 +34,7 @@ from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object, read_results
 from hypjax.runs.published import compare
-from hypjax.runs.tables import format_learned
+from hypjax.runs.tables import format_best_step, format_learned
 from hypjax.runs.workdir import read_warnings
 from hypjax.system import console
 from hypjax.system.files import write_text
@@ -46,7 +46,7 @@ _NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Of the fields of 
 _STATES = {
     "untrained": "the model before its first step",
     "final": "the model after its last step",
-    "best": "the model of the step that scored highest on the validation images",
+    "best": "the model that scored highest on the validation images, the latest of equal ones",
     "head": "the embedding that is trained, compared in the space of the loss",
     "encoder": "the embedding that enters the head, compared by its cosine",
 }
@@ -118,6 +118,8 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _facts(run: ShownRun) -> dict[str, str]:
     """A run's model, learned scalars and numbers of images, in words."""
     splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
+    if "best_step" in run.results:
+        facts["best"] = format_best_step(run.results)
     if learned := run.results.get("learned"):
         facts["learned"] = format_learned(learned)
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}

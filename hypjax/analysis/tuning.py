@@ -89,15 +89,15 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
         group, name = field.split(".")
         if any(config[group][name] != first[group][name] for config in others):
             raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
-    amount = first.data.validation_classes
-    # A number of classes is held out, or refused; a share may be too small.
-    if choosing and amount < 1 and not Run(first).splits.validation:
-        enough = 0.1 if first.data.split == "images" else 2
-        field = f"--config.data.validation_classes={enough}"
-        raise UserError(
-            "the runs hold out no validation images to choose settings by; "
-            f"{f'set {field}' if amount < enough else 'add images'}, or name one setting a variant"
-        )
+    # Of a prepared dataset, which may be large, any number of classes can be held out.
+    if choosing and (first.data.path or first.data.validation_classes < 1):
+        splits = Run(first).splits
+        splits.training_images()
+        if splits.validation is None:
+            raise UserError(
+                f"settings are chosen on validation images, but {splits.no_validation}, or name "
+                "one setting for each variant"
+            )
 
 
 def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
@@ -138,9 +138,10 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     (metric,) = metrics
     scores = [np.stack([of_run[metric] for of_run, _ in runs]) for runs in scored]
     methods = [sums_by_class(of_method, labels[0]) for of_method in scores]
+    of_seeds = "seed" if len(seeds) == 1 else "mean of seeds"
     print(
-        f"{metric} of the head on the test images, in percent: mean of seeds "
-        f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
+        f"{metric} of the head on the test images, in percent: {of_seeds} {', '.join(seeds)}, "
+        "95% interval over seeds and classes, and difference from the first:"
     )
     means, differences = 100 * bootstrap(methods)
     rows = [

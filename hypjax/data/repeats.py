@@ -22,9 +22,12 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 
 
 def queries_in_gallery(rows: OwnRows) -> str:
-    """Says how many queries are in the gallery; '' if none is."""
-    note = "{} of {} queries are in the gallery, and do not find themselves"
-    return note.format(sum(map(bool, rows)), len(rows)) if any(rows) else ""
+    """Says how many queries are in the gallery, '' if none is."""
+    count = sum(map(bool, rows))
+    say = "is in the gallery, and does not find itself"
+    if count > 1:
+        say = "are in the gallery, and do not find themselves"
+    return f"{count} of {len(rows)} queries {say}" if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
@@ -86,9 +89,9 @@ def _identical(
         return ""
     i = repeated[0]
     row = next(row for row in rows[i] if row not in known[i])
-    others = f"other {other}" if name == other else other
+    others, verb = "other " * (name == other) + other, "is" if len(repeated) == 1 else "are"
     return (
-        f"{len(repeated)} of {total} {name} images are identical to {others} images, such as "
+        f"{len(repeated)} of {total} {name} images {verb} identical to {others} images, such as "
         f"{parts[name].name(i)} and {parts[other].name(row)}"
     )
 
@@ -103,4 +106,6 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     if not repeated:
         return ""
     examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
-    return f"{len(repeated)} images are in more than one class, such as {' and '.join(examples)}"
+    verb = "is" if len(repeated) == 1 else "are"
+    number = counted(len(repeated), "image")
+    return f"{number} {verb} in more than one class, such as {' and '.join(examples)}"

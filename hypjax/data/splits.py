@@ -41,7 +41,7 @@ def open_prepared(
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has no training images, nor ground truth")
-    splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
+    splits = divide(f"this copy of {name}", parts, held_out, **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.by_image else note
@@ -188,25 +188,25 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             needed = "train, and either test or both query and gallery"
             raise UserError(f"{where} has the splits {', '.join(present)}; it needs {needed}")
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
-        _check_overlap(where, parts)
+        _warn_of_overlap(where, parts)
     notes = (SAME_CLASSES,) if held_out.by_image else ()
-    splits = Splits(*divide(where, parts, held_out), fingerprint, notes)
+    splits = divide(where, parts, held_out, fingerprint=fingerprint, notes=notes)
     check_classes(where, splits)
     return with_repeats(splits)
 
 
-def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
-    """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = collections.defaultdict(set)
-    for name, part in parts.items():
-        classes[name if name in ("train", "validation") else "test"].update(part.class_names)
-    for name, other in (("validation", "test"), ("train", "validation"), ("train", "test")):
-        if shared := classes[name] & classes[other]:
-            examples = f"{counted(len(shared), 'class')} in both {name} and {other}"
-            message = f"{where} has {examples}, such as {min(shared)}"
-            if name == "validation":
-                raise UserError(f"{message}; the model would be chosen on its test classes")
-            console.warn(message)
+def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
+    """Warns of classes in several splits; a gallery shares those of its queries."""
+    splits_of = collections.defaultdict(dict)  # Dictionaries keep the order of their keys.
+    for name in ("train", "validation", "test", "query", "gallery"):
+        for label in {*parts[name].class_names} if name in parts else ():
+            splits_of[label]["test" if name in ("query", "gallery") else name] = True
+    shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
+    if shared:
+        console.warn(
+            f"{where} has {counted(len(shared), 'class')} in more than one split, such as "
+            f"{min(shared)} ({shared[min(shared)]})"
+        )
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:

@@ -38,8 +38,8 @@ class Match(NamedTuple):
         if nearest <= self.distance:
             return ""
         return (
-            f"perhaps no match: {_SHARE:.0%} of the {self.images} images with a match found it "
-            f"within {self.distance:.4f}"
+            f"perhaps no match: the nearest hit is at {nearest:.4f}, and {_SHARE:.0%} of the "
+            f"{self.images} images with a match found it within {self.distance:.4f}"
         )
 
 
@@ -127,7 +127,9 @@ class Hits(NamedTuple):
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):<7}" if known else ""
             lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")
-        return "\n".join(filter(None, [*lines, self.remark]))
+        if self.remark:
+            lines.append(f"{_shown(self.query)}: {self.remark}")
+        return "\n".join(lines)
 
 
 def _shown(path: str) -> str:
@@ -187,16 +189,23 @@ def find_hits(
     # Expansion and re-ranking change the distances.
     if postprocessing.expansion or postprocessing.reranking:
         match = None
-    return [
+    results = [
         Hits(
             query=images.name(i),
             label=images.class_name(i) or hits.own_label or _folder_label(paths[i], has_class),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
-            remark=match.remark(hits.distances[0]) if match and hits.distances else "",
         )
         for i, hits in enumerate(neighbours)
+    ]
+    if match is None:
+        return results
+    return [
+        hits._replace(remark=match.remark(hits.distances[0]))
+        if hits.distances and hits.mark(0) != "right"
+        else hits
+        for hits in results
     ]
 
 

@@ -30,6 +30,16 @@ def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     return "; ".join(f"{name} = {values}" for name, values in lists.items())
 
 
+def format_best_step(results: Mapping[str, Any]) -> str:
+    """Returns the step of the best model, and whether it was chosen or tied."""
+    step, tied = results["best_step"], results.get("tied_steps", ())
+    if tied:
+        count = f"{len(tied)} steps from {tied[0]} on"
+        return f"step {step}, the latest of {count} that tie on the validation images"
+    before = "" if step else ", the model before training"
+    return f"step {step}{before}, chosen on the validation images"
+
+
 def format_recalls(recalls: Recalls) -> str:
     """Returns one line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
     first = [(part, *next(iter(values.items()))) for part, values in recalls.items()]

@@ -78,7 +78,10 @@ class Loop:
                 if validating:
                     measured = self._validated(step, state, measured)
                     score, best = _score(measured), self.checkpoints.best[1]
-                    saving |= best is None or score >= best
+                    if best is None or score >= best:
+                        saving = True
+                        tied = measured.best_steps if score == best else ()
+                        measured = measured._replace(best_steps=[*tied, step])
                 # A signal reaches processes at different steps; all must stop after the same one.
                 status = agreed(interrupted())
                 stopping = status and not last  # After the last step, results are minutes away.

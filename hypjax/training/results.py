@@ -13,7 +13,14 @@ from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import TIMES
-from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
+from hypjax.runs.tables import (
+    format_best_step,
+    format_results,
+    noted,
+    print_notes,
+    selecting,
+    title,
+)
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.training.setup import TrainingRun
@@ -54,6 +61,8 @@ def collect_results(
             results["best"], held_out["best"] = score(model), run.validation_scores(model)
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
+            if results["best_step"] in measured.best_steps[1:]:
+                results["tied_steps"] = [*measured.best_steps]
         results["validation"] = held_out
     if "scalars" in model:
         learned = {name: named_scalars(facts["scalars"]) for name, facts in models.items()}
@@ -73,8 +82,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print("Recall on the images held out for validation:")
         print(format_results(results["validation"]))
     if "best_step" in results:
-        before = "" if results["best_step"] else ", the model before training"
-        print(f"best: step {results['best_step']}{before}, chosen on the validation images")
+        print(f"best: {format_best_step(results)}")
     print_notes(results)
     _warn_unless_improved(results, config)
     if lines := published.compare(results, config):

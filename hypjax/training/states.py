@@ -1,6 +1,7 @@
 """Starts, saves and restores a run's state."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class Measured(NamedTuple):
 
     untrained: dict[str, Any]  # Before the first step, on each split; and learned scalars.
     validation: Recalls | None = None  # The latest.
+    best_steps: Sequence[int] = ()  # All steps with the highest validation score so far.
 
 
 def begin(
@@ -75,7 +77,8 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
             scores["validation"] = run.validation_scores(params)
         if "scalars" in params:
             scores |= named_scalars(params["scalars"])
-    return Measured(untrained=scores, validation=scores.get("validation"))
+    best_steps = [0] if run.splits.validation else []
+    return Measured(scores, scores.get("validation"), best_steps)
 
 
 def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:

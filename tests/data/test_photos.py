@@ -42,6 +42,17 @@ def test_train_and_test_folders_are_splits(tmp_path):
         open_at(tmp_path, split="images")
 
 
+def test_splits_may_share_classes_which_is_counted(tmp_path, capsys):
+    names = [
+        f"{s}/{c}/{i}.png" for s in ("train", "validation", "test") for c in "abc" for i in "12"
+    ]
+    splits = open_at(write_pictures(tmp_path, [*names, "train/d/1.png"]))
+    assert [part.num_classes for part in splits[:3]] == [4, 3, 3]
+    assert "3 classes in more than one split, such as a (train, validation, test)" in (
+        capsys.readouterr().err
+    )
+
+
 def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
     def parts(**data):
         splits = open_at(photos_folder, **data)
@@ -66,14 +77,14 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
         ((12, 20, 40, 5), 0, [[9, 15, 30, 3], [], [3, 5, 10, 2]], ""),
         ((12, 20, 40, 5), 0.1, [[7, 13, 27, 3], [2, 2, 3], [3, 5, 10, 2]], ""),
         ((8, 8, 8), 0.1, [[6, 6, 6], [], [2, 2, 2]], "no image is held out for validation"),
-        ((9, 2), 0, None, "classes with so many: 1; add images"),
+        ((9, 2), 0, None, "1 class with 4 or more images, .* needs two; add"),
     ],
 )
 def test_few_classes_are_split_by_images(tmp_path, capsys, sizes, validation, counts, message):
     names = [f"{name}/{i}.png" for name, n in zip("abcde", sizes, strict=False) for i in range(n)]
     root = write_pictures(tmp_path, names)
     if len(sizes) < 4:
-        with pytest.raises(UserError, match="classes .*--config.data.split=images"):
+        with pytest.raises(UserError, match="classes and no test images; add classes"):
             open_at(root, test_classes=0.25)
     options = {"split": "images", "validation_classes": validation}
     if counts is None:
@@ -266,11 +277,11 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     splits = open_at(tmp_path, validation_classes=0)
     assert splits.own_rows == [[], [], [5, 7], []]
     expected = [
-        "1 of 4 queries are in the gallery, and do not find themselves",
+        "1 of 4 queries is in the gallery, and does not find itself",
         f"3 images are in more than one class, such as {tmp_path}/train/a/0.png (a) and "
         f"{tmp_path}/train/b/copy.png (b)",
-        "1 of 8 gallery images are identical to training images",
-        "1 of 4 query images are identical to gallery images",
+        "1 of 8 gallery images is identical to training images",
+        "1 of 4 query images is identical to gallery images",
     ]
     assert [note[: len(x)] for note, x in zip(splits.repeats, expected, strict=True)] == expected
     assert noted(splits.notes, splits.repeats) == {"repeats": [*splits.repeats]}

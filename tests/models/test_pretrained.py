@@ -217,6 +217,11 @@ def test_hyperbolicity_is_that_of_unnormalised_features_of_one_scale(run):
 
 def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
+    for words, remedy in ((["x.onnx"], "onnx"), (["x.safetensors", "--format=onnx"], "timm")):
+        with pytest.raises(UserError, match=f"set --format={remedy}"):
+            commands.call(
+                "convert", f"--workdir={run}", f"--output={tmp_path}/{words[0]}", *words[1:]
+            )
     commands.call("convert", f"--workdir={run}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out

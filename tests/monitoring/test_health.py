@@ -71,6 +71,23 @@ def test_results_say_where_training_did_not_help(capsys):
         assert ("0.6500, and 0.6000 with the head" in capsys.readouterr().err) == warned
 
 
+@pytest.mark.parametrize(
+    ("best", "line"),
+    [
+        ({"best_step": 200}, "step 200, chosen on"),
+        ({"best_step": 0}, "step 0, the model before training, chosen on"),
+        (
+            {"best_step": 200, "tied_steps": [0, 50, 200]},
+            "the latest of 3 steps from 0 on that tie",
+        ),
+    ],
+)
+def test_a_tie_is_no_choice(capsys, best, line):
+    scores = {"head": {"recall@1": 1.0}}
+    print_results({"untrained": scores, "final": scores, **best}, load_config("glyphs"))
+    assert line in capsys.readouterr().out
+
+
 def test_collapsed_embeddings_are_reported(capsys):
     directions = np.random.default_rng(0).normal(size=(50, 8))
     for centre, spread, warned in ((0, 0, True), (1, 3e-7, True), (1, 1e-3, False)):

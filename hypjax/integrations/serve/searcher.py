@@ -78,7 +78,8 @@ class Searcher:
             for image, place in zip((query, *hits), pairs, strict=True):
                 image["place"] = place
         match = self.model.match if neighbours.distances else None
-        remark = match.remark(neighbours.distances[0]) if match else ""
+        right = match and row and row.label and row.label == neighbours.labels[0]
+        remark = match.remark(neighbours.distances[0]) if match and not right else ""
         return {"query": query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
