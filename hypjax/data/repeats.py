@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
+from hypjax.errors import counted
 from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
 # Parts that should have no images in common.
